@@ -55,7 +55,6 @@ _LABELS = {
     "memlog, within its budget, 500 steps": "memlog, layers=True",
     "memlog, every step": "memlog, every step traced",
     "torch.profiler(profile_memory=True)": "torch.profiler, with memory",
-    "mlflow.log_metrics, async": "mlflow.log_metrics, asynchronous",
 }
 _LEFT_OUT = {"bare", "memlog, MLflow and W&B", "wandb.log, memlog in process"}
 _WIDTH, _LABEL_WIDTH, _VALUE_WIDTH = 760, 230, 70

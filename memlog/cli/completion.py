@@ -22,7 +22,7 @@ def completion(context: click.Context, shell: str) -> None:
 
     \b
     bash: add to ~/.bashrc    eval "$(memlog completion bash)"
-    zsh:  add to ~/.zshrc     eval "$(memlog completion zsh)"
+    zsh:  add to ~/.zshrc     eval "$(memlog completion zsh)"    (after compinit)
     fish: memlog completion fish > ~/.config/fish/completions/memlog.fish
     """  # noqa: D301 - click needs the character \b itself to keep lines apart
     made = get_completion_class(shell)

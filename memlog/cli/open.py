@@ -76,8 +76,8 @@ def _newest(run: RunDirectory) -> Path:
             return path
     if not events:
         raise UnopenableFileError(
-            f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one; "
-            f"`{run.command('report')}` writes its report"
+            f"run {run.id} has no flame graph: no step of it was traced; train with memlog.init(model=model, "
+            f"layers=True), or with `memlog run --layers`; `{run.command('report')}` writes the run's report"
         )
     raise UnopenableFileError(
         f"none of the {len(events):,} files of run {run.id} is still here and can be shown: "

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from memlog._internal.units import format_bytes
+from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.cli.output import one_line
 from memlog.errors import ConfigurationError
@@ -19,7 +20,9 @@ from memlog.settings import runs_directory
 @click.command(
     "report", context_settings=SETTINGS, short_help="Write a run's report as a web page."
 )
-@click.argument("runs", metavar="RUN [RUN_B]", nargs=-1, required=True)
+@click.argument(
+    "runs", metavar="RUN [RUN_B]", nargs=-1, required=True, shell_complete=complete_runs
+)
 @click.option(
     "-o",
     "--output",
@@ -33,8 +36,8 @@ def report_run(runs: Sequence[str], output: Path, directory: Path | None) -> Non
     """Write a run's report: one HTML file that opens with a double click, without a network.
 
     It begins with the verdict and what to do; then memory over the steps, what it is made of, which layers
-    hold it and what would help. With two runs it compares the second with the first. A RUN is a run's id, the
-    unique beginning of one, or "latest".
+    hold it and what would help. With two runs it compares the second with the first. A RUN is a run's id or
+    its beginning, its name in a tracker, or "latest".
     """
     if len(runs) > 2:  # noqa: PLR2004 - a page compares two
         raise ConfigurationError(

@@ -260,7 +260,8 @@ def _alerts(console: Console, summary: Summary) -> Table:
     made.add_column("rule", overflow="fold")
     made.add_column("what", overflow="fold")
     for alert in summary.alerts:
-        text = plain(f"{alert.title}: {alert.text}" if alert.text else alert.title)
+        # The alert of a finding ends in a full stop, as sentences do; that of a rule does not.
+        text = plain(f"{alert.title.rstrip('.')}: {alert.text}" if alert.text else alert.title)
         made.add_row(
             _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), text
         )

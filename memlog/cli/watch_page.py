@@ -44,8 +44,8 @@ def page_of(console: Console, state: LiveState) -> RenderableType:
     parts.append(plain(state.verdict, style))
     if state.findings and state.findings[0].remedy:
         parts.append(plain(f"what to do: {state.findings[0].remedy}"))
-    # The alert of a finding repeats the verdict.
-    alerts = [alert for alert in state.alerts if alert.title != state.verdict]
+    # The alerts of a finding and of an unexpected end repeat the verdict.
+    alerts = [alert for alert in state.alerts if alert.title not in state.verdict]
     if alerts:
         parts += [Text(), _alerts(console, alerts, state.alerts_total - len(state.alerts))]
     if len(state.ranks) > 1:

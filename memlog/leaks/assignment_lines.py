@@ -6,8 +6,9 @@ import ast
 import linecache
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
+
+from memlog._internal.source_name import source_name
 
 _MAX_BYTES: Final = 400_000
 """Maximum size of a source file that is parsed: about 100 ms."""
@@ -17,8 +18,6 @@ _ADDING: Final = frozenset(
         "push", "write", "record", "log",
     )
 )  # fmt: skip
-
-
 _REGISTERS: Final = re.compile("register_.*hook")
 
 
@@ -102,4 +101,4 @@ def _source(node: ast.AST | None) -> str:
 
 def shown(file: str, line: int) -> str:
     """Return a line as ``train.py:31``."""
-    return f"{Path(file).name}:{line}"
+    return f"{source_name(file)}:{line}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from memlog._internal.units import format_bytes, format_duration
 from memlog.errors import TraceNotFoundError
-from memlog.events import Trace
+from memlog.events import REPORT_FILE, Trace
 from memlog.journal import RunDirectory
 from memlog.reports.aggregates import ALLOCATED, HOST, TREE
 from memlog.reports.schema import HealthFacts, Peak, Summary
@@ -22,23 +23,24 @@ _MAX_TEXT = 300
 """Most characters of a row's text: names come from the user's program."""
 
 
-def description(run: RunDirectory, backend: str, *, has_files: bool = True) -> str:
+def description(run: RunDirectory, backend: str, stored: str | None = None) -> str:
     """Return the description of a run that is over, short enough for a tracker's text field.
 
     Args:
         run: The run.
         backend: Name of the tracker's backend.
-        has_files: Whether the tracker has the run's files.
+        stored: The tracker's id of the run, with which its files are fetched; ``None``: the tracker has none.
     """
     summary, traced = summarize(run), None
     with suppress(TraceNotFoundError, OSError):
         traced = read_worst_step(run).event
-    elsewhere = _memlog("pull", f"{run.id} --backend {backend} -o out")
+    remedy = summary.findings[0].remedy if summary.findings else None
     rows = [f"| {_cell(name)} | {_cell(text)} |" for name, text in _rows(summary, traced)]
     return "\n".join(
         [
             f"**{_one_line(summary.verdict)}**",
             "",
+            *([f"What to do: {_one_line(remedy)}", ""] if remedy else []),
             "| memory | by memlog |",
             "| --- | --- |",
             *rows,
@@ -48,9 +50,16 @@ def description(run: RunDirectory, backend: str, *, has_files: bool = True) -> s
             "```",
             *_commands(run, has_graph=traced is not None),
             "```",
-            *(["", f"On another machine, `{elsewhere}` fetches its files."] if has_files else []),
+            *([] if stored is None else ["", *_files(summary, backend, stored)]),
         ]
     )
+
+
+def _files(summary: Summary, backend: str, stored: str) -> Iterator[str]:
+    if any(file.name == REPORT_FILE for file in summary.artifacts):
+        yield f"`{REPORT_FILE}`, among this run's artifacts, shows it in charts."
+    elsewhere = _memlog("pull", f"{shlex.quote(stored)} --backend {backend} -o out")
+    yield f"On another machine, `{elsewhere}` fetches its files."
 
 
 def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
@@ -66,10 +75,11 @@ def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
         layers = {layer.path: layer.at_peak for layer in traced.layers if layer.at_peak}
         if layers:
             yield "Its largest layers", _sizes(layers)
-    if summary.alerts:
-        first = summary.alerts[0]
-        more = f" and {len(summary.alerts) - 1:,} more" if len(summary.alerts) > 1 else ""
-        yield "Alerts", f"{first.title}{more}"
+    # The alerts of a finding and of an unexpected end repeat the verdict.
+    alerts = [alert for alert in summary.alerts if alert.title not in summary.verdict]
+    if alerts:
+        more = f", and {len(alerts) - 1:,} more" if len(alerts) > 1 else ""
+        yield "Alerts", f"{alerts[0].title}{more}"
     yield "memlog itself", _health(summary.health)
 
 
@@ -129,7 +139,7 @@ def _memlog(command: str, arguments: str) -> str:
 
 def _cell(text: str) -> str:
     cut = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
-    return _one_line(cut).replace("|", "\\|")
+    return re.sub(r"[|*<]", r"\\\g<0>", _one_line(cut))
 
 
 def _one_line(text: str) -> str:

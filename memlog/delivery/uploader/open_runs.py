@@ -130,12 +130,12 @@ class Targets:
             with suppress(Exception):
                 sink.close(None)
 
-    def close(self, end: End | None, description: Callable[[bool], str]) -> None:
+    def close(self, end: End | None, description: Callable[[str | None], str]) -> None:
         """Describe and end the runs that sinks opened, except those that the tracker refuses.
 
         Args:
             end: How the run ended; ``None``: it has not.
-            description: Makes a text about the run; its argument: whether the tracker has the run's files.
+            description: Makes a text about the run; its argument: the id of the run there if it has files.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
@@ -188,7 +188,7 @@ class Targets:
         state.stage, state.problem = "delivering", self.refusals.problem
 
 
-def _describe(sink: Sink, description: Callable[[bool], str]) -> None:
+def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:
     """Show a text on a run that a sink opened. The run ends also if the text can't be made or is rejected.
 
     Raises:
@@ -199,7 +199,8 @@ def _describe(sink: Sink, description: Callable[[bool], str]) -> None:
         return
     try:
         if sink.wants_description():
-            sink.log_description(description(getattr(sink, "has_files", True)))
+            has_files = getattr(sink, "has_files", True)
+            sink.log_description(description(sink.open().run_id if has_files else None))
     except (RunRefusedError, TrackerUnavailableError):
         raise
     except Exception:

@@ -311,10 +311,10 @@ def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Bindin
     return None
 
 
-def _description(run: RunDirectory, backend: str, has_files: bool) -> str:
+def _description(run: RunDirectory, backend: str, stored: str | None) -> str:
     from memlog.reports.description import description  # noqa: PLC0415 - needed only at the end
 
-    return description(run, backend, has_files=has_files)
+    return description(run, backend, stored)
 
 
 def _end_of(run: RunDirectory, reported: End | None) -> End | None:

@@ -16,15 +16,16 @@ import msgspec
 from memlog._internal.units import format_bytes
 
 _COLOURS = {
-    "[parameters]": "#8fb8de",
-    "[buffers]": "#b7c7a8",
-    "[gradients]": "#f0a35e",
-    "[optimizer state]": "#b79ad6",
-    "[activations]": "#7fc8a9",
-    "[recompute]": "#d6d06b",
-    "[temporaries]": "#e58f9b",
-    "[inputs]": "#c9a27e",
+    "[parameters]": "#6f92ee",
+    "[buffers]": "#5fcac7",
+    "[gradients]": "#e9b949",
+    "[optimizer state]": "#b08bea",
+    "[activations]": "#ff8a70",
+    "[recompute]": "#bd9274",
+    "[temporaries]": "#98a3b0",
+    "[inputs]": "#5cc48c",
 }
+"""Colours of the categories: those of a run's report on dark paper, on which black text is legible."""
 _OTHER_COLOUR = "#b9bdc4"
 _OF_LAYERS = (
     "Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it is "

@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
+from memlog._internal.source_name import source_name
+
 MAX_LINES: Final = 1000
 """Maximum number of different lines."""
 _LONGEST: Final = 40
@@ -109,7 +111,7 @@ class CallingLines:
 def _text(code: CodeType, line: int, called: str) -> str:
     function = "" if code.co_name == "<module>" else f" in {_short(code.co_name)}"
     called = f": {_short(called)}" if called else ""
-    return f"{_short(Path(code.co_filename).name)}:{line}{function}{called}"
+    return f"{_short(source_name(code.co_filename))}:{line}{function}{called}"
 
 
 def _short(name: str) -> str:

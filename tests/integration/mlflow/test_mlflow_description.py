@@ -69,6 +69,10 @@ def test_a_run_of_memlogs_own_is_described_at_its_end(tmp_path: Path) -> None:
     assert f"memlog show {where}" in lines
     assert f"memlog report {where} -o report.html" in lines
     assert "memlog open" not in run.data.tags[NOTE]  # it has no flame graph
+    assert lines[-2].startswith("`report.html`, among this run's artifacts, ")
+    pull = lines[-1].split("`")[1].removeprefix("memlog ").split()
+    elsewhere = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "MEMLOG_DIR": "none"}
+    assert "out/report.html" in child.memlog(*pull, directory=tmp_path, **elsewhere)
     # memlog's own figures are parameters, since nothing was lost.
     assert {name for name in run.data.metrics if name.startswith("memlog/")} == set()
     assert (run.data.params["memlog/dropped"], run.data.params["memlog/faults"]) == ("0", "0")

@@ -76,6 +76,9 @@ def test_a_tracer_shows_what_the_step_was_made_of(shown: list[dict[str, str]]) -
     assert empty["text/plain"].startswith("<memlog.MemoryTracer: nothing has been traced yet")
     assert traced["text/plain"].startswith("<memlog.MemoryTracer: peak ")
     assert result["text/plain"].startswith("Memory trace on cpu: ")
+    assert (
+        "cell In[1]:7 in step" in result["text/plain"]
+    )  # not the number that is the cell's file name
     with chromium() as page:
         page.set_content(f"<!doctype html><body>{traced['text/html']}</body>")
         frames = page.locator("iframe").count()

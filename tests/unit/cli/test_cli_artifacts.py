@@ -108,7 +108,7 @@ def test_a_missing_run_or_file_is_one_line_with_the_remedy(tmp_path: Path) -> No
     assert "no file 'x', and no run: there are no runs" in complaint("open", "x")
     run_with(tmp_path, {})
     assert "save_artifact(path) adds one" in complaint("pull", "latest", "-o", "out")
-    assert "kind='flamegraph') adds one" in complaint("open", "latest")
+    assert "`memlog run --layers`" in complaint("open", "latest")
     assert "leave out --kind" in complaint("pull", "latest", "--kind", "x", "-o", "out")
     assert "--backend B" in complaint("pull", "zzz", "-o", "out")
     assert "did you mean 'mlflow'?" in complaint(

@@ -52,7 +52,7 @@ def uploader(run: RunDirectory, tracker: ListTracker) -> Uploader:
 def test_it_is_sent_before_the_run_ends(run: RunDirectory) -> None:
     tracker = DescribingTracker()
     uploader(run, tracker).close()
-    assert tracker.texts == [description(run, "list")]
+    assert tracker.texts == [description(run, "list", f"own-{run.id}")]
     assert tracker.ended == {f"own-{run.id}": "failed"}
 
 
@@ -91,15 +91,16 @@ def test_its_rows(tmp_path: Path) -> None:
     sizes = {"activations": 30 * MIB, "parameters": 10 * MIB}
     made = MadeRun(tmp_path).write(batch(0, GIB))
     made.write(
-        Alert(at(0), 0, "warning", "host.rss > 1 KiB", "host.rss is 1.0 GiB", ""),
+        Alert(at(0), 0, "warning", "memlog: shutdown", "Ended unexpectedly after step 0", ""),
+        Alert(at(0), 0, "warning", "host.rss > 1 KiB", "host.rss is *<1|2> GiB*", ""),
         Trace(at(0), 0, "dispatch", True, 40 * MIB, sizes, layers, 0),
         Health(at(1), 0, 0.5, 2.0, {"labels": 3}, {}, steps=4),
-        End(at(2), "finished"),
     )
     run = made.closed()
-    text = description(run, "mlflow")
-    assert "| Alerts | host.rss is 1.0 GiB |" in text
+    text = description(run, "mlflow", "f24c")
+    assert r"| Alerts | host.rss is \*\<1\|2> GiB\* |" in text
     assert "| memlog itself | 0.5 ms a step; lost: labels 3 |" in text
     assert "traced" not in text  # the step's file is gone, and with it the flame graph
-    assert f"`memlog pull {run.id} --backend mlflow -o out`" in text
+    assert "`memlog pull f24c --backend mlflow -o out`" in text
+    assert "memlog pull" not in description(run, "tensorboard")  # it stores no files
     assert len(text) < 5000

@@ -1,0 +1,19 @@
+"""Short names of source files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def source_name(file: str) -> str:
+    """Return a source file's name without its folder; for a notebook's cell ``cell In[3]``.
+
+    IPython gives the file of a cell a number for a name, which says nothing to a reader.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # IPython 7 has no such method.
+    format_code_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    cell = None if format_code_name is None else format_code_name(file)
+    return Path(file).name if cell is None else f"cell {cell[1]}"
