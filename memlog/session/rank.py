@@ -12,6 +12,7 @@ from memlog._internal.distributed import Place
 from memlog.delivery.helper.protocol import Message, Ranked
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import Registration, register
+from memlog.ranks.restarts import attempt_before
 from memlog.settings import Settings
 
 
@@ -77,4 +78,5 @@ class SessionRank:
     def _register(self, place: Place) -> None:
         with self._diagnostics.contained("registering the rank"):
             if self._run is not None:
-                self.registration = register(self._run, place, self._begun_us)
+                before = attempt_before(self._run, place, self._begun_us)
+                self.registration = register(self._run, place, self._begun_us, before)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memlog._internal.distributed import Place
 from memlog.events import Alert, Exit, Ranks
 from memlog.journal import RunDirectory, list_runs
 from memlog.metrics import values
@@ -39,6 +40,10 @@ TRAIN = textwrap.dedent("""
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for step in range(12):
+            if step == 5 and how == "restart" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                dist.barrier()
+                if rank == 1:
+                    raise RuntimeError("the first attempt fails")
             model(torch.ones(4, 8)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -64,13 +69,18 @@ TRAIN = textwrap.dedent("""
 def run(folder: Path, how: str, store: str) -> int:
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher += ["--max-restarts", "1" if how == "restart" else "0"]
     from support.mlflow_server import free_port
 
-    late = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if how == "late" else {}
+    more = {
+        "late": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+        # torch 2.13 keeps the first attempt's addresses of gloo in the store that it shares with the workers.
+        "restart": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    }.get(how, {})
     done = subprocess.run(
         [sys.executable, *([] if how == "late" else launcher), "train.py", how],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store, **late},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store, **more},
         capture_output=True,
         text=True,
         timeout=180,
@@ -85,6 +95,12 @@ def ranks(folder: Path) -> dict[int, RunDirectory]:
     return {found.place.rank: run for run in runs if (found := registration_of(run)) is not None}
 
 
+def place_of(run: RunDirectory) -> Place:
+    registration = registration_of(run)
+    assert registration is not None
+    return registration.place
+
+
 def events(run: RunDirectory) -> list[Any]:
     return [entry.event for file in run.files() for entry in file.read()]
 
@@ -95,6 +111,13 @@ def wait_for_end_of(run: RunDirectory) -> None:
     while not state.exists() or json.loads(state.read_text())["stage"] != "done":
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:
+    from mlflow.artifacts import load_dict
+
+    found = load_dict(f"{tracked.info.artifact_uri}/memlog/alerts.json")
+    return [(alert["rule"], alert["step"]) for alert in found["alerts"]]
 
 
 def only_run(store: str) -> Any:
@@ -121,6 +144,22 @@ def test_all_ranks_have_one_run_with_the_memory_of_all(
         history = client.get_metric_history(tracked.info.run_id, metric.name)
         assert [point.step for point in history] == list(range(12)), metric.name
         assert history[0].value == metric.value
+
+
+def test_a_training_that_is_restarted_goes_on_in_its_run(tmp_path: Path, ready_store: str) -> None:
+    run(tmp_path, "restart", ready_store)
+    runs = list_runs(tmp_path / "memlog_runs")
+    first, second = (each for each in runs if place_of(each).rank == 0)
+    assert [place_of(each).restart for each in (first, second)] == [0, 1]
+    wait_for_end_of(second)
+    client, tracked = only_run(ready_store)
+    assert tracked.info.status == "FINISHED"
+    for metric in ("host/rss_mib", "ranks/host/rss_max_mib", "ranks/reporting"):
+        history = client.get_metric_history(tracked.info.run_id, f"memory/{metric}")
+        assert [point.step for point in history] == list(range(5 + 12)), metric
+    alerts = mlflow_alerts(client, tracked)
+    assert ("ranks: restarted", 5) in alerts
+    assert alerts[0][0] == "ranks: ended"
 
 
 def test_a_training_of_which_only_rank_0_records_has_one_run(
