@@ -64,15 +64,20 @@ def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
             yield RunDirectory(path)
 
 
-def _end_of(run: RunDirectory) -> int:
-    """Return the number of steps in the tracker's run up to the end of an attempt."""
+def last_step(run: RunDirectory) -> int | None:
+    """Return the last step in a run's journal; ``None`` if it has none."""
     for file in _trainers(run):
         for segment in reversed(file.segments):
             last = max(_steps(file, Position(segment, 0)), default=None)
             if last is not None:
-                return last + 1 + steps_ahead(run)
-    known = registration_of(run)
-    return known.before.steps if known and known.before else 0
+                return last
+    return None
+
+
+def _end_of(run: RunDirectory) -> int:
+    """Return the number of steps in the tracker's run up to the end of an attempt."""
+    last = last_step(run)
+    return steps_ahead(run) + (0 if last is None else last + 1)
 
 
 def _steps(file: JournalFile, since: Position = START) -> Iterator[int]:

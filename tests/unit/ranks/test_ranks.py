@@ -6,9 +6,8 @@ import msgspec
 import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
-from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.distributed import Place, place_in
-from memlog.delivery.helper.rank_journal import RankJournal
+from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import Alert, End, Exit, Ranks
 from memlog.journal import RunDirectory
 from memlog.metrics import values
@@ -234,12 +233,12 @@ def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) 
     runs = [run.closed() for run in made]
 
     def published() -> list[object]:
-        own = registration_of(runs[0])
-        assert own is not None
-        RankJournal(runs[0], own, at(0), 0, Diagnostics()).publish_rest()
+        publish_afterwards(runs[0])
         files = (file for file in runs[0].files() if file.process.startswith("ranks"))
         return [entry.event for file in files for entry in file.read()]
 
     first = published()
     assert [type(event) for event in first] == [Ranks] * 5 + [Alert]
     assert published() == first
+    publish_afterwards(runs[1])
+    assert not any(file.process.startswith("ranks") for file in runs[1].files())
