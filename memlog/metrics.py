@@ -115,7 +115,8 @@ def alert_in_run(alert: Alert, offset: int) -> Alert:
     step = None if alert.step is None or alert.step < offset else alert.step - offset
     text = alert.text
     if _STEP_IN_TEXT.search(f"{alert.title} {text}"):
-        text += f" (Steps in this text are the session's: {offset:,} more than in this run.)"
+        how = f"{offset:,} more" if offset > 0 else f"{-offset:,} less"
+        text += f" (Steps in this text are the session's: {how} than in this run.)"
     return msgspec.structs.replace(alert, step=step, text=text.strip())
 
 

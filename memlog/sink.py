@@ -99,6 +99,14 @@ class Target(msgspec.Struct, frozen=True):
     beside: TrackerRun | None = None
     """Run of the user that this sink must not write to. The sink groups its own run with it."""
     connection: Connection = Connection()
+    continues: str | None = None
+    """memlog's id of the session that opened the run, if the training was restarted since: the sink goes on
+    in that run, which may have ended; ``None``: the run is this session's."""
+
+    @property
+    def own_id(self) -> str:
+        """The id by which a run of memlog's own is found again."""
+        return self.continues or self.memlog_run
 
 
 @runtime_checkable

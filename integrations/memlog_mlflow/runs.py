@@ -90,7 +90,7 @@ def find_or_create(client: MlflowClient, target: Target) -> Run:
     if target.opened is not None:
         return usable(client, target.opened.run_id)
     experiment_id = _experiment_id(client, target.project)
-    tag = safe_key(target.memlog_run)
+    tag = safe_key(target.own_id)
     whose = {OWN_TAG: "true"}
     if target.beside is not None:
         whose = {OWN_TAG: "beside", BESIDE_TAG: safe_key(target.beside.run_id)}

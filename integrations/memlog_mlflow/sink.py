@@ -30,6 +30,9 @@ from memlog_mlflow.uris import is_folder, link_to
 MAX_VALUE = 6000
 """Characters of a parameter's value."""
 
+_OWN_TABLE = "| memory | by memlog |"
+"""Line in every description that memlog makes (`memlog.reports.description`)."""
+
 _STATUSES: Mapping[Status, str] = {
     "finished": "FINISHED",
     "failed": "FAILED",
@@ -117,8 +120,11 @@ class MlflowSink:
         self._opened().store(artifact, file)
 
     def wants_description(self) -> bool:
-        """Return True if memlog opened the run, and it has no description."""
-        return self._target.joined is None and not self._opened().has_tag(MLFLOW_RUN_NOTE)
+        """Return True if memlog opened the run, and nobody but memlog before a restart has described it."""
+        if self._target.joined is not None:
+            return False
+        note = self._opened().tag(MLFLOW_RUN_NOTE)
+        return not note or (self._target.continues is not None and _OWN_TABLE in note)
 
     def log_description(self, text: str) -> None:
         """Store the text that MLflow shows on the run's first page."""
@@ -172,6 +178,9 @@ class _OpenRun:
             self._client = MlflowClient(tracking_uri=uri)
         if target.joined is None:
             self.info = runs.find_or_create(self._client, target).info
+            if target.continues is not None and self.info.end_time is not None:
+                # The attempt before the restart has ended it.
+                self._client.update_run(self.info.run_id, status="RUNNING")
         else:
             self.info = runs.join(self._client, target.joined.run_id, target.memlog_run).info
         self.run_id: str = self.info.run_id
@@ -204,9 +213,9 @@ class _OpenRun:
             for key, value in alert_tags(alerts).items():
                 self._client.set_tag(self.run_id, key, value, synchronous=True)
 
-    def has_tag(self, key: str) -> bool:
+    def tag(self, key: str) -> str:
         with self._asked():
-            return bool(self._client.get_run(self.run_id).data.tags.get(key))
+            return str(self._client.get_run(self.run_id).data.tags.get(key) or "")
 
     def set_tag(self, key: str, value: str) -> None:
         with self._asked():

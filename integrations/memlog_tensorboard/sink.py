@@ -171,7 +171,7 @@ class TensorboardSink:
 
 def _own_run(target: Target) -> Path:
     """Return the folder of memlog's own run for ``target``: always the same, so that it is found again."""
-    run = f"{(target.name or 'memlog')[:_MAX_NAME]}-{target.memlog_run}"
+    run = f"{(target.name or 'memlog')[:_MAX_NAME]}-{target.own_id}"
     if target.beside is not None:
         digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
         run = f"{run}-{digest}"

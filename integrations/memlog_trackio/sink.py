@@ -194,7 +194,7 @@ def _run_of(target: Target) -> tuple[str, Place]:
         return known.run_id, place
     beside = place_of(target.beside.uri if target.beside and target.beside.uri else "")
     location = beside.location or target.connection.uri or ""
-    run_id = f"memlog-{target.memlog_run}"
+    run_id = f"memlog-{target.own_id}"
     if target.beside is not None:
         digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
         run_id = f"{run_id}-{digest}"

@@ -227,10 +227,10 @@ def _run_id(target: Target) -> str:
     if target.opened is not None:
         return target.opened.run_id
     if target.beside is None:
-        return f"memlog-{target.memlog_run}"
+        return f"memlog-{target.own_id}"
     # Digested, because a user's own id may be as long as W&B allows.
     beside = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
-    return f"memlog-{target.memlog_run}-{beside}"
+    return f"memlog-{target.own_id}-{beside}"
 
 
 def _path_beside(target: Target) -> RunPath:

@@ -14,6 +14,7 @@ _NO_ID = "none"
 """Id that torchrun gives to every training of which the user names none."""
 _BATCH_STEP = 4_000_000_000
 """Numbers from here on are steps of SLURM's own, such as the batch script: its process trains no rank."""
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
 
@@ -78,6 +79,11 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
         local, restart = (_number(environment, name) for name in launcher[2:])
         return Place(rank, size, _job(environment, launcher), local, restart or 0)
     return None
+
+
+def lower_ranks_are_here(place: Place) -> bool:
+    """Return True if all ranks below this one are certainly on this machine."""
+    return place.rank == place.local_rank or os.environ.get("MASTER_ADDR") in _LOOPBACK
 
 
 def described() -> dict[str, str]:

@@ -18,6 +18,7 @@ from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
+from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import (
     ConfigurationError,
@@ -95,6 +96,7 @@ def sync(
     --own-run delivers them to a run of memlog's own.
     """
     found = find_run(runs_directory(directory), run)
+    publish_afterwards(found)
     explain_afterwards(found)
     summary = summarize(found, remember=True)
     failures: list[MemlogError] = []

@@ -92,6 +92,8 @@ class UploadState(msgspec.Struct, kw_only=True):
     """The tracker's address that the trainer's client used, without user and password."""
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
+    continued_by: str | None = None
+    """memlog's id of the session after a restart, which goes on in ``own_run`` and ends it."""
     joined: list[str] = []
     """Ids of the user's runs that points went to."""
     delivered: int = 0

@@ -18,6 +18,20 @@ _TOLERANCE_US = 600_000_000
 """Microseconds by which another rank may have begun earlier: each loads its data before it begins a run."""
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """Attempt of a training that the launcher started again.
+
+    Attributes:
+        run: Id of the run of the same rank.
+        first: Id of that rank's run in the first attempt; trackers know the run that memlog opened by it.
+        steps: Steps of that tracker's run at the end of the attempt.
+    """
+
+    run: str
+    first: str
+    steps: int
+
+
 class Registration(msgspec.Struct, frozen=True):
     """Place of a run among those of its training.
 
@@ -25,11 +39,15 @@ class Registration(msgspec.Struct, frozen=True):
         place: The rank, the number of ranks, and the training.
         host: Name of the machine.
         begun_us: Start of the run, Unix time in microseconds.
+        parent: Number of the process that started this one, such as torchrun's.
+        before: The attempt before the restart; ``None``: there was none, or it left no run.
     """
 
     place: Place
     host: str
     begun_us: int
+    parent: int = 0
+    before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
         """Return whether both runs name the same training, and it was restarted as often."""
@@ -37,13 +55,15 @@ class Registration(msgspec.Struct, frozen=True):
         return (mine.job, mine.world_size, mine.restart) == (its.job, its.world_size, its.restart)
 
 
-def register(run: RunDirectory, place: Place, begun_us: int) -> Registration:
+def register(
+    run: RunDirectory, place: Place, begun_us: int, before: Attempt | None = None
+) -> Registration:
     """Write a run's place into its folder.
 
     Raises:
         OSError: The file can't be written.
     """
-    registration = Registration(place, os.uname().nodename, begun_us)
+    registration = Registration(place, os.uname().nodename, begun_us, os.getppid(), before)
     with replacing(run.path, _FILE) as file:
         file.write(msgspec.json.encode(registration))
     return registration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -11,24 +12,32 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.distributed import Place
 from memlog.delivery.helper.protocol import Message, Ranked
 from memlog.journal import RunDirectory
-from memlog.ranks.registration import Registration, register
+from memlog.ranks.registration import Registration, Training, register
+from memlog.ranks.restarts import attempt_before
 from memlog.settings import Settings
+from memlog.sink import LOCAL
 
 
 class SessionRank:
     """Rank of the process, from the launcher's variables or, at the first step, from torch's process group.
 
-    Only rank 0 has runs in trackers: it joins the user's, or opens one.
+    Only one rank has runs in trackers: it joins the user's, or opens one. It is rank 0, or the lowest rank
+    that has begun a session.
 
     Args:
+        wanted: Settings that the user has passed.
         diagnostics: Counts errors.
 
     Attributes:
+        wanted: As passed.
         registration: Place of the run; ``None``: unknown yet, or the process trains alone.
     """
 
-    def __init__(self, diagnostics: Diagnostics) -> None:
+    def __init__(self, wanted: Settings, diagnostics: Diagnostics) -> None:
+        self.wanted = wanted
         self._diagnostics = diagnostics
+        self._leads = self._is_decided = False
+        self._stepped: float | None = None
         self._run: RunDirectory | None = None
         self._begun_us = 0
         self._place = distributed.place()
@@ -37,22 +46,23 @@ class SessionRank:
 
     @property
     def may_deliver(self) -> bool:
-        """True if the process trains alone or has rank 0."""
+        """True if the process trains alone, has rank 0, or has turned out to be the lowest rank."""
         place = self._place or distributed.place()
-        return place is None or place.rank == 0
+        return self._leads or place is None or place.rank == 0
 
     @property
     def has_shared_helper(self) -> bool:
         """True if another rank on the same machine starts the helper process."""
         return self.registration is not None and bool(self.registration.place.local_rank)
 
-    def settings(self, settings: Settings) -> Settings:
-        """Return the settings of this rank: those of all but rank 0 name no tracker, and their rank."""
-        place = self._place
+    @property
+    def settings(self) -> Settings:
+        """The settings of this rank: those of all but rank 0 name no tracker, and their rank."""
+        place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
-            return settings
-        name = None if settings.name is None else f"{settings.name} rank {place.rank}"
-        return msgspec.structs.replace(settings, backends=(), name=name)
+            return wanted
+        name = None if wanted.name is None else f"{wanted.name} rank {place.rank}"
+        return msgspec.structs.replace(wanted, backends=(), name=name)
 
     def begin(self, run: RunDirectory, begun_us: int, tell: Callable[[Message], object]) -> None:
         """Register the run if its rank is known.
@@ -74,7 +84,41 @@ class SessionRank:
             if self.registration is not None:
                 self._tell(Ranked(self.registration))
 
+    def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
+        """Return True, once, if it has turned out that no lower rank has a run.
+
+        By its first step every rank that begins a session before its training loop has registered: the ranks
+        wait for each other in that step.
+
+        Args:
+            has_stepped: True if the session has a step.
+            is_final: True if the run ends now; otherwise nothing is decided before `Settings.bind_grace`.
+        """
+        own = self.registration
+        if self._is_decided or own is None or own.place.rank == 0 or not has_stepped:
+            return False
+        now = time.monotonic()
+        self._stepped = now if self._stepped is None else self._stepped
+        if is_final or now - self._stepped >= self.wanted.bind_grace:
+            self._is_decided = True
+            with self._diagnostics.contained("looking for lower ranks"):
+                if self._run is not None and own.place.rank == min(
+                    Training(self._run, own).search()
+                ):
+                    self._leads = distributed.lower_ranks_are_here(own.place)
+                    if not self._leads and set(self.wanted.backends) - {LOCAL}:
+                        self._say_that_rank_0_is_missing(own.place.rank)
+        return self._leads
+
+    def _say_that_rank_0_is_missing(self, rank: int) -> None:
+        self._diagnostics.say_once(
+            "rank_0",
+            f"rank {rank} finds no run of a lower rank in {self.wanted.directory}, so its memory is in no "
+            "tracker: call memlog.init() on rank 0 too, and let all machines share the folder (MEMLOG_DIR)",
+        )
+
     def _register(self, place: Place) -> None:
         with self._diagnostics.contained("registering the rank"):
             if self._run is not None:
-                self.registration = register(self._run, place, self._begun_us)
+                before = attempt_before(self._run, place, self._begun_us)
+                self.registration = register(self._run, place, self._begun_us, before)

@@ -98,8 +98,8 @@ class Recording:
         self.generation = fork.generation
         self._closed = False
         self._diagnostics = diagnostics
-        self._rank = SessionRank(diagnostics)
-        self._settings = settings = self._rank.settings(settings)
+        self._rank = SessionRank(settings, diagnostics)
+        self._settings = self._rank.settings
         self._on_alert = on_alert
         self._names: Names | None = None
         self._helper_check_due = 0
@@ -109,7 +109,7 @@ class Recording:
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
         with ExitStack() as undo:
-            backends = backends_to_look_in(settings.backends) if self._rank.may_deliver else {}
+            backends = backends_to_look_in(settings.backends)
             self._begin(backends, sinks, model, on_in_process, undo)
             self._lines.begun()
             self._undo = undo.pop_all()
@@ -161,14 +161,16 @@ class Recording:
             )
             undo.callback(self._alert_judge.close)
         in_process = [name for name, found in backends.items() if writes_in_process(found)]
-        self._delivery = RunDelivery(self.run, settings, self._journal, diagnostics, in_process)
+        self._delivery = RunDelivery(
+            self.run, settings, self._journal, diagnostics, in_process, sinks
+        )
         self._helper = self._delivery.helper
         undo.callback(self._helper.abandon)
         listener = None if self._alert_judge is None else self._alert_judge.listener
         self._delivery.start_helper(begun_us, listener, self._rank)
         for writer in self._delivery.writers.values():
             self._bus.subscribe(writer.receive)
-        self._lines = RunLines(self.run, settings, diagnostics)
+        self._lines = RunLines(self.run, self._rank, diagnostics)
         self._bus.subscribe(self._peaks)
         self.runs = RunDetector(
             backends,
@@ -219,9 +221,9 @@ class Recording:
         self._autolog = listen(self.batches.optimizer_stepped)
         undo.callback(self._autolog.remove)
         self.runs.resolve_active_runs()
-        if sinks and self._rank.may_deliver:
+        if self._rank.may_deliver:
             # Last, because a delivery that has begun can't be undone.
-            self._delivery.start_threads(sinks)
+            self._delivery.start_threads()
             for thread in self._delivery.threads:
                 undo.callback(thread.complete)
 
@@ -252,6 +254,8 @@ class Recording:
                 ended = process is not None and not helper.is_away and process.poll() is not None
                 if (ended or helper.changed) and helper.look():
                     self.batches.health.publish(self.batches.last_step)
+                stepped = self.batches.last_step is not None
+                self._delivery.lead_if_lowest(self._rank, has_stepped=stepped)
                 self._lines.look()
 
     def _after_step(self, step: int) -> None:
@@ -341,9 +345,14 @@ class Recording:
         self._growth.finish(self.batches.last_step)
         self._publish_failed_allocation(error)
         self.phases.end_all()
+        with contained("looking for the ranks' lowest one"):
+            stepped = self.batches.last_step is not None
+            if self._delivery.lead_if_lowest(self._rank, has_stepped=stepped, is_final=True):
+                self.runs.join_new_runs(self.batches.next_step)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)
-        self.runs.connect()
+        if self._rank.may_deliver:
+            self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
         with contained("closing the host's memory figures"):

@@ -13,7 +13,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import Outcome
 from memlog.delivery.helper.node import HELD_WITHIN, hand_over, is_held
-from memlog.delivery.helper.protocol import Begin, Finish
+from memlog.delivery.helper.protocol import Begin, Finish, Lead
 from memlog.delivery.helper.supervisor import SupervisedHelper
 from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import End, Health
@@ -26,6 +26,9 @@ from memlog.sink import LOCAL, Sink
 if TYPE_CHECKING:
     from memlog.delivery.uploader.retrying_worker import UploadWorker
 
+_STARTED_WITHIN = 5.0
+"""Most seconds that the end of a run waits for the start of its helper process."""
+
 
 class RunDelivery:
     """The parts that deliver one run to its trackers.
@@ -36,6 +39,7 @@ class RunDelivery:
         journal: The run's journal, which names the tracker runs that were joined.
         diagnostics: Counts errors.
         in_process: Names of the backends whose user runs this process writes to.
+        sinks: Sinks that were passed as objects.
 
     Attributes:
         helper: The helper process.
@@ -50,7 +54,9 @@ class RunDelivery:
         journal: JournalWriter,
         diagnostics: Diagnostics,
         in_process: Iterable[str],
+        sinks: Sequence[Sink],
     ) -> None:
+        self._sinks = sinks
         self._run = run
         self._settings = settings
         self._journal = journal
@@ -84,12 +90,35 @@ class RunDelivery:
         else:
             self.helper.start(begin, listener)
 
-    def start_threads(self, sinks: Sequence[Sink]) -> None:
-        """Start an upload thread for each sink."""
-        # Imported here because most trainers have no such sinks.
-        from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
+    def start_threads(self) -> None:
+        """Start an upload thread for each sink that was passed as an object."""
+        if self._sinks:
+            # Imported here because most trainers have no such sinks.
+            from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
 
-        self.threads = deliver_to(sinks, self._run, self._settings.backends, self._diagnostics)
+            names = self._settings.backends
+            self.threads = deliver_to(self._sinks, self._run, names, self._diagnostics)
+
+    def lead_if_lowest(
+        self, rank: SessionRank, *, has_stepped: bool, is_final: bool = False
+    ) -> bool:
+        """Deliver the run of another rank than 0, once it has turned out that no lower rank has one.
+
+        Args:
+            rank: Place of the run among the ranks.
+            has_stepped: True if the session has a step.
+            is_final: True if the run ends now.
+
+        Returns:
+            True once: delivery has begun.
+        """
+        if not rank.takes_lead(has_stepped=has_stepped, is_final=is_final):
+            return False
+        self._settings = rank.wanted
+        self.helper.send(Lead(rank.wanted.backends, rank.wanted.name))
+        self.helper.wait_no_longer(_STARTED_WITHIN if is_final else 0.0)
+        self.start_threads()
+        return True
 
     def finish(self, end: End, health: Health, timeout: float) -> None:
         """Wait at most ``timeout`` seconds until the trackers have everything, and print what they lack."""

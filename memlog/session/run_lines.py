@@ -15,31 +15,30 @@ from memlog.sink import LOCAL
 if TYPE_CHECKING:
     from memlog.events import OutOfMemory
     from memlog.session.peak_watch import PeakWatch
-    from memlog.settings import Settings
+    from memlog.session.rank import SessionRank
 
 
 class RunLines:
     """Printer of one line per run of a tracker, and of the last lines of ``finish``. No method raises.
 
-    Of several ranks only the first prints, and nothing is printed if the session is ``quiet``.
+    Of several ranks only the one that delivers prints, and nothing is printed if the session is ``quiet``.
 
     Args:
         run: The run's folder.
-        settings: Settings of the session.
+        rank: Place of the run among the ranks.
         diagnostics: Counts errors.
     """
 
-    def __init__(self, run: RunDirectory, settings: Settings, diagnostics: Diagnostics) -> None:
+    def __init__(self, run: RunDirectory, rank: SessionRank, diagnostics: Diagnostics) -> None:
         self._run = run
+        self._rank = rank
         self._diagnostics = diagnostics
-        self._quiet = settings.quiet
-        self._awaited = set(settings.backends) - {LOCAL}
+        self._awaited = set(rank.wanted.backends) - {LOCAL}
         self._joined: set[tuple[str, str]] = set()
-        self._is_local = settings.backends == (LOCAL,)
 
     def begun(self) -> None:
         """Print the run's folder if it goes to no tracker."""
-        if self._is_local:
+        if self._rank.wanted.backends == (LOCAL,):
             run = self._run
             self._say(f"run {run.id} is recorded in {run.path}: `{run.command('watch')}`")
 
@@ -90,7 +89,7 @@ class RunLines:
 
     @property
     def _is_silent(self) -> bool:
-        return self._quiet or not distributed.is_first()
+        return self._rank.wanted.quiet or not self._rank.may_deliver
 
     def _say(self, line: str) -> None:
         with self._diagnostics.contained("printing which run is recorded"):

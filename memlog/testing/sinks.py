@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
+from msgspec.structs import replace
+
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Status
 from memlog.sink import Point, Sink, Target, TrackerRun
@@ -90,6 +92,23 @@ class SinkContract(DeliveryContract):
             assert sink.open().run_id == run.run_id
             sink.close(None)
         self._holds(run, points(5))
+
+    def test_a_run_goes_on_after_a_restart(self) -> None:
+        """The training was restarted, so another session goes on in the run, which has ended meanwhile."""
+        sink = self._own()
+        run = sink.open()
+        _log(sink, points(3))
+        sink.close("failed", ENDED_US)
+        self.process_ends()
+        later = Target(f"{RUN}-2", None, begun_us=BEGUN_US, continues=RUN)
+        for target in (later, replace(later, opened=run)):
+            sink = self.open_sink(target)
+            assert sink.open().run_id == run.run_id
+            _log(sink, points(6)[3:])
+            sink.close("finished", ENDED_US + 1_000_000)
+            self.process_ends()
+            self._has_ended(run, "finished", ENDED_US + 1_000_000)
+        self._holds(run, points(6), repeated=True)
 
     def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
         """A sink joins the user's run, or the trainer's process writes to it; its rows stay as they are."""

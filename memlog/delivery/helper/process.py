@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,7 @@ from memlog.delivery.helper.line_reader import LineReader, NoMessages, StopTime,
 from memlog.delivery.helper.origin import OriginReader
 from memlog.delivery.helper.rank_work import RankWork
 from memlog.delivery.helper.retention import Retention
+from memlog.delivery.helper.run_uploaders import RunUploaders
 from memlog.delivery.helper.sampler import Sampler, StepFollower
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
@@ -36,11 +37,6 @@ from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
-from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
-
-if TYPE_CHECKING:
-    from memlog.delivery.uploader.retrying_worker import UploadWorker
-    from memlog.delivery.uploader.uploader import Uploader
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -125,7 +121,7 @@ class Helper:
         self._report = HelpersReport(self._run, self._bus.publish, self._diagnostics)
         self._origin = OriginReader(begin.trainer_pid, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
-        self._uploaders: dict[str, UploadWorker] = {}
+        self._uploaders = RunUploaders(self._run, self._settings, begin.begun_us)
         self._finish: protocol.Finish | None = None
         self._unwritten_ms = 0.0
         self._stop = stop
@@ -138,9 +134,7 @@ class Helper:
             os.nice(_NICENESS)  # before the threads start, which inherit it
         if not self._begin.again:  # the first helper has published it
             self._origin.start()
-        for name in self._settings.backends:
-            if name != LOCAL:
-                self._start_uploader(name, load_backend(name), named=True)
+        self._uploaders.start_named()
         self.ranks.begin()
 
     def run(self, lines: LineReader | NoMessages) -> bool:
@@ -166,7 +160,7 @@ class Helper:
         self.ranks.finish()
         self._publish_report(unjudged)
         self._journal.close()
-        return self._deliver_rest()
+        return self._uploaders.deliver_rest(self._stop)
 
     @property
     def _has_trackers(self) -> bool:
@@ -232,8 +226,7 @@ class Helper:
 
     def _publish_end(self, end: End) -> None:
         self._follower.end = end
-        for thread in self._uploaders.values():
-            thread.uploader.end = end
+        self._uploaders.set_end(end)
         self._bus.publish(end)
 
     def _trainer_is_dead(self) -> bool:
@@ -266,11 +259,6 @@ class Helper:
         helper.begin()
         helper.run(NoMessages())
 
-    def leave(self) -> None:
-        """Stop delivering, because another rank's run is the one in the trackers."""
-        self._settings = msgspec.structs.replace(self._settings, backends=())
-        self._uploaders.clear()
-
     def handle(self, line: bytes) -> None:
         """Handle one message from the trainer."""
         try:
@@ -279,59 +267,35 @@ class Helper:
             logger.warning("a message from the trainer can't be read: %s", error)
             return
         if isinstance(message, protocol.Connect):
-            uploader = self._uploader(message.backend)
+            uploader = self._uploaders.of(message.backend)
             uploader.connect(message.connection)
             if message.connection.uri is not None:
                 # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
             if not message.in_process:
-                self._uploader(message.backend).note_run(message.run)
+                self._uploaders.of(message.backend).note_run(message.run)
             if message.backend in self._journal.bindings:
                 self._origin.begin_another_run()
             self._journal.bind(message.backend, binding_of(message.run, message.offset))
-        elif isinstance(message, protocol.Ranked):
-            if message.registration.place.rank:
-                self.leave()
-            self.ranks.take_place(message.registration)
+        elif isinstance(message, (protocol.Ranked, protocol.Lead)):
+            self._take_place(message)
         elif isinstance(message, protocol.Finish):
             self._finish = message
 
-    def _uploader(self, name: str) -> Uploader:
-        if name not in self._uploaders:
-            self._start_uploader(name, find_backends()[name], named=False)
-        return self._uploaders[name].uploader
+    def _take_place(self, message: protocol.Ranked | protocol.Lead) -> None:
+        if isinstance(message, protocol.Lead):
+            self._uploaders.lead(message.backends, message.name)
+            self.ranks.lead()
+            return
+        if message.registration.place.rank:
+            self._uploaders.leave()
+        self.ranks.take_place(message.registration)
 
-    def _start_uploader(self, name: str, backend: Backend, *, named: bool) -> None:
-        # Imported here: the imports would delay the first sample.
-        from memlog.delivery.uploader.retrying_worker import UploadWorker  # noqa: PLC0415
-        from memlog.delivery.uploader.uploader import Uploader  # noqa: PLC0415
-        from memlog.journal.in_process_state import claims_while_in_process  # noqa: PLC0415
-
-        uploader = Uploader(
-            self._run,
-            name,
-            backend.open_sink,
-            project=self._settings.project,
-            name=self._settings.name,
-            begun_us=self._begin.begun_us,
-            claim=claims_while_in_process if writes_in_process(backend) else None,
-        )
-        # The client takes seconds to import. A backend that the settings name will need it, unless the
-        # trainer's process writes to the user's runs. Any other backend may never need it.
-        thread = UploadWorker(
-            uploader, backend.prepare if named and not writes_in_process(backend) else None
-        )
-        self._uploaders[name] = thread
-        thread.start()
-
-    def _allow_own_runs(self, *, now: bool = False) -> None:
+    def _allow_own_runs(self) -> None:
         begun = self._follower.since
-        waited = begun is not None and time.monotonic() - begun >= self._settings.bind_grace
-        if now or waited:
-            for name in self._settings.backends:
-                if name in self._uploaders:
-                    self._uploaders[name].uploader.may_open_own = True
+        if begun is not None and time.monotonic() - begun >= self._settings.bind_grace:
+            self._uploaders.allow_own_runs()
 
     def _publish_health(self, unjudged: dict[str, str]) -> None:
         """Write the helper's drops, faults and rules never judged, and the missing part of the trainer's."""
@@ -350,21 +314,6 @@ class Helper:
                     unjudged=unjudged,
                 )
             )
-
-    def _deliver_rest(self) -> bool:
-        self._allow_own_runs(now=True)
-        for uploader in self._uploaders.values():
-            uploader.complete()
-        # If the user has deleted the run's folder, nothing is left to deliver.
-        linger = self._settings.linger if self._run.path.exists() else 0
-        deadline = time.monotonic() + linger
-        for uploader in self._uploaders.values():
-            while not uploader.join(TICK):
-                for other in self._uploaders.values():
-                    other.stop_if_wanted()
-                if time.monotonic() >= min(deadline, self._stop.at or deadline):
-                    return False
-        return all(uploader.delivered for uploader in self._uploaders.values())
 
 
 def _add(counts: Counter[str], last: Mapping[str, int], written: Mapping[str, int]) -> None:

@@ -63,6 +63,15 @@ class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
     registration: Registration
 
 
+class Lead(msgspec.Struct, frozen=True, tag="lead"):
+    """Order to deliver the run: no lower rank has one."""
+
+    backends: tuple[str, ...]
+    """Trackers in which memlog opens a run."""
+    name: str | None
+    """Name of that run."""
+
+
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """Order to deliver the rest and end. The run is over, and its journal is complete."""
 
@@ -72,7 +81,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The trainer's last health event. The journal lacks it if the disk was full."""
 
 
-Message: TypeAlias = Begin | Connect | Bind | Ranked | Finish
+Message: TypeAlias = Begin | Connect | Bind | Ranked | Lead | Finish
 
 encode = msgspec.json.Encoder().encode
 

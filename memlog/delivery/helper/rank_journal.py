@@ -11,8 +11,10 @@ from memlog.delivery.helper.rank_reader import ROLE, RankReader
 from memlog.delivery.helper.training_news import TrainingNews
 from memlog.events import Alert, Batch, End, Event, Exit, Ranks
 from memlog.journal import Binding, Header, JournalWriter, RunDirectory
+from memlog.journal.delivery_state import HelperLock
 from memlog.ranks.ends import Failure
-from memlog.ranks.registration import Registration, Training
+from memlog.ranks.registration import Registration, Training, registration_of
+from memlog.ranks.restarts import last_step
 from memlog.ranks.spreads import RankSpreads
 
 _PAUSE = 0.5
@@ -191,6 +193,25 @@ class RankJournal:
 
     def _are_over(self) -> bool:
         return all(reader.is_over for reader in self._readers.values())
+
+
+def publish_afterwards(run: RunDirectory) -> None:
+    """Publish what is missing about all ranks, if the helper process died with the trainer.
+
+    Nothing happens before all ranks have ended, or in the run of another rank than the lowest. An error is
+    logged.
+    """
+    own, header, diagnostics = registration_of(run), run.trainer(), Diagnostics()
+    if own is None or header is None:
+        return
+    with diagnostics.contained("combining the ranks' memory"), HelperLock(run) as is_free:
+        found = Training(run, own).search()
+        if not is_free or min(found) != own.place.rank:
+            return
+        steps = (event.step for event in _published(run) if isinstance(event, Ranks))
+        if max(steps, default=None) == last_step(run) or any(r.is_alive() for r in found.values()):
+            return
+        RankJournal(run, own, header.begun_us, header.initial_step, diagnostics).publish_rest()
 
 
 def _published(run: RunDirectory) -> Iterator[Event]:

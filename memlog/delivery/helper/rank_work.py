@@ -46,6 +46,7 @@ class RankWork:
         self._node: NodeRuns | None = None
         # First of all: how a process ended is known only if it was watched before.
         self._exit = None if begin.registration is None else ExitWatch(begin.trainer_pid)
+        self._registration: Registration | None = None
         self._training: Training | None = None
         self._search_due = 0.0
 
@@ -58,21 +59,29 @@ class RankWork:
     def take_place(self, registration: Registration) -> None:
         """Begin the work that belongs to a place: rank 0 reads the other ranks' journals."""
         with self._diagnostics.contained("beginning to follow the ranks"):
+            self._registration = registration
             self._exit = self._exit or ExitWatch(self._begin.trainer_pid)
             if not self._begin.shared:
                 self._node = NodeRuns(self._run, registration, self._help_with, self._diagnostics)
             if registration.place.rank == 0:
+                self.lead()
+            elif not self._begin.shared and registration.place.local_rank is None:
+                self._training = Training(self._run, registration)
+                hand_over(self._run, self._begin)
+
+    def lead(self) -> None:
+        """Begin to read the other ranks' journals, for the one run that the trackers get."""
+        with self._diagnostics.contained("beginning to follow the ranks"):
+            if self._registration is not None and self._journal is None:
+                self._training = None  # no lower rank's helper can take the run
                 self._journal = RankJournal(
                     self._run,
-                    registration,
+                    self._registration,
                     self._begin.begun_us,
                     self._begin.settings.initial_step,
                     self._diagnostics,
                 )
                 self._journal.start()
-            elif not self._begin.shared and registration.place.local_rank is None:
-                self._training = Training(self._run, registration)
-                hand_over(self._run, self._begin)
 
     def look(self) -> None:
         """Help with the machine's ranks that have begun, or leave the run to a lower rank's helper."""
@@ -94,7 +103,7 @@ class RankWork:
 
     @property
     def failure(self) -> Failure | None:
-        """Bad end of the training, for the run of rank 0; ``None``: it ended well, or it is unknown."""
+        """Bad end of the training, for the run that leads; ``None``: it ended well, or it is unknown."""
         return None if self._journal is None else self._journal.failure
 
     def join(self, *, delivered: bool) -> None:

@@ -44,6 +44,8 @@ class SupervisedHelper:
         # Reentrant: a signal handler may publish, and so call `send`, while its own thread holds the lock.
         self._lock = threading.RLock()
         self._over = threading.Event()
+        self._waits = threading.Event()
+        self._waiting: threading.Thread | None = None
         self._starts = 0
         self.changed = self.is_away = False
 
@@ -78,11 +80,25 @@ class SupervisedHelper:
 
         def wait_and_start() -> None:
             with self._diagnostics.contained("starting the helper process"):
-                if not self._over.wait(within) and not is_helped():
+                self._waits.wait(within)
+                if not (self._over.is_set() or is_helped()):
                     self._replace()
 
         with self._diagnostics.contained("starting the helper process"):
-            threading.Thread(target=wait_and_start, name="memlog-helper", daemon=True).start()
+            self._waiting = threading.Thread(
+                target=wait_and_start, name="memlog-helper", daemon=True
+            )
+            self._waiting.start()
+
+    def wait_no_longer(self, join: float = 0.0) -> None:
+        """Start the helper that `start_unless` has delayed.
+
+        Args:
+            join: Most seconds to wait until that is done.
+        """
+        self._waits.set()
+        if self._waiting is not None:
+            self._waiting.join(join)
 
     @property
     def pid(self) -> int | None:
@@ -184,7 +200,9 @@ class SupervisedHelper:
         try:
             listener = None if self._listener is None else self._listener.another()
             helper.start(
-                msgspec.structs.replace(self._begin, again=True), listener, self._on_pipe_closed
+                msgspec.structs.replace(self._begin, again=self._starts > 0),
+                listener,
+                self._on_pipe_closed,
             )
             return helper.pid is not None and self._install(helper)
         except OSError:  # no pipe could be created, or the new helper has ended at once

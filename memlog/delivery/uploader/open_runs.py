@@ -133,6 +133,8 @@ class Targets:
     def close(self, end: End | None, description: Callable[[str | None], str]) -> None:
         """Describe and end the runs that sinks opened, except those that the tracker refuses.
 
+        A run in which the training goes on after a restart is not ended.
+
         Args:
             end: How the run ended; ``None``: it has not.
             description: Makes a text about the run; its argument: the id of the run there if it has files.
@@ -141,11 +143,14 @@ class Targets:
             with suppress(RunRefusedError):
                 self.sink(None)  # an earlier uploader opened it, and died before it could end it
         for target, sink in self._sinks.items():
+            its_end = end if target or self._state.continued_by is None else None
             try:
-                if end is not None:
+                if its_end is not None:
                     _describe(sink, description)
-                sink.close(end.status if end else None, end.time_us if end else None)
-            except TrackerRejectedError as error:  # noqa: PERF203 - others are not refused
+                sink.close(
+                    its_end.status if its_end else None, its_end.time_us if its_end else None
+                )
+            except TrackerRejectedError as error:
                 if not sink.durable:
                     raise
                 self.refusals.note(target, error)

@@ -16,7 +16,8 @@ from memlog.journal.delivery_state import MAX_ALERTS, Outbox, Outgoing, RunAlert
 from memlog.sink import Sink
 
 OpenedSink = Callable[[str | None], Sink]
-_OWN = ""
+OWN = ""
+"""Key of the run that memlog opened."""
 
 
 def take_over(
@@ -24,7 +25,7 @@ def take_over(
 ) -> None:
     """Put alerts and files for one of the tracker's runs into the outbox."""
     if alerts:
-        waiting = outbox.alerts.setdefault(target or _OWN, RunAlerts())
+        waiting = outbox.alerts.setdefault(target or OWN, RunAlerts())
         waiting.alerts += alerts
         too_many = max(len(waiting.alerts) - MAX_ALERTS, 0)
         del waiting.alerts[:too_many]

@@ -9,6 +9,7 @@ from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
 from memlog.delivery.uploader.cursor import Cursor, plan_for
 from memlog.delivery.uploader.open_runs import OpenSink, Targets
+from memlog.delivery.uploader.own_run import OwnRun
 from memlog.delivery.uploader.saved_progress import SavedProgress
 from memlog.delivery.uploader.send import DELIVERED, send_pending
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
@@ -66,13 +67,22 @@ class Uploader:
         self.may_open_own = may_open_own
         self.end: End | None = None
         self.state = UploadState.load(run, backend)
-        begins = Target(run.id, None, project=project, name=name, begun_us=begun_us)
+        self._own = OwnRun(run, self.state)
+        begins = Target(
+            run.id,
+            None,
+            project=project,
+            name=name,
+            begun_us=begun_us,
+            continues=self._own.continues,
+        )
         self._targets = Targets(
             open_sink, self.state, begins, claim, sync=run.command("sync"), may_replace=may_replace
         )
         self._progress = SavedProgress(run, self.state, self._targets)
         self._cursors: dict[str, Cursor] = {}
         self._copies = Copies(run)
+        self._is_final = False
 
     def connect(self, connection: Connection) -> None:
         """Set how the tracker's client connects."""
@@ -93,7 +103,7 @@ class Uploader:
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the rest is sent later.
         """
-        before = self.state.delivered
+        before, self._is_final = self.state.delivered, complete
         self._targets.refusals.begin(final=complete)
         try:
             files = {file.process: file for file in self.run.files()}
@@ -160,7 +170,7 @@ class Uploader:
                     break
                 if entry.header is not cursor.header and file is not None:
                     cursor.header, binding = entry.header, self._binding(file, entry.header)
-                    offset = 0 if binding is None else binding.offset
+                    offset = self._own.offset if binding is None else binding.offset
                     cursor.plan_on(entry.header, sink.resolution, offset)
                 cursor.take(entry)
                 if len(cursor.pending) >= sink.max_points:
@@ -229,9 +239,12 @@ class Uploader:
         """Switch to the run that a segment's events go to; return false if it is not known yet."""
         header = entry.header
         binding = self._binding(file, header)
-        target, offset = _run_id(binding), 0 if binding is None else binding.offset
-        if target is None and self.state.own_run is None and not self.may_open_own:
+        if binding is None and not self._own.may_begin(
+            is_allowed=self.may_open_own, is_final=self._is_final
+        ):
             return False
+        target = _run_id(binding)
+        offset = self._own.offset if binding is None else binding.offset
         claim = self._targets.claimed(target)
         is_other = (target, offset) != (cursor.target, cursor.offset)
         if claim == "in process" or cursor.plan is None or is_other:

@@ -79,7 +79,7 @@ def _run_page(reader: RunReader, library: Library) -> str:
     series = reader.series.series()
     step = _traced_step(reader, series)
     series = replace(series, charts=[_with_peak(chart, summary) for chart in series.charts])
-    ranks = find_ranks(reader.run, summary)
+    ranks, all_ranks = find_ranks(reader.run, summary)
     if ranks and (chart := rank_chart(ranks)) is not None:
         series = replace(series, charts=[*series.charts, chart])
     parts = [
@@ -91,7 +91,7 @@ def _run_page(reader: RunReader, library: Library) -> str:
         None if step is None else layer_sections.icicle(step),
         None if step is None else layer_sections.largest(step),
         run_sections.phases(summary),
-        run_sections.ranks(ranks),
+        run_sections.ranks(ranks, all_ranks),
         run_sections.alerts(summary),
         run_sections.provenance(summary),
         run_sections.health(summary),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice, zip_longest
 
 import msgspec
 
+from memlog.events import Ranks
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
 from memlog.reports.page.facts import run_series
@@ -14,6 +16,7 @@ from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
 _MAX_RANKS = 64
+"""Most ranks that a report shows: those that had the most or the least memory at a step."""
 _POINTS = 500
 
 
@@ -26,14 +29,44 @@ class Rank(msgspec.Struct, frozen=True):
     """Its accelerator's memory; without one, its process's."""
 
 
-def find_ranks(run: RunDirectory, summary: Summary) -> list[Rank]:
-    """Return the ranks of a training, in order; empty if no other rank's run is in the folder."""
+def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
+    """Return the ranks of a training that a report shows, in order, and the number of all that have a run.
+
+    The list is empty if no other rank's run is in the folder.
+    """
     found = ranks_of(run)
     if len(found) < 2:  # noqa: PLR2004 - one run is no comparison
-        return []
-    first = dict(islice(found.items(), _MAX_RANKS))
-    ranks = (_read(rank, one, summary if one.id == run.id else None) for rank, one in first.items())
-    return [rank for rank in ranks if rank is not None]
+        return [], len(found)
+    shown = sorted(found if len(found) <= _MAX_RANKS else _shown(found))
+    ranks = (
+        _read(rank, found[rank], summary if found[rank].id == run.id else None) for rank in shown
+    )
+    return [rank for rank in ranks if rank is not None], len(found)
+
+
+def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
+    """Return the ranks that had the most and the least memory, and if these are few, the first ones too."""
+    most: dict[int, int] = {}
+    least: dict[int, int] = {}
+    for event in _events(found):
+        by_name = {spread.name: spread for spread in event.spreads}
+        spread = by_name.get("device/peak") or by_name.get("host/rss")
+        if spread is not None:
+            largest, smallest = spread.largest_rank, spread.smallest_rank
+            most[largest] = max(spread.largest, most.get(largest, 0))
+            least[smallest] = min(spread.smallest, least.get(smallest, spread.smallest))
+    pairs = zip_longest(
+        sorted(most, key=lambda rank: -most[rank]), sorted(least, key=lambda rank: least[rank])
+    )
+    wanted = (rank for rank in chain(*pairs, found) if rank in found)
+    return list(islice(dict.fromkeys(wanted), _MAX_RANKS))
+
+
+def _events(found: Mapping[int, RunDirectory]) -> Iterator[Ranks]:
+    for run in found.values():
+        for file in run.files():
+            if file.process.startswith("ranks"):
+                yield from (e.event for e in file.read() if isinstance(e.event, Ranks))
 
 
 def rank_chart(ranks: list[Rank]) -> Chart | None:

@@ -14,8 +14,13 @@ from memlog.reports.phases import known_peak
 from memlog.reports.schema import Delivery, HealthFacts, Summary
 
 
-def ranks(found: Sequence[Rank]) -> Element | None:
-    """Return the section with the ranks side by side; ``None`` for a process that trained alone."""
+def ranks(found: Sequence[Rank], total: int) -> Element | None:
+    """Return the section with the ranks side by side; ``None`` for a process that trained alone.
+
+    Args:
+        found: The ranks that are shown.
+        total: Number of all ranks.
+    """
     if not found:
         return None
     peaks = [_peak_of(rank) for rank in found]
@@ -38,9 +43,15 @@ def ranks(found: Sequence[Rank]) -> Element | None:
     known = [peak for peak in peaks if peak is not None]
     apart = max(known) - min(known) if known else 0
     headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
+    shown = f"{total}" if len(found) == total else f"{len(found)} of {total:,}"
+    which = (
+        ""
+        if len(found) == total
+        else " Shown are those with the most and the least memory at a step."
+    )
     return sections.section(
-        "ranks", f"{len(found)} ranks side by side",
-        el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart."),
+        "ranks", f"{shown} ranks side by side",
+        el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart.{which}"),
         table("Ranks", headings, rows, numbers=(2, 3)),
     )  # fmt: skip
 

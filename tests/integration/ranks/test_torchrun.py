@@ -1,16 +1,16 @@
 """Real trainings of several ranks, and their one run in MLflow."""
 
-import json
 import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ranks import only_run, ranks, wait_for_end_of
 
+from memlog._internal.distributed import Place
 from memlog.events import Alert, Exit, Ranks
 from memlog.journal import RunDirectory, list_runs
 from memlog.metrics import values
@@ -26,19 +26,29 @@ pytestmark = [
 TRAIN = textwrap.dedent("""
     import os, sys, time
     from pathlib import Path
-    import torch, torch.distributed as dist
+    import torch, torch.distributed as dist, torch.distributed.fsdp
     import memlog
 
     def train(rank, size, how):
         if how != "late":
             dist.init_process_group("gloo")
-        if how != "first" or rank == 0:
+        if how not in ("first", "others") or (rank == 0) == (how == "first"):
             memlog.init("mlflow")
         if how == "late":
             dist.init_process_group("gloo", rank=rank, world_size=size)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        if how == "fsdp":
+            mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+            for module in (*model, model):
+                torch.distributed.fsdp.fully_shard(module, mesh=mesh)
+        else:
+            model = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for step in range(12):
+            if step == 5 and how == "restart" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                dist.barrier()
+                if rank == 1:
+                    raise RuntimeError("the first attempt fails")
             model(torch.ones(4, 8)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -63,52 +73,51 @@ TRAIN = textwrap.dedent("""
 
 def run(folder: Path, how: str, store: str) -> int:
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    processes = "3" if how == "others" else "2"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    launcher += ["--max-restarts", "1" if how == "restart" else "0"]
     if how == "kill":
         # Nobody knows how a process ended once its launcher has waited for it, and this machine is busy.
         launcher += ["--monitor-interval", "3"]
     from support.mlflow_server import free_port
 
-    late = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if how == "late" else {}
+    more = {
+        "late": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+        # torch 2.13 keeps the first attempt's addresses of gloo in the store that it shares with the workers.
+        "restart": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    }.get(how, {})
     done = subprocess.run(
         [sys.executable, *([] if how == "late" else launcher), "train.py", how],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store, **late},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store, **more},
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
     )
+    (folder / "errors.txt").write_text(done.stderr)
     assert done.returncode == 0 or how == "kill", done.stderr
     return done.returncode
 
 
-def ranks(folder: Path) -> dict[int, RunDirectory]:
-    runs = list_runs(folder / "memlog_runs")
-    return {found.place.rank: run for run in runs if (found := registration_of(run)) is not None}
+def place_of(run: RunDirectory) -> Place:
+    registration = registration_of(run)
+    assert registration is not None
+    return registration.place
 
 
 def events(run: RunDirectory) -> list[Any]:
     return [entry.event for file in run.files() for entry in file.read()]
 
 
-def wait_for_end_of(run: RunDirectory) -> None:
-    """Waits until the run's uploader has delivered everything."""
-    state, deadline = run.delivery / "mlflow.json", time.monotonic() + 60
-    while not state.exists() or json.loads(state.read_text())["stage"] != "done":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:
+    from mlflow.artifacts import load_dict
+
+    found = load_dict(f"{tracked.info.artifact_uri}/memlog/alerts.json")
+    return [(alert["rule"], alert["step"]) for alert in found["alerts"]]
 
 
-def only_run(store: str) -> Any:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(store)
-    [found] = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    return client, found
-
-
-@pytest.mark.parametrize("how", ["every", "late"])
+@pytest.mark.parametrize("how", ["every", "late", "fsdp"])
 def test_all_ranks_have_one_run_with_the_memory_of_all(
     tmp_path: Path, ready_store: str, how: str
 ) -> None:
@@ -126,6 +135,22 @@ def test_all_ranks_have_one_run_with_the_memory_of_all(
         assert history[0].value == metric.value
 
 
+def test_a_training_that_is_restarted_goes_on_in_its_run(tmp_path: Path, ready_store: str) -> None:
+    run(tmp_path, "restart", ready_store)
+    runs = list_runs(tmp_path / "memlog_runs")
+    first, second = (each for each in runs if place_of(each).rank == 0)
+    assert [place_of(each).restart for each in (first, second)] == [0, 1]
+    wait_for_end_of(second)
+    client, tracked = only_run(ready_store)
+    assert tracked.info.status == "FINISHED"
+    for metric in ("host/rss_mib", "ranks/host/rss_max_mib", "ranks/reporting"):
+        history = client.get_metric_history(tracked.info.run_id, f"memory/{metric}")
+        assert [point.step for point in history] == list(range(5 + 12)), metric
+    alerts = mlflow_alerts(client, tracked)
+    assert ("ranks: restarted", 5) in alerts
+    assert alerts[0][0] == "ranks: ended"
+
+
 def test_a_training_of_which_only_rank_0_records_has_one_run(
     tmp_path: Path, ready_store: str
 ) -> None:
@@ -134,6 +159,19 @@ def test_a_training_of_which_only_rank_0_records_has_one_run(
     wait_for_end_of(first)
     _, tracked = only_run(ready_store)
     assert "memory/ranks/reporting" not in tracked.data.metrics  # one rank is no comparison
+
+
+def test_the_lowest_rank_that_records_has_the_run(tmp_path: Path, ready_store: str) -> None:
+    run(tmp_path, "others", ready_store)
+    found = ranks(tmp_path)
+    assert sorted(found) == [1, 2]
+    wait_for_end_of(found[1])
+    client, tracked = only_run(ready_store)
+    for metric in ("host/rss_mib", "ranks/host/rss_max_rank"):
+        history = client.get_metric_history(tracked.info.run_id, f"memory/{metric}")
+        assert [point.step for point in history] == list(range(12)), metric
+    assert tracked.data.params["memlog/rank"] == "1"
+    assert f"memlog: mlflow run {tracked.info.run_name!r}" in (tmp_path / "errors.txt").read_text()
 
 
 def test_one_helper_process_serves_a_machine_and_names_the_rank_that_was_killed(

@@ -80,12 +80,12 @@ class TestTensorboard(SinkContract):
         return [text.partition(": ")[2].partition("**")[0] for text in texts]
 
     def status(self, run_id: str) -> Status | None:
-        for _, (text,) in texts_in(run_id, "memlog/status"):
-            return next(status for status in get_args(Status) if status == text)
-        return None
+        texts = [text for _, (text,) in sorted(texts_in(run_id, "memlog/status"))]
+        return next((status for status in get_args(Status) if texts[-1:] == [status]), None)
 
     def ended_ms(self, run_id: str) -> int | None:
-        return next(round(at * 1000) for at, _ in texts_in(run_id, "memlog/status"))
+        # A run that goes on after a restart has an end of each attempt.
+        return max(round(at * 1000) for at, _ in texts_in(run_id, "memlog/status"))
 
     @contextmanager
     def down(self) -> Iterator[None]:

@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
-from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.distributed import Place, place_in
-from memlog.delivery.helper.rank_journal import RankJournal
+from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import Alert, End, Exit, Ranks
+from memlog.journal import RunDirectory
 from memlog.metrics import values
 from memlog.ranks.ends import RankEnd, bad_end, failure_of
-from memlog.ranks.registration import ranks_of, registration_of
+from memlog.ranks.registration import Attempt, ranks_of, register, registration_of
+from memlog.ranks.restarts import attempt_before, steps_ahead
 from memlog.ranks.spreads import RankSpreads
 from memlog.ranks.stalls import STALLED_AFTER, Stalls
 
@@ -143,6 +145,34 @@ def test_ranks_are_found_by_their_registration(tmp_path: Path) -> None:
     assert {rank: run.id for rank, run in ranks_of(mine).items()} == {0: "mine0000", 1: "mine1111"}
 
 
+def test_a_restart_goes_on_behind_the_newest_attempt_of_its_launcher(tmp_path: Path) -> None:
+    def attempt(name: str, restart: int, begun: float, first_step: int = 0) -> RunDirectory:
+        made, place = MadeRun(tmp_path, name), Place(0, 2, "a", restart=restart)
+        before = attempt_before(made.directory, place, at(begun))
+        register(made.directory, place, at(begun), before)
+        return made.write(*(batch(first_step + step, GIB) for step in range(5))).closed()
+
+    def before(run: RunDirectory) -> Attempt | None:
+        registration = registration_of(run)
+        assert registration is not None
+        return registration.before
+
+    assert before(attempt("first000", 0, 0)) is None
+    other = msgspec.structs.replace(
+        register(attempt("other000", 0, 5), Place(0, 2, "a"), at(5)), parent=1
+    )
+    (tmp_path / "other000" / "rank.json").write_bytes(msgspec.json.encode(other))
+    second = attempt("second00", 1, 10)
+    assert before(second) == Attempt("first000", "first000", 5)
+    assert steps_ahead(second) == 5
+    third = attempt(
+        "third000", 2, 20, first_step=7
+    )  # it has loaded a state and counts on from there
+    assert before(third) == Attempt("second00", "first000", 10)
+    assert steps_ahead(third) == 0
+    assert before(attempt("fourth00", 3, 30)) == Attempt("third000", "first000", 12)
+
+
 def ended(rank: int, seconds: float, signal: str | None = None) -> RankEnd:
     event = End(at(seconds), "failed") if signal is None else Exit(at(seconds), None, signal)
     end = bad_end(rank, event, 7)
@@ -222,12 +252,12 @@ def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) 
     runs = [run.closed() for run in made]
 
     def published() -> list[object]:
-        own = registration_of(runs[0])
-        assert own is not None
-        RankJournal(runs[0], own, at(0), 0, Diagnostics()).publish_rest()
+        publish_afterwards(runs[0])
         files = (file for file in runs[0].files() if file.process.startswith("ranks"))
         return [entry.event for file in files for entry in file.read()]
 
     first = published()
     assert [type(event) for event in first] == [Ranks] * 5 + [Alert]
     assert published() == first
+    publish_afterwards(runs[1])
+    assert not any(file.process.startswith("ranks") for file in runs[1].files())

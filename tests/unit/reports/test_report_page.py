@@ -24,6 +24,7 @@ from memlog._internal.distributed import Place
 from memlog._internal.npm_package import UPLOT
 from memlog._internal.units import format_bytes
 from memlog.cli.main import cli
+from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import (
     Alert,
     Device,
@@ -236,6 +237,19 @@ def test_the_ranks_of_a_job_are_side_by_side(tmp_path: Path) -> None:
     assert [chart["id"] for chart in page.data["charts"]] == ["cuda0", "host", "ranks"]
     assert [curve["label"] for curve in page.data["charts"][2]["curves"]] == ["rank 0", "rank 1"]
     assert "b0777777" not in page.text
+
+
+def test_of_many_ranks_those_with_the_most_and_the_least_memory_are_shown(tmp_path: Path) -> None:
+    sizes = {rank: GIB + rank * MIB for rank in range(70)} | {67: 3 * GIB, 69: MIB}
+    for rank, size in sizes.items():
+        made = MadeRun(tmp_path, f"rank{rank:04}").ranked(Place(rank, 70, "a"))
+        made.write(batch(0, size), batch(1, size), End(at(4), "finished")).closed()
+    first = RunDirectory(tmp_path / "rank0000")
+    publish_afterwards(first)
+    page = Page(html(first))
+    assert "64 of 70 ranks side by side" in page.text
+    shown = {curve["label"] for curve in page.data["charts"][-1]["curves"]}
+    assert shown == {f"rank {rank}" for rank in (*range(62), 67, 69)}
 
 
 @pytest.mark.usefixtures("without_uplot")

@@ -1,0 +1,117 @@
+"""The uploaders of one run in its helper process, each with a thread."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from memlog.delivery.helper.line_reader import StopTime
+from memlog.events import End
+from memlog.journal import RunDirectory
+from memlog.settings import Settings
+from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
+
+if TYPE_CHECKING:
+    from memlog.delivery.uploader.retrying_worker import UploadWorker
+    from memlog.delivery.uploader.uploader import Uploader
+
+_POLL = 0.2
+"""Seconds between checks, while the last points are delivered, of whether another process wants to do it."""
+
+
+class RunUploaders:
+    """Uploaders of a run, by the name of their backend.
+
+    Args:
+        run: The run's folder.
+        settings: Settings of the session; name the trackers in which memlog opens a run.
+        begun_us: When the run began, Unix time in microseconds.
+    """
+
+    def __init__(self, run: RunDirectory, settings: Settings, begun_us: int) -> None:
+        self._run = run
+        self._settings = settings
+        self._begun_us = begun_us
+        self._workers: dict[str, UploadWorker] = {}
+        self._delivers = True
+
+    def __bool__(self) -> bool:
+        """Return whether the run is delivered to a tracker."""
+        return self._delivers and bool(self._workers)
+
+    def start_named(self) -> None:
+        """Start an uploader for each tracker that the settings name."""
+        for name in self._settings.backends:
+            if name != LOCAL and name not in self._workers:
+                self._start(name, load_backend(name), named=True)
+
+    def of(self, name: str) -> Uploader:
+        """Return the uploader to a backend; start it if there is none."""
+        if name not in self._workers:
+            self._start(name, find_backends()[name], named=False)
+        return self._workers[name].uploader
+
+    def allow_own_runs(self) -> None:
+        """Let memlog open runs of its own: the user has opened none in time."""
+        for name in self._settings.backends if self._delivers else ():
+            if name in self._workers:
+                self._workers[name].uploader.may_open_own = True
+
+    def set_end(self, end: End) -> None:
+        """Note how the run ended."""
+        for worker in self._workers.values():
+            worker.uploader.end = end
+
+    def lead(self, backends: tuple[str, ...], name: str | None) -> None:
+        """Deliver to these trackers, because the run turned out to be that of the lowest rank."""
+        self._delivers = True
+        self._settings = msgspec.structs.replace(self._settings, backends=backends, name=name)
+        self.start_named()
+
+    def leave(self) -> None:
+        """Stop delivering, because another rank's run is the one in the trackers."""
+        self._delivers = False
+
+    def deliver_rest(self, stop: StopTime) -> bool:
+        """Deliver everything, and return whether that succeeded in time."""
+        if not self._delivers:
+            return True
+        self.allow_own_runs()
+        workers = self._workers.values()
+        for worker in workers:
+            worker.complete()
+        # If the user has deleted the run's folder, nothing is left to deliver.
+        linger = self._settings.linger if self._run.path.exists() else 0
+        deadline = time.monotonic() + linger
+        for worker in workers:
+            while not worker.join(_POLL):
+                for other in workers:
+                    other.stop_if_wanted()
+                if time.monotonic() >= min(deadline, stop.at or deadline):
+                    return False
+        return all(worker.delivered for worker in workers)
+
+    def _start(self, name: str, backend: Backend, *, named: bool) -> None:
+        # Imported here: the imports would delay the first sample.
+        from memlog.delivery.uploader.retrying_worker import UploadWorker  # noqa: PLC0415
+        from memlog.delivery.uploader.uploader import Uploader  # noqa: PLC0415
+        from memlog.journal.in_process_state import claims_while_in_process  # noqa: PLC0415
+
+        uploader = Uploader(
+            self._run,
+            name,
+            backend.open_sink,
+            project=self._settings.project,
+            name=self._settings.name,
+            begun_us=self._begun_us,
+            claim=claims_while_in_process if writes_in_process(backend) else None,
+        )
+        # The client takes seconds to import. A backend that the settings name will need it, unless the
+        # trainer's process writes to the user's runs. Any other backend may never need it.
+        worker = UploadWorker(
+            uploader, backend.prepare if named and not writes_in_process(backend) else None
+        )
+        self._workers[name] = worker
+        worker.start()

@@ -1,0 +1,90 @@
+"""The attempt before a restart, whose run in the tracker goes on in the run after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from memlog._internal.distributed import Place
+from memlog.events import Batch
+from memlog.journal import JournalFile, Position, RunDirectory
+from memlog.journal.format import START
+from memlog.ranks.registration import Attempt, Registration, registration_of
+
+
+def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
+    """Return the newest attempt before a restart, of the same rank; ``None`` if there is none.
+
+    Args:
+        run: The run after the restart, in the same folder of runs.
+        place: Its place.
+        begun_us: Its start, Unix time in microseconds.
+    """
+    if not place.restart:
+        return None
+    earlier = [
+        (known.begun_us, other.id, other, known)
+        for other in _siblings(run)
+        if (known := registration_of(other)) is not None
+        and known.begun_us < begun_us
+        and _is_earlier(known, place)
+    ]
+    if not earlier:
+        return None
+    *_, before, known = max(earlier, key=lambda found: found[:2])
+    return Attempt(before.id, known.before.first if known.before else before.id, _end_of(before))
+
+
+def steps_ahead(run: RunDirectory) -> int:
+    """Return how far the count of steps in the run that memlog opens is ahead of the session's.
+
+    A session that begins at step 0 after a restart goes on behind the last step of the attempt before. One
+    that begins at a later step has a count of its own, the trainer's or the user's, and keeps it.
+    """
+    known = registration_of(run)
+    if known is None or known.before is None:
+        return 0
+    first = next((step for file in _trainers(run) for step in _steps(file)), 0)
+    return 0 if first else known.before.steps
+
+
+def _is_earlier(known: Registration, place: Place) -> bool:
+    its = known.place
+    if (its.job, its.rank) != (place.job, place.rank) or its.restart >= place.restart:
+        return False
+    # A later training may have the same name. torchrun starts all attempts from one process; SLURM's names of
+    # jobs are unique, and a job that is queued again has another parent process.
+    is_here = known.host == os.uname().nodename
+    return place.job.startswith("slurm ") or not is_here or known.parent == os.getppid()
+
+
+def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
+    for path in run.path.parent.iterdir():
+        if path.name != run.id:
+            yield RunDirectory(path)
+
+
+def last_step(run: RunDirectory) -> int | None:
+    """Return the last step in a run's journal; ``None`` if it has none."""
+    for file in _trainers(run):
+        for segment in reversed(file.segments):
+            last = max(_steps(file, Position(segment, 0)), default=None)
+            if last is not None:
+                return last
+    return None
+
+
+def _end_of(run: RunDirectory) -> int:
+    """Return the number of steps in the tracker's run up to the end of an attempt."""
+    last = last_step(run)
+    return steps_ahead(run) + (0 if last is None else last + 1)
+
+
+def _steps(file: JournalFile, since: Position = START) -> Iterator[int]:
+    for entry in file.read(since):
+        if isinstance(entry.event, Batch):
+            yield entry.event.step
+
+
+def _trainers(run: RunDirectory) -> list[JournalFile]:
+    return [file for file in run.files() if file.process.startswith("trainer")]

@@ -1,0 +1,135 @@
+"""Ranks that plain processes are, with the environment variables of the schedulers that start them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.mlflow_server import free_port
+from support.ranks import only_run, ranks, wait_for_end_of
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+]
+
+TRAIN = """
+import os, sys
+import torch, torch.distributed as dist
+import memlog
+
+rank, size = int(sys.argv[1]), 2
+memlog.init("mlflow")
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=size)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(12):
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+memlog.finish()
+dist.destroy_process_group()
+"""
+LAUNCHERS = {
+    # What `srun --ntasks 2` sets for each task of a step.
+    "slurm": {
+        "SLURM_PROCID": "{rank}",
+        "SLURM_NTASKS": "2",
+        "SLURM_NPROCS": "2",
+        "SLURM_LOCALID": "{rank}",
+        "SLURM_NODEID": "0",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOBID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEPID": "0",
+    },
+    # What the training operator sets in the pods of a PyTorchJob with a master and a worker.
+    "kubeflow": {
+        "HOSTNAME": "gpt-{pod}-0",
+        "RANK": "{rank}",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "gpt-master-0",
+        "MASTER_PORT": "23456",
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NODE_RANK": "{rank}",
+        "PET_MASTER_ADDR": "gpt-master-0",
+        "PET_MASTER_PORT": "23456",
+    },
+    # What OpenMPI's `mpirun -n 2` sets.
+    "openmpi": {
+        "OMPI_COMM_WORLD_RANK": "{rank}",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_NODE_RANK": "{rank}",
+        "OMPI_UNIVERSE_SIZE": "2",
+        "PMIX_RANK": "{rank}",
+        "PMIX_NAMESPACE": "prterun-host-4711@1",
+    },
+}
+
+
+def start(folder: Path, rank: int, address: str, **variables: str) -> "subprocess.Popen[str]":
+    own = {
+        name: value.format(rank=rank, pod="worker" if rank else "master")
+        for name, value in variables.items()
+    }
+    return subprocess.Popen(
+        [sys.executable, "train.py", str(rank), address],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **own},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_of_each_launcher_have_one_run(
+    tmp_path: Path, ready_store: str, launcher: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    address = f"tcp://127.0.0.1:{free_port()}"
+    variables = {**LAUNCHERS[launcher], "MLFLOW_TRACKING_URI": ready_store}
+    started = [start(tmp_path, rank, address, **variables) for rank in range(2)]
+    for process in started:
+        _, errors = process.communicate(timeout=180)
+        assert process.returncode == 0, errors
+    found = ranks(tmp_path)
+    assert sorted(found) == [0, 1]
+    wait_for_end_of(found[0])
+    client, tracked = only_run(ready_store)
+    history = client.get_metric_history(tracked.info.run_id, "memory/ranks/reporting")
+    assert [(point.step, point.value) for point in history] == [(step, 2) for step in range(12)]
+
+
+ALONE = """
+import torch, memlog
+
+memlog.init("mlflow")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(3):
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+memlog.finish()
+"""
+
+
+def test_a_rank_that_can_not_see_the_lower_ones_says_so_and_opens_no_run(
+    tmp_path: Path, ready_store: str
+) -> None:
+    """In a pod of its own: rank 0 may record in its own pod's folder."""
+    (tmp_path / "train.py").write_text(ALONE, encoding="utf-8")
+    variables = {**LAUNCHERS["kubeflow"], "MLFLOW_TRACKING_URI": ready_store}
+    process = start(tmp_path, 1, "", **variables)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"memlog: rank 1 finds no run of a lower rank in {tmp_path}/" in errors
+    from mlflow import MlflowClient
+
+    assert MlflowClient(ready_store).search_runs(["0"]) == []
