@@ -33,8 +33,8 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         self._original: Any = None
 
         def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            _, _, create_graph, *_ = *args, None, None, None
-            cycles = create_graph is True and kwargs.get("accumulate_grad") is True
+            creates_graph = args[2:3] == (True,)
+            cycles = creates_graph and kwargs.get("accumulate_grad") is True
             with ExitStack() as stack:
                 for listener in self.holders:
                     stack.enter_context(listener.during_backward(outputs, makes_cycles=cycles))
