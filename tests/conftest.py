@@ -116,6 +116,15 @@ def _nothing_compiled() -> None:
         torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def _no_tracking_address() -> Iterator[None]:
+    """No test inherits the address that another has set in MLflow's module."""
+    yield
+    module = sys.modules.get("mlflow.tracking._tracking_service.utils")
+    if module is not None:
+        module._tracking_uri = None
+
+
 @pytest.fixture(scope="module")
 def few_objects() -> None:
     """A search through all objects finds those alone that a test makes: others are frozen."""

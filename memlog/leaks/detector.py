@@ -7,13 +7,14 @@ none of them. Before memory of the trainer's process is suspected, Python's youn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from memlog._internal.units import MIB
 from memlog.events import Batch, ChildReading, Device, DeviceReading, Event, Sample
 from memlog.growth import Growth
 from memlog.leaks.forecast import forecast, host_free
+from memlog.leaks.gaps import Gaps, Level
 from memlog.leaks.process_piles import ProcessPiles, kind_of
 from memlog.leaks.series import LARGER, News, SeriesWatch
 from memlog.leaks.suspicion import Suspicion
@@ -90,6 +91,7 @@ class GrowthDetector:
         on_withdrawn: Called if the suspected growth has not lasted.
         memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
             Batches lack them, because the journal keeps each step's event small.
+        is_searching: Returns whether memlog itself took memory of this process in the newest step.
     """
 
     def __init__(
@@ -99,9 +101,12 @@ class GrowthDetector:
         on_suspicion: Receiver = lambda _: None,
         on_withdrawn: Receiver = lambda _: None,
         memory: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
+        is_searching: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pid = pid
         self._memory = memory
+        self._is_searching = is_searching
+        self._gaps = Gaps()
         self._calls = {
             "suspected": on_suspicion,
             "confirmed": on_confirmed,
@@ -151,6 +156,7 @@ class GrowthDetector:
         The program may have freed everything since its last step, when its functions returned.
         """
         self._is_ending = True
+        self._take_host(self._gaps.rest())
         suspected = self._host.pending is not None
         news = self._host.end()
         if news is not None:
@@ -166,11 +172,12 @@ class GrowthDetector:
         self._step = event.step
         anon, shared = self._memory()
         if anon is not None:
-            news = self._host.take(event.step, anon)
-            if self._host.pending is not None and event.step % _HEAP_STEPS == 0:
+            searching = self._is_searching()
+            self._take_host(self._gaps.take(event.step, anon, left_out=searching))
+            if searching:  # the search's own memory is no growth of the allocator's
+                self._heap, self._suspected = read_heap(), event.step
+            elif self._host.pending is not None and event.step % _HEAP_STEPS == 0:
                 self._newest_heap = read_heap()
-            if news is not None:
-                self._report_host(news, suspected=news.verdict != "suspected")
         if shared:
             self._take(SHARED, event.step, shared, _HOST_FLOOR, _STEPS)
         for device in event.devices:
@@ -179,6 +186,12 @@ class GrowthDetector:
                 name = device.name + series.ending
                 watch = self._take(name, event.step, series.level, series.floor, _STEPS)
                 watch.free = None if capacity is None else capacity - series.held
+
+    def _take_host(self, levels: Iterable[Level]) -> None:
+        for level in levels:
+            news = self._host.take(*level)
+            if news is not None:
+                self._report_host(news, suspected=news.verdict != "suspected")
 
     def _take_sample(self, event: Sample) -> None:
         if event.step is None:
@@ -273,7 +286,8 @@ class GrowthDetector:
             name = FREE_LISTS
         if name == FREE_LISTS or (name.endswith(FRAGMENTED) and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
-        self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
+        growth = self._gaps.measured(news.growth) if watch is self._host else news.growth
+        self._calls[news.verdict](self._suspicion(name, growth, watch.free))
 
     def _is_unused(self, rate: float) -> bool:
         """Return True if mostly unused memory of the allocator has grown since the suspicion.

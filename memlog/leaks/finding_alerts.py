@@ -55,8 +55,13 @@ class FindingAlerts:
 
 def _is_known(finding: Finding, before: Finding) -> bool:
     """Return True if there was an alert about the same thing, and it does not grow twice as fast now."""
-    same = (finding.kind, finding.where) == (before.kind, before.where)
-    return same and (finding.rate is None or finding.rate < _FASTER * (before.rate or 0.0))
+    if (finding.kind, finding.where) != (before.kind, before.where):
+        return False
+    if finding.rate is None or finding.kind == "larger_steps":
+        return (
+            True  # the rate of larger steps is the slope of a curve, which more steps make steeper
+        )
+    return finding.rate < _FASTER * (before.rate or 0.0)
 
 
 def _alert(finding: Finding) -> Alert:

@@ -24,6 +24,8 @@ class Held(NamedTuple):
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         has_graph: True if it keeps autograd graphs.
         is_gradient: True if parameters' gradients keep them.
+        cycles_made_at: Line of a ``backward(create_graph=True)``, after which parameters and gradients stay;
+            empty if there was none, or the owner is known.
         scalar: True if the kept tensor is a scalar.
         element_rate: Bytes per step of objects that are not watched tensors.
         cut_short: True if not all owners were looked for.
@@ -39,6 +41,7 @@ class Held(NamedTuple):
     traceback_bytes: int = 0
     has_graph: bool = False
     is_gradient: bool = False
+    cycles_made_at: str = ""
     scalar: bool = False
     element_rate: float = 0.0
     cut_short: bool = False

@@ -188,7 +188,11 @@ class HolderReport:
             left = {key: one for key, one in target.storages.items() if key not in taken}
             if self._recurs(left.values()):
                 self._join(groups, None, target._replace(storages=left, sizes={}, nodes=0), taken)
-        return [one._replace(cut_short=search.cut_short) for one in groups.values()]
+        cycles, short = self._watch.cycles_made_at, search.cut_short
+        return [
+            one._replace(cut_short=short, cycles_made_at="" if one.owner else cycles)
+            for one in groups.values()
+        ]
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""

@@ -30,7 +30,7 @@ def holder_of(held: Held, steps: int) -> Holder:
         steps: Steps over which its container's growth was counted.
     """
     kind = _kind(held)
-    made = _made_at(held)
+    made = held.cycles_made_at or _made_at(held)
     added = _addition(held)
     where = None if added is None else assignment_lines.shown(*added[:2])
     where = where or (made.partition(" ")[0].rstrip(":") if made else None)
@@ -47,7 +47,7 @@ def holder_of(held: Held, steps: int) -> Holder:
 
 
 def _kind(held: Held) -> HolderKind:
-    if held.is_gradient:
+    if held.is_gradient or held.cycles_made_at:
         return "gradients_not_cleared"
     of_owner = None if held.owner is None else _kind_of_owner(held.owner)
     if of_owner is not None:
@@ -75,6 +75,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     at = f" ({where})" if where else ""
     made = f"Tensors made at {where}" if where else "Tensors"
     if kind == "gradients_not_cleared":
+        if held.cycles_made_at and not held.is_gradient:
+            return f"Parameters and their gradients, which have graphs{at}, keep each other alive."
         return f"Parameters' gradients keep the graphs of earlier steps{at}."
     if owner is None:
         unknown = "" if held.cut_short else "; no Python object is known that holds them"
@@ -188,7 +190,9 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
             f"the largest: {largest.dtype} {list(largest.shape)}, {format_bytes(largest.size)}, "
             f"made in {largest.site.phase} of {largest.site.layer}"
         )
-    if made:
+    if held.cycles_made_at:
+        found.append(f"`backward(create_graph=True)` was called at {made}")
+    elif made:
         found.append(f"made at {made}")
     if held.nodes:
         found.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
@@ -210,7 +214,7 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
 def _confidence(held: Held) -> Confidence:
     owner = held.owner
     if owner is None:
-        return "high" if held.is_gradient else "low"
+        return "high" if held.is_gradient else "medium" if held.cycles_made_at else "low"
     if owner.root.kind == "cycle":
         return "medium" if gc.isenabled() else "high"
     return "high" if held.growth is not None and owner.root.name else "medium"

@@ -7,6 +7,8 @@ explains the growth, and only for as long as the budget allows.
 from __future__ import annotations
 
 import functools
+import threading
+import time
 import tracemalloc
 import weakref
 from collections import defaultdict
@@ -23,10 +25,12 @@ _FRAMES: Final = 8
 """Frames that are kept of each allocation, so that the program's line is among them."""
 _LEAST: Final = 64.0
 """Bytes per step below which a line is not reported."""
-
-
 _MOST_TRACED: Final = 6 * MIB
-"""Bytes of traces above which the trace ends: about 30,000 allocations, which take 0.5 s to read."""
+"""Bytes of traces above which the trace ends after a step: about 30,000 allocations take 0.5 s to read."""
+_MOST_IN_STEP: Final = 64 * MIB
+"""Bytes of traces above which it ends within a step."""
+_LOOK: Final = 0.02
+"""Seconds between looks within a step."""
 
 
 class _Line(NamedTuple):
@@ -55,6 +59,8 @@ class AllocationTrace:
             self._start, tracemalloc.start = tracemalloc.start, self._program_starts
             # A forked child, such as a DataLoader's worker, would trace until it ends.
             fork.renew(self, "_started", functools.partial(_stop_in_child, weakref.ref(self)))
+            # A step that reads a large file would have its memory doubled.
+            threading.Thread(target=self._limit, name="memlog-tracing", daemon=True).start()
         return self._started
 
     @property
@@ -62,6 +68,11 @@ class AllocationTrace:
         """True until the program itself starts or stops tracing, or too much is traced to be read at once."""
         tracing = self._started and tracemalloc.is_tracing()
         return tracing and tracemalloc.get_tracemalloc_memory() <= _MOST_TRACED
+
+    def _limit(self) -> None:
+        while self._started and tracemalloc.get_tracemalloc_memory() <= _MOST_IN_STEP:
+            time.sleep(_LOOK)
+        self.stop()
 
     def _program_starts(self, nframe: int = 1) -> None:
         """Start the program's own tracing instead. It would do nothing, and end with this trace."""

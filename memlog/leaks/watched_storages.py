@@ -102,9 +102,13 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
         BACKWARD_PASSES.add(self)
         super().begin()
 
-    def during_backward(self, outputs: Sequence[Any]) -> AbstractContextManager[None]:
+    def during_backward(
+        self, outputs: Sequence[Any], *, makes_cycles: bool
+    ) -> AbstractContextManager[None]:
         """Return a context without the mode."""
         del outputs
+        if makes_cycles and isinstance(self._observer, StorageWatch):
+            self._observer.note_cycles()
         return torch_private.without_mode(self)
 
     def _removed_from_stack(self) -> None:
@@ -152,6 +156,7 @@ class StorageWatch:
         first_node: Number of the first graph node of the watch; ``None`` if unknown.
         end_node: Number after its last graph node; ``None`` if unknown, or still watching.
         seconds: Time that it has taken so far.
+        cycles_made_at: Line that called ``backward(create_graph=True)``; empty if none did.
     """
 
     def __init__(
@@ -166,6 +171,7 @@ class StorageWatch:
         self.first_node: int | None = None
         self.end_node: int | None = None
         self.seconds = 0.0
+        self.cycles_made_at = ""
         self._diagnostics = diagnostics
         self._storages: dict[int, WatchedStorage] = {}
         self._lines = CallingLines()
@@ -217,6 +223,10 @@ class StorageWatch:
         """Return the storages that are still alive by their identity."""
         return {key: one for key, one in self._storages.items() if one.reference() is not None}
 
+    def note_cycles(self) -> None:
+        """Note that the program calls ``backward(create_graph=True)`` now."""
+        self.cycles_made_at = self._lines.current_text()
+
     def before_change(self, values: Any) -> None:
         """Do nothing: the mode calls this only when it measures."""
 
@@ -266,8 +276,7 @@ class StorageWatch:
 
     def _site(self, operation: str, state: ThreadState) -> Site:
         layer, phase = self._stack.owner(state)
-        number = self._lines.current_line()
-        line = self._lines.lines[number - 1] if number else ""
+        line = self._lines.current_text()
         return Site(line, self._names.paths[layer], PHASES[phase], operation, self._evaluating)
 
     def _module_begins(self, module: Any, args: Any) -> None:

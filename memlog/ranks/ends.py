@@ -10,8 +10,12 @@ from memlog.events import End, Event, Exit
 
 _TOGETHER_US = 1_000_000
 """Microseconds within which a scheduler sends SIGTERM to all ranks."""
+_NOTICED_LATE_US = 2_000_000
+"""Microseconds by which a busy machine may notice a process's end late."""
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
+_CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
+"""Signals by which a rank ends because another one has: NCCL's watchdog aborts its process."""
 _NAMED = 8
 """Most ranks that a text lists."""
 
@@ -31,6 +35,11 @@ class RankEnd(msgspec.Struct, frozen=True):
     how: str
     signal: str | None = None
     step: int | None = None
+
+    @property
+    def crashed(self) -> bool:
+        """True if a signal killed the process that the end of another rank does not cause."""
+        return self.signal is not None and self.signal not in _CONSEQUENCES
 
     @property
     def sentence(self) -> str:
@@ -98,10 +107,14 @@ def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return how a training ended from its ranks' bad ends; ``None`` if there are none.
 
     The rank that ended first is the cause. If several ranks got SIGTERM first, within a second, none is.
+    A busy machine notices late that a rank was killed, after others have written that they lost it.
     """
     if not ends:
         return None
     ordered = sorted(ends, key=lambda end: (end.time_us, end.rank))
+    if ordered[0].signal is None:
+        latest = ordered[0].time_us + _NOTICED_LATE_US
+        ordered.sort(key=lambda end: not (end.crashed and end.time_us <= latest))
     first, others = ordered[0], ordered[1:]
     if first.signal in FROM_OUTSIDE and any(
         other.signal == first.signal and other.time_us - first.time_us < _TOGETHER_US

@@ -67,6 +67,7 @@ class GrowthWatch:
             lambda growth: self._begun_inquiry().suspected(growth),
             lambda growth: self._begun_inquiry().withdrawn(growth),
             memory,
+            lambda: self._inquiry is not None and self._inquiry.searching,
         )
         self._inputs = StepInputsWatch(bus.publish, diagnostics, lambda: host_free(os.getpid()))
         bus.subscribe(self._alerts)

@@ -12,7 +12,7 @@ from memlog.journal.delivery_state import UploadState
 from support import child
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
-BLOCKED = 1.0
+BLOCKED = 2.0
 """Seconds: a step that waits for a tracker waits longer, since faults hold each request for `SLOW`."""
 SLOW = 3.0
 """Seconds: longer than a look at a healthy tracker takes."""

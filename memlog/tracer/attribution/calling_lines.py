@@ -67,6 +67,11 @@ class CallingLines:
             frame = frame.f_back
         return 0 if installed is None else self._number(installed.f_code, installed.f_lineno, "")
 
+    def current_text(self) -> str:
+        """Return the program's line that is calling, as in `lines`; empty if its number is 0."""
+        number = self.current_line()
+        return self.lines[number - 1] if number else ""
+
     def is_program(self, file: str) -> bool:
         """Return whether a source file belongs to the program: not to memlog or an installed package."""
         return (self._owners.get(file) or self._owner_of(file)) == "program"

@@ -15,11 +15,15 @@ from memlog.tracer.hooks.shared_hook import SharedHook
 class BackwardListener(Protocol):
     """Listener for backward passes."""
 
-    def during_backward(self, outputs: Sequence[Any]) -> AbstractContextManager[None]:
+    def during_backward(
+        self, outputs: Sequence[Any], *, makes_cycles: bool
+    ) -> AbstractContextManager[None]:
         """Return a context for one pass. Entering and leaving it never raises.
 
         Args:
             outputs: Tensors, or edges of the graph, that are differentiated.
+            makes_cycles: True for ``backward(create_graph=True)``, after which a parameter and its gradient
+                keep each other alive.
         """
 
 
@@ -29,9 +33,11 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         self._original: Any = None
 
         def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            _, _, create_graph, *_ = *args, None, None, None
+            cycles = create_graph is True and kwargs.get("accumulate_grad") is True
             with ExitStack() as stack:
                 for listener in self.holders:
-                    stack.enter_context(listener.during_backward(outputs))
+                    stack.enter_context(listener.during_backward(outputs, makes_cycles=cycles))
                 return self._original(outputs, *args, **kwargs)
 
         self._replacement = run

@@ -87,6 +87,7 @@ def test_the_holder_is_named(words, script, tmp_path):
     assert least <= top.bytes_per_step / 1024 <= most
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
 @pytest.mark.parametrize(("words", "script"), scripts("healthy_scripts.txt"))
 def test_nothing_is_named_in_a_healthy_script(words, script, tmp_path):
     found = search_in(script, tmp_path, words[0], rate=None)

@@ -145,6 +145,16 @@ def test_too_many_traced_allocations_end_the_trace():
     assert kept
 
 
+def test_a_step_that_makes_millions_of_objects_ends_the_trace():
+    trace = AllocationTrace()
+    assert trace.start()
+    kept = []
+    while tracemalloc.is_tracing():
+        kept.append([])
+        assert len(kept) < 20_000_000
+    assert not trace.finish(1)
+
+
 @pytest.mark.parametrize("kind", [list, deque, OrderedDict, Counter])
 def test_elements_of_a_huge_container_are_not_looked_at(kind):
     count = {"a": 1}

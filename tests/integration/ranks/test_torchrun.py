@@ -78,6 +78,9 @@ def run(folder: Path, how: str, store: str) -> int:
     processes = "3" if how == "others" else "2"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
     launcher += ["--max-restarts", "1" if how == "restart" else "0"]
+    if how == "kill":
+        # Nobody knows how a process ended once its launcher has waited for it, and this machine is busy.
+        launcher += ["--monitor-interval", "3"]
     from support.mlflow_server import free_port
 
     more = {

@@ -373,3 +373,38 @@ def test_fragments_of_the_heap_are_found_once_and_only_if_they_grow_for_long() -
     for step in (160, 300, 460, 600):
         receive(growing._replace(step=step))
     assert [found.step for found in published if isinstance(found, Finding)] == [460]
+
+
+@pytest.mark.parametrize(
+    ("steps", "fills"),
+    [(90, None), (140, None), (55, 40), (61, 40), (72, 40), (90, 40), (140, 40)],
+)
+def test_what_a_search_takes_and_leaves_is_no_growth_and_hides_none(
+    steps: int, fills: int | None
+) -> None:
+    told, memory, newest = Told([], [], []), Memory(), 0
+
+    def since_suspicion() -> int:
+        return newest - told.suspected[0].step if told.suspected else 0
+
+    judge = GrowthDetector(
+        NOBODY,
+        told.confirmed.append,
+        told.suspected.append,
+        told.withdrawn.append,
+        lambda: (memory.anon, memory.shared),
+        lambda: 0 < since_suspicion() <= 21,
+    )
+    for newest in range(steps):
+        own = 60 if 0 < since_suspicion() < 15 else 21 if since_suspicion() else 0
+        memory.anon = (500 + min(newest, fills or steps) + own) * MIB
+        judge(Batch(at(newest), newest, GIB, None, None, ()))
+    judge.finish()
+    assert len(told.suspected) == 1
+    if fills is not None:
+        assert told.confirmed == []
+        return
+    [confirmed] = told.confirmed
+    assert confirmed.rate == pytest.approx(MIB, rel=0.01)
+    assert confirmed.since_step <= 2
+    assert confirmed.level == pytest.approx(memory.anon, rel=0.01)

@@ -191,6 +191,25 @@ def test_the_first_rank_to_end_is_named_apart_from_those_that_the_launcher_ends(
     )
 
 
+@pytest.mark.parametrize(
+    ("signal", "later", "first"),
+    [
+        ("SIGKILL", 0.4, 1),
+        ("SIGSEGV", 1.9, 1),
+        ("SIGKILL", 6, 0),
+        ("SIGTERM", 0.4, 0),
+        ("SIGABRT", 1, 0),
+    ],
+)
+def test_a_killed_rank_is_the_cause_of_an_exception_shortly_before_it_was_noticed(
+    signal: str, later: float, first: int
+) -> None:
+    failure = failure_of([ended(0, 9), ended(1, 9 + later, signal)])
+    assert failure is not None
+    assert failure.first is not None
+    assert failure.first.rank == first
+
+
 def test_no_rank_is_named_if_all_were_ended_from_outside() -> None:
     failure = failure_of([ended(rank, 9 + rank / 10, "SIGTERM") for rank in range(3)])
     assert failure is not None

@@ -66,8 +66,9 @@ class UntracedDerivatives:
         )
 
     @contextmanager
-    def during_backward(self, outputs: Sequence[Any]) -> Iterator[None]:
+    def during_backward(self, outputs: Sequence[Any], *, makes_cycles: bool) -> Iterator[None]:
         """Hook the nodes concerned during one pass."""
+        del makes_cycles
         handles: list[Any] = []
         # A mode that has stopped observing does not see which operations run.
         if not self._mode.measures or any(map(was_seen, _OPERATIONS)):

@@ -1,0 +1,73 @@
+"""A series of levels without the steps in which memlog's own search took memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memlog.growth import Growth
+
+_ENOUGH = 12
+"""Levels after a gap from which they can tell without it whether growth goes on."""
+
+
+class Level(NamedTuple):
+    """Level at the end of a step, in bytes."""
+
+    step: int
+    level: int
+
+
+class Gaps:
+    """Gaps in a series. The levels after a gap continue those before it, in step and level.
+
+    A search for holders takes tens of megabytes and leaves some of them to the allocator, in which the
+    program's growth then disappears for a while. So what happened in a gap counts neither for growth nor
+    against it, unless the series ends soon after.
+    """
+
+    def __init__(self) -> None:
+        self._shift = Level(0, 0)
+        """What to subtract from a level that was measured."""
+        self._begins = [(0, 0)]
+        """Steps from which shifts hold, and the shifts' steps."""
+        self._last: Level | None = None
+        self._waiting: list[Level] = []
+        """Levels of a gap and after it."""
+        self._after = 0
+
+    def take(self, step: int, level: int, *, left_out: bool) -> Sequence[Level]:
+        """Take a level; return those that have become certain, without the gaps.
+
+        Args:
+            step: Number of the step.
+            level: Bytes at its end.
+            left_out: True if the step belongs to a gap.
+        """
+        newest = Level(step, level)
+        if not self._waiting and not (left_out and self._last):
+            return [self._shifted(newest)]
+        self._waiting.append(newest)
+        self._after = 0 if left_out else self._after + 1
+        if self._after < _ENOUGH or self._last is None:
+            return []
+        _, *later = self._waiting[-_ENOUGH:]
+        first, last = self._waiting[-_ENOUGH], self._last
+        # The first level after the gap stands for the last one before it.
+        self._shift = Level(first.step - last.step, first.level - last.level)
+        self._begins.append((last.step, self._shift.step))
+        self._waiting = []
+        return [self._shifted(each) for each in later]
+
+    def rest(self) -> Sequence[Level]:
+        """Return the levels of a gap, if the series ends in it or soon after."""
+        return [self._shifted(each) for each in self._waiting]
+
+    def measured(self, growth: Growth) -> Growth:
+        """Return growth of levels without gaps with its true first step and level."""
+        steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
+        return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
+
+    def _shifted(self, measured: Level) -> Level:
+        self._last = Level(measured.step - self._shift.step, measured.level - self._shift.level)
+        return self._last
