@@ -106,6 +106,15 @@ class Training:
                 self._take(run, registration)
         return {rank: run for rank, (run, _) in sorted(self._found.items())}
 
+    def has_lower_rank(self) -> bool:
+        """Return whether a rank below the own one is registered. It reads no more than it has to."""
+        return any(
+            (found := registration_of(run)) is not None
+            and found.place.rank < self.own.place.rank
+            and self._belongs(run, found)
+            for run in self._new_runs()
+        )
+
     def host(self, rank: int) -> str:
         """Return the name of the machine of a rank that was found."""
         return self._found[rank][1].host

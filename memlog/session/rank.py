@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,9 @@ from memlog.ranks.registration import Registration, Training, register
 from memlog.ranks.restarts import attempt_before
 from memlog.settings import Settings
 from memlog.sink import LOCAL
+
+_DECIDED_WITHIN = 5.0
+"""Most seconds that the end of a run waits for the search for lower ranks."""
 
 
 class SessionRank:
@@ -36,8 +40,9 @@ class SessionRank:
     def __init__(self, wanted: Settings, diagnostics: Diagnostics) -> None:
         self.wanted = wanted
         self._diagnostics = diagnostics
-        self._leads = self._is_decided = False
+        self._leads = self._is_lowest = False
         self._stepped: float | None = None
+        self._search: threading.Thread | None = None
         self._run: RunDirectory | None = None
         self._begun_us = 0
         self._place = distributed.place()
@@ -95,20 +100,33 @@ class SessionRank:
             is_final: True if the run ends now; otherwise nothing is decided before `Settings.bind_grace`.
         """
         own = self.registration
-        if self._is_decided or own is None or own.place.rank == 0 or not has_stepped:
+        if self._leads or own is None or own.place.rank == 0 or not has_stepped:
             return False
         now = time.monotonic()
         self._stepped = now if self._stepped is None else self._stepped
-        if is_final or now - self._stepped >= self.wanted.bind_grace:
-            self._is_decided = True
-            with self._diagnostics.contained("looking for lower ranks"):
-                if self._run is not None and own.place.rank == min(
-                    Training(self._run, own).search()
-                ):
-                    self._leads = distributed.lower_ranks_are_here(own.place)
-                    if not self._leads and set(self.wanted.backends) - {LOCAL}:
-                        self._say_that_rank_0_is_missing(own.place.rank)
+        if self._search is not None:
+            self._search.join(_DECIDED_WITHIN if is_final else 0)
+        elif is_final:
+            self._look_for_lower_ranks(own)  # no thread can be started at the interpreter's end
+        elif now - self._stepped >= self.wanted.bind_grace:
+            # On a thread, because the folder may be on a network disk.
+            self._search = threading.Thread(
+                target=self._look_for_lower_ranks, args=(own,), name="memlog-rank", daemon=True
+            )
+            self._search.start()
+        self._leads = self._is_lowest
         return self._leads
+
+    def _look_for_lower_ranks(self, own: Registration) -> None:
+        with self._diagnostics.contained("looking for lower ranks"):
+            is_certain = distributed.lower_ranks_are_here(own.place)
+            # Of the ranks on a machine one is enough to find that a lower one is missing.
+            if self._run is None or not (is_certain or not own.place.local_rank):
+                return
+            if not Training(self._run, own).has_lower_rank():
+                self._is_lowest = is_certain
+                if not is_certain and set(self.wanted.backends) - {LOCAL}:
+                    self._say_that_rank_0_is_missing(own.place.rank)
 
     def _say_that_rank_0_is_missing(self, rank: int) -> None:
         self._diagnostics.say_once(

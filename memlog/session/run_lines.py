@@ -52,7 +52,7 @@ class RunLines:
 
     def look(self) -> None:
         """Print a run that memlog has opened, once the helper process has saved it."""
-        for backend in tuple(self._awaited):
+        for backend in () if self._is_silent else tuple(self._awaited):
             own = UploadState.load(self._run, backend).own_run
             if own is not None:
                 self._awaited.discard(backend)

@@ -49,7 +49,7 @@ class ListSink:
         self._target = target
         self.durable = tracker.durable
         self.dropped: dict[str, int] = {}
-        self._run = target.joined.run_id if target.joined else f"own-{target.memlog_run}"
+        self._run = target.joined.run_id if target.joined else f"own-{target.own_id}"
         if target.beside:
             self._run = f"beside-{target.beside.run_id}"
         elif target.opened:
