@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +21,7 @@ from memlog._internal.units import format_bytes
 from memlog.cli.advise import print_hints
 from memlog.cli.options import SETTINGS, json_option
 from memlog.cli.output import page, plain, print_json, table
-from memlog.errors import ConfigurationError, MissingExtraError
+from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
@@ -118,7 +121,8 @@ def _function(target: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # as Python does for a script
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    with _own_exit_code():
+        spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigurationError(f"{script} has no function {name!r}")
@@ -139,10 +143,23 @@ def _estimated(
         raise MissingExtraError(
             "an estimate needs torch, which is not installed: pip install torch"
         ) from None
-    arguments = [value for value in (batch, length) if value is not None]
+    arguments = [] if batch is None else [batch]
+    named = {}
+    if length is not None:
+        if batch is None:
+            named["length"] = length
+        else:
+            arguments.append(length)
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the function {function.__name__}{inspect.signature(function)} has other arguments than --batch "
+            f"and --length give ({error})"
+        ) from None
 
     def make() -> Mapping[str, Any]:
-        made = function(*arguments)
+        made = function(*arguments, **named)
         if not isinstance(made, Mapping) or "step" not in made:
             raise ConfigurationError(
                 'the function returns no dictionary with a "step": return the arguments of '
@@ -150,7 +167,22 @@ def _estimated(
             )
         return made
 
-    return estimate_made_by(make, batch=batch, length=length, device=device)
+    with _own_exit_code():
+        return estimate_made_by(make, batch=batch, length=length, device=device)
+
+
+@contextmanager
+def _own_exit_code() -> Iterator[None]:
+    """Print the traceback of the user's error: Python would end with exit code 1, as if no row fitted."""
+    try:
+        yield
+    except MemlogError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise ConfigurationError(
+            f"the script failed, so nothing was estimated: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _row(found: Estimate, limit: int | None) -> EstimatedStep:

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
-from torch.overrides import TorchFunctionMode
 
 _AUTOCAST = "AutocastCPU"
 _FOREACH_DEVICES = "_get_foreach_kernels_supported_devices"
@@ -54,7 +53,6 @@ def as_on_cuda() -> Iterator[None]:
             patch.object(torch.autocast, "__init__", _autocast_on_cpu(torch.autocast.__init__)),
             patch.object(torch_optimizer, "_foreach_supported_types", types),
             patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu"]),
-            _OnCpu(),
         ):
             yield
     finally:
@@ -114,19 +112,3 @@ def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
         init(self, device_type, dtype, *args, **kwargs)
 
     return on_cpu
-
-
-def _is_cuda(value: Any) -> bool:
-    return isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda"
-
-
-class _OnCpu(TorchFunctionMode):
-    """Lets code that names a CUDA device make its tensors on the CPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {
-            name: "cpu" if _is_cuda(value) else value for name, value in (kwargs or {}).items()
-        }
-        if func is Tensor.cuda:
-            return args[0]
-        return func(*("cpu" if _is_cuda(value) else value for value in args), **kwargs)

@@ -1,8 +1,8 @@
 """Workspaces of operations on the CPU, for fake tensors: measured with real ones of a small batch.
 
-oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. A fake
-operation has no such copies. They grow with the batch, so two measurements, of batches of two and four, tell
-those of any batch.
+oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. A pointwise
+operation on several types copies some arguments to another type. A fake operation has no such copies. They
+grow with the batch, so two measurements, of batches of two and four, tell those of any batch.
 """
 
 # PyTorch leaves some of these without types.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from memlog.errors import ConfigurationError
@@ -47,13 +47,16 @@ def _workspace(func: Any, args: Any, kwargs: Any) -> Workspace | None:
             "what oneDNN's LSTM keeps for its backward pass can't be known without running it: estimate this "
             "model for device='cuda'"
         )
-    if name not in _OPERATIONS:
+    if name in _OPERATIONS:
+        with_batch = args[: _OPERATIONS[name]]
+    elif torch.Tag.pointwise in func.tags:
+        with_batch = _longest(args)
+    else:
         return None
-    with_batch = args[: _OPERATIONS[name]]
     batch = with_batch[0].shape[0]
     sizes = _BATCHES if batch > _BATCHES[-1] else (batch,)
     found = []
-    with unset_fake_temporarily(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad():
         for size in sizes:
             one = _measured(func, args, kwargs, {id(tensor): size for tensor in with_batch})
             if one is None:
@@ -62,6 +65,13 @@ def _workspace(func: Any, args: Any, kwargs: Any) -> Workspace | None:
     first, last = found[0], found[-1]
     steps = (batch - sizes[0]) / max(sizes[-1] - sizes[0], 1)
     return Workspace(*(round(a + (b - a) * steps) for a, b in zip(first, last, strict=True)))
+
+
+def _longest(args: Any) -> list[Tensor]:
+    """Return the arguments of a pointwise operation whose first dimension is the result's."""
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    longest = max((tensor.ndim, tensor.shape[:1]) for tensor in tensors)
+    return [tensor for tensor in tensors if (tensor.ndim, tensor.shape[:1]) == longest]
 
 
 def _measured(func: Any, args: Any, kwargs: Any, batches: dict[int, int]) -> Workspace | None:

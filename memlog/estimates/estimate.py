@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 
 from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
+from memlog.errors import ConfigurationError
 from memlog.estimates.device_memory import CONTEXT, WORKSPACES, SizeRange, reserved
+from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_step import fake_mode, reasons
 from memlog.estimates.question import Device, Question, ask
 from memlog.trace import exporters
@@ -28,6 +30,9 @@ from memlog.trace.records import LayerFigures, RecordedTrace
 
 MARGIN = 0.02
 """Safety margin, as a part of the estimate. `make estimate-bench` tells how often a job fails with it."""
+
+_HUGE = 2**31
+"""A batch of this size fits only if the step ignores the batch size."""
 
 
 class Estimate:
@@ -132,6 +137,11 @@ class Estimate:
         else:
             too_large = size
         while not too_large or too_large - fitting > 1:
+            if size > _HUGE:
+                raise ConfigurationError(
+                    f"a batch of {size:,} needs no more memory than a small one: let the step make its "
+                    "inputs with its argument batch"
+                )
             size = _next_size(needed, limit, fitting, too_large)
             tried = self.with_batch(size)
             needed[size] = tried.needed
@@ -163,7 +173,7 @@ class Estimate:
             rows.append(("reserved by the allocator", format_bytes(self.reserved)))
         for each in self.besides:
             rows.append((each.what, f"{format_bytes(each.low)} to {format_bytes(each.high)}"))
-        rows.append((f"needed, with a margin of {MARGIN:.0%}", format_bytes(self.needed)))
+        rows.append((f"needed, with a margin of {MARGIN * 100:.0f} %", format_bytes(self.needed)))
         width = max(len(name) for name, _size in rows)
         return "\n".join(f"{name:<{width}}  {size}" for name, size in rows)
 
@@ -189,7 +199,7 @@ def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int)
         guess = near[0] * 2 if fitting else near[0] // 2
     else:
         slope = (needed[near[0]] - needed[near[1]]) / (near[0] - near[1])
-        guess = near[0] + int((limit - needed[near[0]]) / slope) if slope > 0 else 2 * max(near)
+        guess = near[0] + int((limit - needed[near[0]]) / slope) if slope > 0 else 16 * max(needed)
     highest = too_large - 1 if too_large else max(guess, fitting + 1)
     return min(max(guess, fitting + 1), highest)
 
@@ -268,7 +278,13 @@ def estimate_made_by(
         ConfigurationError: As `estimate` does.
     """
     mode = fake_mode()
-    with reasons(), mode:
+    with reasons(), mode, all_on_cpu():
         made = make()
+    unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
+    if unknown:
+        raise ConfigurationError(
+            f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
+            "expandable_segments"
+        )
     question = ask(**made, batch=batch, length=length, device=device)
     return Estimate(question, mode)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -22,10 +26,12 @@ from torch.optim import Optimizer
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
-from memlog.estimates.unknown_values import unknown_values
+from memlog.estimates.device_names import all_on_cpu
+from memlog.estimates.unknown_values import ValueUsedError, unknown_values
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.window import TraceWindow
 
+_LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 MAX_EVENTS = 2_000_000
 _BEHAVIOUR: dict[str | None, Callable[[], AbstractContextManager[None]]] = {
     "cuda": as_on_cuda,
@@ -36,7 +42,14 @@ _BEHAVIOUR: dict[str | None, Callable[[], AbstractContextManager[None]]] = {
 
 def fake_mode() -> FakeTensorMode:
     """Return a mode in which new tensors have shapes but no bytes, and operations convert real ones."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _Mode(allow_non_fake_inputs=True)
+
+
+class _Mode(FakeTensorMode):
+    """Mode that a copy.deepcopy of a fake tensor shares, so that the copy is known as one of the mode's."""
+
+    def __deepcopy__(self, memo: object) -> _Mode:
+        return self
 
 
 def traced_step(
@@ -59,8 +72,9 @@ def traced_step(
     Raises:
         ConfigurationError: The memory can't be known: the step uses a tensor's value, or has too many events.
     """
-    with reasons(), _BEHAVIOUR[device](), unknown_values():
+    with reasons(), all_on_cpu(), _BEHAVIOUR[device](), unknown_values():
         step()
+        gc.collect()  # what stays is counted
         window = TraceWindow(
             model,
             optimizers=() if optimizer is None else (optimizer,),
@@ -88,12 +102,32 @@ def reasons() -> Iterator[None]:
             # torch's own copy.deepcopy of a layer asks for it.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except (ValueUsedError, DataDependentOutputException, DynamicOutputShapeException) as error:
+        operation = f" ({error})" if str(error) else ""
         raise ConfigurationError(
-            f"the step uses a tensor's value ({error}), but an estimate computes none: remove that use"
+            f"{_place(error)}what happens next depends on a tensor's value{operation}, and an estimate "
+            "computes none: leave that out of the step; loss.item() may be printed and calculated with"
         ) from error
     except UnsupportedOperatorException as error:
         raise ConfigurationError(
-            f"the operation {error} does not say which shapes it returns, so what it allocates can't be "
-            "known: register a fake implementation (torch.library.register_fake)"
+            f"{_place(error)}the operation {error} does not say which shapes it returns, so what it "
+            "allocates can't be known: register a fake implementation (torch.library.register_fake)"
         ) from error
+    except (AssertionError, RuntimeError) as error:
+        if "not compiled with CUDA" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{_place(error)}this call needs a CUDA device, and an estimate has none: leave it out"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and the line of the program that led to an error, as the begin of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in _LIBRARIES)
+        and not frame.filename.startswith("<")
+    ]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own else ""

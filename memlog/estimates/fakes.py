@@ -10,10 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, empty_strided, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+from memlog.errors import ConfigurationError
 
 
 class Fakes:
@@ -33,6 +37,11 @@ class Fakes:
         """Return the fake of a tensor: itself if it is one. A parameter's fake is a parameter."""
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise ConfigurationError(
+                "a parameter has hooks, which an estimate would not call: pass model= as a function that "
+                "makes the model and registers the hooks"
+            )
         if id(tensor) not in self._made:
             with self._mode:
                 fake = empty_strided(
@@ -75,6 +84,37 @@ class Fakes:
         optimizer.state = defaultdict(
             dict, {self.of(parameter): self.in_all(dict(own)) for parameter, own in state.items()}
         )
+
+
+class UsedTensors(TorchDispatchMode):
+    """Mode that gives operations the fakes of tensors with bytes, and keeps them as the program keeps those.
+
+    Enter it after the mode of the fakes.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, fakes: Fakes) -> None:
+        super().__init__()
+        self._fakes = fakes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.lift_fresh.default:  # its tensor was made of Python's numbers
+            args, kwargs = tree_map_only(Tensor, self._fake, (args, kwargs))
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.col2im.default:  # it makes its result as large as its argument
+            out.untyped_storage().resize_(args[0].nbytes)
+        return out
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor) or not tensor.ndim:
+            return tensor
+        if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+            raise ConfigurationError(
+                f"the step uses a parameter of shape {tuple(tensor.shape)} that memlog.estimate did not get: "
+                "pass model=, for several models an nn.ModuleList of them"
+            )
+        return self._fakes.of(tensor)
 
 
 def _restore(tensors: dict[str, Any], before: dict[str, Any]) -> Callable[[], None]:

@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_step import fake_mode, reasons, traced_step
-from memlog.estimates.fakes import Fakes
+from memlog.estimates.fakes import Fakes, UsedTensors
 from memlog.trace.records import RecordedTrace
+from memlog.tracer.engines.selection import are_compiled
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 _ARGUMENTS = ("model", "optimizer", "batch", "length")
@@ -68,8 +70,8 @@ class Question:
 
     def with_batch(self, size: int) -> Question:
         """Return the question with another batch size."""
-        if size < 1:
-            raise ConfigurationError(f"batch={size!r}: write a whole number above 0")
+        if not _is_batch(size):
+            raise ConfigurationError(f"batch={size!r:.100}: write a whole number above 0")
         before = self.known_size()
         batch = size
         if not isinstance(self.batch, int):
@@ -103,13 +105,18 @@ class Question:
         given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
-        with fakes.replace(known, given), mode, reasons():
-            model = known if known is not None or self.model is None else self.model()
-            optimizer = given
-            if optimizer is None and self.optimizer is not None:
-                optimizer = self.optimizer(() if model is None else model.parameters())
+        with fakes.replace(known, given), mode, UsedTensors(fakes), reasons():
+            with all_on_cpu():
+                model = _made("model", nn.Module, self.model)
+                if model is not None and are_compiled([model]):
+                    raise ConfigurationError(
+                        "what compiled code allocates can't be known without running it: pass the model "
+                        "without torch.compile"
+                    )
+                parameters = () if model is None else model.parameters()
+                optimizer = _made("optimizer", Optimizer, self.optimizer, parameters)
             values = dict(zip(_ARGUMENTS, (model, optimizer, batch, self.length), strict=True))
-            arguments = {name: values[name] for name in _names(self.step)}
+            arguments = {name: values[name] for name in _names(self.step, values)}
             return traced_step(lambda: self.step(**arguments), model, optimizer, device=self.device)
 
 
@@ -119,19 +126,45 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
     return tensor.new_empty((size, *tensor.shape[1:]))
 
 
-def _names(step: Callable[..., object]) -> list[str]:
+def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
+    """Return a model or an optimizer, or what a function makes of the arguments; ``None`` if not given."""
+    if given is None or isinstance(given, kind):
+        return given
+    made = given(*arguments) if callable(given) else given
+    if isinstance(made, kind):
+        return made
+    found = f"a function that returns {made!r:.100}" if callable(given) else f"{given!r:.100}"
+    raise ConfigurationError(
+        f"{name}= is {found}: pass a torch.{kind.__module__.split('.')[1]}.{kind.__name__}, or a function "
+        "that returns one"
+    )
+
+
+def _is_batch(batch: Any) -> bool:
+    if isinstance(batch, (bool, int)):
+        return batch is not True and batch > 0
+    return batch is None or any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
+
+
+def _names(step: Callable[..., object], values: dict[str, Any]) -> list[str]:
     """Return the arguments that a step function asks for.
 
     Raises:
-        ConfigurationError: It asks for one that `estimate` does not have.
+        ConfigurationError: It asks for one that `estimate` does not have, or did not get.
     """
-    names = list(inspect.signature(step).parameters)
-    unknown = [name for name in names if name not in _ARGUMENTS]
-    if unknown:
-        raise ConfigurationError(
-            f"the step asks for {unknown[0]!r}: its arguments may be named {', '.join(_ARGUMENTS)}"
-        )
-    return names
+    asked = {
+        name: parameter.default is not parameter.empty
+        for name, parameter in inspect.signature(step).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    for name, has_default in asked.items():
+        if name not in values and not has_default:
+            raise ConfigurationError(
+                f"the step asks for {name!r}: its arguments may be named {', '.join(_ARGUMENTS)}"
+            )
+        if values.get(name) is None and not has_default:
+            raise ConfigurationError(f"the step asks for {name!r}: pass {name}= to memlog.estimate")
+    return [name for name in asked if values.get(name) is not None]
 
 
 def ask(
@@ -148,6 +181,10 @@ def ask(
     if not callable(step):
         raise ConfigurationError(
             f"step={step!r:.100}: pass a function that makes one training step"
+        )
+    if not _is_batch(batch):
+        raise ConfigurationError(
+            f"batch={batch!r:.100}: write a whole number above 0, or pass tensors"
         )
     if device not in ("cuda", "cpu"):
         raise ConfigurationError(f"device={device!r}: write 'cuda' or 'cpu'")

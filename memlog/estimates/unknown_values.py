@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import (
+    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -20,15 +22,21 @@ from memlog.errors import ConfigurationError
 
 _CALCULATES = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ "
-    "__abs__"
+    "__abs__ __round__"
 )
-_DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __round__"
+_LATE = 1000.0
+"""Value that optimizers read: a number of steps after which all of them do what they do from then on."""
+_DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
+
+
+class ValueUsedError(Exception):
+    """What the program does next depends on a tensor's value."""
 
 
 class UnknownNumber(float):
     """Number that stands for the value of a fake tensor (``loss.item()``).
 
-    Calculating with it gives another one. To compare it raises `ConfigurationError`, because what the program
+    Calculating with it gives another one. To compare it raises `ValueUsedError`, because what the program
     does next would depend on it.
     """
 
@@ -40,15 +48,13 @@ def _calculating(name: str) -> Callable[..., Any]:
 
     def calculate(self: UnknownNumber, *others: Any) -> Any:
         result = method(self, *others)
-        return UnknownNumber(result) if isinstance(result, float) else result
+        return UnknownNumber(result) if isinstance(result, (int, float)) else result
 
     return calculate
 
 
 def _deciding(*_: Any) -> Any:
-    raise ConfigurationError(
-        "the step uses a tensor's value to decide, but an estimate computes none: remove that use"
-    )
+    raise ValueUsedError
 
 
 for _name in _CALCULATES.split():
@@ -59,14 +65,14 @@ for _name in _DECIDES.split():
 
 @contextmanager
 def unknown_values() -> Iterator[None]:
-    """Let programs read the values of fake tensors of fractions inside the block.
+    """Let programs read the values of fake tensors inside the block.
 
     Torch's optimizers may also decide by them: what they compute changes no size.
     """
     mode = _Reading()
     hooks = (
-        register_optimizer_step_pre_hook(lambda *_: mode.optimizer(stepping=True)),
-        register_optimizer_step_post_hook(lambda *_: mode.optimizer(stepping=False)),
+        register_optimizer_step_pre_hook(lambda optimizer, *_: mode.optimizer(optimizer)),
+        register_optimizer_step_post_hook(lambda *_: mode.optimizer(None)),
     )
     try:
         with mode:
@@ -83,13 +89,26 @@ class _Reading(TorchFunctionMode):
         super().__init__()
         self._known = False
 
-    def optimizer(self, *, stepping: bool) -> None:
-        """Note that an optimizer's step begins or ends."""
-        self._known = stepping
+    def optimizer(self, stepping: Optimizer | None) -> None:
+        """Note that an optimizer's step begins; ``None``: that it ends.
+
+        Raises:
+            ConfigurationError: The optimizer has parameters with bytes: the step would not change the model.
+        """
+        self._known = stepping is not None
+        groups = () if stepping is None else stepping.param_groups
+        if not all(isinstance(one, FakeTensor) for group in groups for one in group["params"]):
+            raise ConfigurationError(
+                f"the step uses an optimizer ({type(stepping).__name__}) that memlog.estimate did not get: "
+                "pass optimizer="
+            )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.item and args[0].is_floating_point():
-            return 1.0 if self._known else UnknownNumber(1.0)
+        fake = isinstance(args[0], FakeTensor) if args else False
+        if func is Tensor.item and fake and args[0].constant is None:
+            return _LATE if self._known else UnknownNumber(1.0)
         if func is Tensor.__format__:
             return "?"
+        if fake and func in (Tensor.numpy, Tensor.__array__):
+            raise ValueUsedError
         return func(*args, **(kwargs or {}))

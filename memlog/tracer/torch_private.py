@@ -6,6 +6,7 @@ torch may change them at any time. If one is missing, the engine that needs it d
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,10 +163,27 @@ def compilations() -> int:
 
 def fakes_active() -> bool:
     """Return whether a ``FakeTensorMode`` is active on this thread, so that new tensors have no bytes."""
+    return bool(_fake_modes())
+
+
+def live_fakes() -> list[Any]:
+    """Return the live tensors of this thread's active ``FakeTensorMode``."""
+    modes = _fake_modes()
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    return fakes is not None and any(
-        isinstance(mode, fakes.FakeTensorMode) for mode in mode_stack()
-    )
+    return [
+        value
+        for value in (gc.get_objects() if modes else ())
+        if fakes is not None and type(value) is fakes.FakeTensor and value.fake_mode in modes
+    ]
+
+
+def _fake_modes() -> list[Any]:
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return [
+        mode
+        for mode in mode_stack()
+        if fakes is not None and isinstance(mode, fakes.FakeTensorMode)
+    ]
 
 
 _tracing_state = _find("_C._get_tracing_state")

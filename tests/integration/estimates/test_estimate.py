@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from support.training import CASES, measured_peak
+from support.training import CASES, Case, measured_peak
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -167,7 +167,9 @@ def test_values_may_be_printed_but_not_decided_by(capsys: pytest.CaptureFixture[
 
     estimated(step=prints, optimizer=None)
     assert "0.5" in capsys.readouterr().out
-    with pytest.raises(memlog.ConfigurationError, match="to decide"):
+    with pytest.raises(
+        memlog.ConfigurationError, match=r"\.py, line \d+: what happens next depends"
+    ):
         estimated(step=decides, optimizer=None)
 
 
@@ -176,10 +178,118 @@ def test_a_wrong_argument_is_one_clear_line() -> None:
         estimated(step=lambda data: data)
     with pytest.raises(memlog.ConfigurationError, match="write 'cuda' or 'cpu'"):
         estimated(device="tpu")
+    for wrong, message in [
+        ({"batch": 0}, "write a whole number above 0"),
+        ({"batch": "8"}, "write a whole number above 0"),
+        ({"batch": None}, "pass batch= to memlog.estimate"),
+        ({"optimizer": None}, "pass optimizer= to memlog.estimate"),
+        ({"model": "gpt2"}, "pass a torch.nn.Module"),
+        ({"optimizer": lambda _: None}, "function that returns None: pass a torch.optim.Optimizer"),
+    ]:
+        with pytest.raises(memlog.ConfigurationError, match=message):
+            estimated(**wrong)
+    with pytest.raises(memlog.ConfigurationError, match="needs no more memory than a small one"):
+        estimated(step=lambda model: model(torch.randn(4, 256))).largest_batch("2 GiB")
     with pytest.raises(memlog.ConfigurationError, match="pass batch="):
         estimated(
             step=lambda model: model(torch.randn(4, 256)).sum().backward(), batch=None
         ).with_batch(2)
+
+
+class Sign(torch.autograd.Function):
+    """Keeps a mask of booleans, with which its backward pass multiplies fractions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mask = x.abs() < 1
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.mask
+
+
+class Signed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(256, 512), nn.Linear(512, 256)
+        self.scale = torch.ones(512, 512)  # neither a parameter nor a buffer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = (Sign.apply(self.first(x)) @ self.scale).view(-1, 2, 16, 16)
+        columns = nn.functional.unfold(image, 3, padding=1)
+        return self.last(nn.functional.fold(columns, 16, 3, padding=1).flatten(1))
+
+
+def test_tensors_that_the_program_keeps_and_casts_inside_operations_are_counted() -> None:
+    case = Case(Signed, lambda batch: torch.randn(batch, 256), lambda out: out.mean(), 512)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        case.loss(model(case.inputs(batch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    real = measured_peak(case)
+    for model in (Signed, Signed()):
+        found = estimated(step=train, model=model, optimizer=torch.optim.Adam, batch=512)
+        assert found.peak == pytest.approx(real, rel=0.002)
+
+
+def test_a_copy_of_the_model_that_a_step_keeps_is_counted() -> None:
+    kept: list[Any] = []
+
+    def made() -> nn.Module:
+        model = layers()
+        kept[:] = [torch.optim.swa_utils.AveragedModel(model)]
+        return model
+
+    def averages(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        step(model, optimizer, batch)
+        kept[0].update_parameters(model)
+
+    parameters = sum(each.nbytes for each in layers().parameters())
+    more = estimated(step=averages, model=made).peak - estimated().peak
+    assert more == pytest.approx(parameters, abs=64)
+
+
+def test_programs_may_name_cuda_devices_and_convert_the_model() -> None:
+    device = torch.device("cuda", 0)
+
+    def named(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        inputs = torch.randn(batch, 256).bfloat16().pin_memory().to(device, non_blocking=True)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+
+    whole = estimated(device="cuda").peak
+    assert estimated(step=named, model=lambda: layers().to("cuda").bfloat16()).peak < 0.6 * whole
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adagrad, torch.optim.ASGD]
+)
+def test_optimizers_may_read_their_own_step(kind: Any) -> None:
+    assert estimated(optimizer=kind).categories["optimizer state"] > 0
+
+
+def test_what_an_estimate_would_get_wrong_is_refused() -> None:
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    hooked = layers()
+    next(hooked.parameters()).register_post_accumulate_grad_hook(print)
+    for changed, message in [
+        ({"model": None, "optimizer": None}, "pass model="),
+        ({"model": None, "optimizer": optimizer}, "pass model="),
+        ({"model": model, "optimizer": None}, "pass optimizer="),
+        ({"model": hooked, "step": step}, "parameter has hooks"),
+        ({"model": torch.compile(model), "step": step}, r"without torch\.compile"),
+    ]:
+        around: dict[str, Any] = {"step": lambda: step(model, optimizer, 64)} | changed
+        with pytest.raises(memlog.ConfigurationError, match=message):
+            estimated(**around)
+    assert not optimizer.state
+    assert all(each.grad is None for each in model.parameters())
 
 
 def test_the_flame_graph_opens_in_speedscope(tmp_path: Path) -> None:
@@ -219,14 +329,20 @@ def test_the_command_prints_a_table_and_fails_if_nothing_fits(tmp_path: Path) ->
 
 def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
-    script.write_text("def job(): return 1\n")
+    script.write_text(
+        "def job(): return 1\ndef fails(): return 1 / 0\ndef more(): return {'step': fails, 'lr': 1}\n"
+    )
     for target, message in [
+        (f"{script}:fails", "nothing was estimated: ZeroDivisionError"),
+        (f"{script}:more", "has the key 'lr'"),
         ("job.py", "write the script and its function"),
         (f"{script}:other", "has no function 'other'"),
         (f"{script}:job", "returns no dictionary"),
     ]:
         shown = CliRunner().invoke(cli, ["estimate", target])
         assert (shown.exit_code, message in shown.output) == (2, True), shown.output
+    shown = CliRunner().invoke(cli, ["estimate", f"{script}:job", "--batch", "8"])
+    assert (shown.exit_code, "job() has other arguments" in shown.output) == (2, True), shown.output
 
 
 def test_what_an_lstm_keeps_on_the_cpu_is_refused() -> None:

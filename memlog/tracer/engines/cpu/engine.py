@@ -81,6 +81,8 @@ class DispatchEngine:
         self._model_tensors.add_new_roots()
         for optimizer in optimizers:
             self._model_tensors.add_optimizer(optimizer)
+        for fake in torch_private.live_fakes():
+            self._live_storages.track_existing(fake)
         op_workspace.update_precisions()
         self._hooks.install()
         self._patches.subscribe()

@@ -1,0 +1,62 @@
+"""Devices that a program names: during an estimate all are the CPU, whose operations memlog can trace."""
+
+# PyTorch leaves some of these without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def all_on_cpu() -> Iterator[None]:
+    """Make every tensor on the CPU inside the block, also if the program names a CUDA device."""
+    with (
+        torch.device("cpu"),  # instead of the program's default device
+        _OnCpu(),
+        patch.object(nn.Module, "_apply", _convert),
+        patch.object(torch.cuda, "synchronize", lambda *_: None),
+    ):
+        yield
+
+
+class _OnCpu(TorchFunctionMode):
+    """Replaces names of CUDA devices among the arguments of torch's functions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.cuda, Tensor.pin_memory):
+            return args[0]
+        named = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        given = [_on_cpu(value) for value in args]
+        if func is torch.device and (given, named) != (list(args), kwargs or {}):
+            return torch.device("cpu")
+        if func is Tensor.to and len(given) > 1 and type(given[1]) is int:
+            given[1] = "cpu"  # the number of a CUDA device
+        return func(*given, **named)
+
+
+def _on_cpu(value: Any) -> Any:
+    is_name = isinstance(value, (str, torch.device))
+    return "cpu" if is_name and str(value).partition(":")[0] == "cuda" else value
+
+
+def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """Convert a module's tensors: torch's own method refuses fake parameters."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            parameter.data = fn(parameter.data)
+            if parameter.grad is not None:
+                parameter.grad = fn(parameter.grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
