@@ -24,7 +24,6 @@ from click.testing import CliRunner
 
 from memlog.cli.main import cli
 from support import child, hyco
-from support.fork_server import libraries_of
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -120,15 +119,13 @@ class Reader:
 
     def _run_python(self, code: str) -> str:
         if self._shell is None:
-            program = self.folder / "shell_of_the_page.py"
-            imports = "".join(f"import {name}\n" for name in libraries_of(code))
-            program.write_text(imports + _SHELL)
-            self._shell = child.start_program(
-                program,
-                directory=self.folder,
-                environment={**hyco.environment(), **self.environment},
+            self._shell = subprocess.Popen(
+                [sys.executable, "-c", _SHELL],
+                cwd=self.folder,
+                env={**hyco.environment(), **self.environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                encoding="utf-8",
             )
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None

@@ -106,6 +106,7 @@ def test_memory_stands_in_each_trainers_mlflow_run_at_its_global_step(
     trainer("mlflow", callbacks=passed, run_name="passed twice", **EVERYTHING).train()
     resumed = trainer("mlflow", steps=8, run_name="resumed", **EVERYTHING)
     resumed.train(resume_from_checkpoint="out/checkpoint-6")
+    trainer("mlflow", run_name="only evaluates", **EVERYTHING).evaluate()
     """,
         tmp_path,
     )
@@ -118,6 +119,8 @@ def test_memory_stands_in_each_trainers_mlflow_run_at_its_global_step(
         for phase in ("validation", "checkpoint"):
             assert held[name].steps(f"memory/phase/{phase}/host/rss_mib") == [3, 6]
     assert held["resumed"].steps(RSS) == held["resumed"].steps("loss") == [7, 8]
+    assert held["resumed"].steps("memory/phase/validation/host/rss_mib") == []
+    assert held["only evaluates"].steps("eval_loss") == [0]
 
 
 def test_memory_stands_in_the_rows_of_the_trainers_wandb_run(tmp_path: Path, alone: Path) -> None:
