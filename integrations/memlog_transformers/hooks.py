@@ -54,7 +54,7 @@ def _evaluate(
 ) -> Any:
     """Evaluate as the phase ``validation``. A Trainer predicts with the same method.
 
-    The tracker's run of a Trainer that only evaluates opens after that. The row would go to another Trainer's.
+    The tracker's run of a Trainer that only evaluates opens after that: the row would go to another one's.
     """
     trains = trainer.is_in_train or trainer.state.global_step
     if description != "Evaluation" or (not trains and memlog.current_session() in _trained):

@@ -273,6 +273,7 @@ def test_optimizers_may_read_their_own_step(kind: Any) -> None:
     assert estimated(optimizer=kind).categories["optimizer state"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_what_an_estimate_would_get_wrong_is_refused() -> None:
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
