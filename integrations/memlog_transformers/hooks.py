@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,8 +13,6 @@ import memlog
 from memlog_transformers.callback import MemlogCallback
 
 Method: TypeAlias = Callable[..., Any]
-_trained: weakref.WeakSet[memlog.Session] = weakref.WeakSet()
-"""Sessions in which a Trainer has trained."""
 
 
 def install() -> None:
@@ -38,9 +35,7 @@ def _wrap(owner: type, name: str, around: Method) -> None:
 
 def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
     """Begin a training, with one callback that counts: the Trainer's last, behind those that open runs."""
-    session = memlog.current_session()
-    if session is not None:
-        _trained.add(session)
+    if memlog.current_session() is not None:
         ours = [one for one in handler.callbacks if isinstance(one, MemlogCallback)]
         if not ours:
             handler.callbacks.append(MemlogCallback())
@@ -52,12 +47,8 @@ def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
 def _evaluate(
     method: Method, trainer: Any, dataloader: Any, description: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluate as the phase ``validation``. A Trainer predicts with the same method.
-
-    The tracker's run of a Trainer that only evaluates opens after that: the row would go to another one's.
-    """
-    trains = trainer.is_in_train or trainer.state.global_step
-    if description != "Evaluation" or (not trains and memlog.current_session() in _trained):
+    """Evaluate as the phase ``validation``. A Trainer predicts with the same method."""
+    if description != "Evaluation":
         return method(trainer, dataloader, description, *args, **kwargs)
     with memlog.phase("validation"):
         return method(trainer, dataloader, description, *args, **kwargs)

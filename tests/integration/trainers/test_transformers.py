@@ -119,7 +119,7 @@ def test_memory_stands_in_each_trainers_mlflow_run_at_its_global_step(
         for phase in ("validation", "checkpoint"):
             assert held[name].steps(f"memory/phase/{phase}/host/rss_mib") == [3, 6]
     assert held["resumed"].steps(RSS) == held["resumed"].steps("loss") == [7, 8]
-    assert held["resumed"].steps("memory/phase/validation/host/rss_mib") == []
+    assert held["resumed"].steps("memory/phase/validation/host/rss_mib") == [8]
     assert held["only evaluates"].steps("eval_loss") == [0]
 
 
