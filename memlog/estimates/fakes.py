@@ -99,7 +99,8 @@ class UsedTensors(TorchDispatchMode):
         self._fakes = fakes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.ops.aten.lift_fresh.default:  # its tensor was made of Python's numbers
+        # The tensor of `lift_fresh` was made of Python's numbers.
+        if func is not torch.ops.aten.lift_fresh.default and _has_bytes((args, kwargs)):
             args, kwargs = tree_map_only(Tensor, self._fake, (args, kwargs))
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.col2im.default:  # it makes its result as large as its argument
@@ -115,6 +116,15 @@ class UsedTensors(TorchDispatchMode):
                 "pass model=, for several models an nn.ModuleList of them"
             )
         return self._fakes.of(tensor)
+
+
+def _has_bytes(values: Any) -> bool:
+    """Return whether an operation's arguments contain a tensor that is no fake. Nearly none do."""
+    if isinstance(values, (tuple, list)):
+        return any(map(_has_bytes, values))
+    if isinstance(values, dict):
+        return any(map(_has_bytes, values.values()))
+    return isinstance(values, Tensor) and not isinstance(values, FakeTensor)
 
 
 def _restore(tensors: dict[str, Any], before: dict[str, Any]) -> Callable[[], None]:
