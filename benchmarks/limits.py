@@ -101,7 +101,7 @@ _PACED = """
         return UploadState.load(run, "mlflow")
 
     def behind():
-        [file] = [file for file in run.files() if file.process.startswith("trainer")]
+        [file] = run.files("trainer")
         [written] = run.path.glob("trainer-*")   # some megabytes: one segment
         size = written.stat().st_size
         progress = remembered().files.get(file.process)

@@ -15,6 +15,7 @@ from memlog.journal import RunDirectory
 from memlog.reports.history import highest_of
 from memlog.reports.live import LiveMemory, LiveRank, LiveState
 from memlog.reports.schema import AlertFacts, RunStatus
+from memlog.reports.verdict import beyond
 
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -44,8 +45,7 @@ def page_of(console: Console, state: LiveState) -> RenderableType:
     parts.append(plain(state.verdict, style))
     if state.findings and state.findings[0].remedy:
         parts.append(plain(f"what to do: {state.findings[0].remedy}"))
-    # The alerts of a finding and of an unexpected end repeat the verdict.
-    alerts = [alert for alert in state.alerts if alert.title not in state.verdict]
+    alerts = beyond(state.verdict, state.alerts)
     if alerts:
         parts += [Text(), _alerts(console, alerts, state.alerts_total - len(state.alerts))]
     if len(state.ranks) > 1:

@@ -149,8 +149,7 @@ def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBu
 def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
     """Return the trackers' runs that the trainer's last events belong to, by backend."""
     bindings: dict[str, Binding] = {}
-    for file in run.files():
-        if file.process.startswith("trainer"):
-            for header in file.headers():
-                bindings = header.bindings
+    for file in run.files("trainer"):
+        for header in file.headers():
+            bindings = header.bindings
     return bindings

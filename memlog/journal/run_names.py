@@ -30,18 +30,16 @@ def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
     opened = {state.backend: state.own_run for state in read_states(run)}
     found = {backend: binding for backend, binding in opened.items() if binding is not None}
     # The helper process knows no more about a run than the trainer does.
-    for file in run.files():
-        if file.process.startswith("trainer"):
-            for header in file.headers():
-                found.update(header.bindings)
+    for file in run.files("trainer"):
+        for header in file.headers():
+            found.update(header.bindings)
     return found
 
 
 def _given(run: RunDirectory) -> str | None:
-    for file in run.files():
-        if file.process.startswith("trainer"):
-            events = (entry.event for entry in islice(file.read(), _FIRST_EVENTS))
-            return next((event.name for event in events if isinstance(event, Run)), None)
+    for file in run.files("trainer"):
+        events = (entry.event for entry in islice(file.read(), _FIRST_EVENTS))
+        return next((event.name for event in events if isinstance(event, Run)), None)
     return None
 
 

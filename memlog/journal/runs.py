@@ -18,7 +18,7 @@ from memlog.errors import (
     UnwritableDirectoryError,
 )
 from memlog.events import End
-from memlog.journal.format import Header, Position, ProcessIdentity, parse_segment_name
+from memlog.journal.format import Header, Position, ProcessIdentity, Role, parse_segment_name
 from memlog.journal.process_identity import birth_of
 from memlog.journal.reader import JournalFile
 from memlog.settings import runs_directory
@@ -76,9 +76,15 @@ class RunDirectory:
             is_default = False
         return line if is_default else f"{line} --dir {shlex.quote(str(self.path.parent))}"
 
-    def files(self) -> list[JournalFile]:
-        """Return one reader for each process that wrote to the journal, the trainer's first."""
-        processes = {process for process, _ in _segments(self.path)}
+    def files(self, role: Role | None = None) -> list[JournalFile]:
+        """Return one reader for each process that wrote to the journal, the trainer's first.
+
+        Args:
+            role: Only those of processes with this role; ``None``: all.
+        """
+        processes = {
+            process for process, _ in _segments(self.path) if process.startswith(role or "")
+        }
         ordered = sorted(
             processes, key=lambda process: (not process.startswith("trainer"), process)
         )
@@ -86,10 +92,7 @@ class RunDirectory:
 
     def trainer(self) -> Header | None:
         """Return the first header that the trainer wrote; ``None`` if none can be read."""
-        for file in self.files():
-            if file.process.startswith("trainer"):
-                return next(file.headers(), None)
-        return None
+        return next((next(file.headers(), None) for file in self.files("trainer")), None)
 
     def begun(self) -> float:
         """Return the time at which the run began, Unix time in seconds."""

@@ -51,8 +51,8 @@ class Gaps:
         self._after = 0 if left_out else self._after + 1
         if self._after < _ENOUGH or self._last is None:
             return []
-        _, *later = self._waiting[-_ENOUGH:]
-        first, last = self._waiting[-_ENOUGH], self._last
+        first, *later = self._waiting[-_ENOUGH:]
+        last = self._last
         # The first level after the gap stands for the last one before it.
         self._shift = Level(first.step - last.step, first.level - last.level)
         self._begins.append((last.step, self._shift.step))

@@ -44,7 +44,7 @@ def steps_ahead(run: RunDirectory) -> int:
     known = registration_of(run)
     if known is None or known.before is None:
         return 0
-    first = next((step for file in _trainers(run) for step in _steps(file)), 0)
+    first = next((step for file in run.files("trainer") for step in _steps(file)), 0)
     return 0 if first else known.before.steps
 
 
@@ -66,7 +66,7 @@ def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
 
 def last_step(run: RunDirectory) -> int | None:
     """Return the last step in a run's journal; ``None`` if it has none."""
-    for file in _trainers(run):
+    for file in run.files("trainer"):
         for segment in reversed(file.segments):
             last = max(_steps(file, Position(segment, 0)), default=None)
             if last is not None:
@@ -84,7 +84,3 @@ def _steps(file: JournalFile, since: Position = START) -> Iterator[int]:
     for entry in file.read(since):
         if isinstance(entry.event, Batch):
             yield entry.event.step
-
-
-def _trainers(run: RunDirectory) -> list[JournalFile]:
-    return [file for file in run.files() if file.process.startswith("trainer")]

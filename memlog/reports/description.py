@@ -14,6 +14,7 @@ from memlog.journal import RunDirectory
 from memlog.reports.aggregates import ALLOCATED, HOST, TREE
 from memlog.reports.schema import HealthFacts, Peak, Summary
 from memlog.reports.summary import summarize
+from memlog.reports.verdict import beyond
 from memlog.reports.worst_step import read_worst_step
 
 _SHOWN = 4
@@ -75,8 +76,7 @@ def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
         layers = {layer.path: layer.at_peak for layer in traced.layers if layer.at_peak}
         if layers:
             yield "Its largest layers", _sizes(layers)
-    # The alerts of a finding and of an unexpected end repeat the verdict.
-    alerts = [alert for alert in summary.alerts if alert.title not in summary.verdict]
+    alerts = beyond(summary.verdict, summary.alerts)
     if alerts:
         more = f", and {len(alerts) - 1:,} more" if len(alerts) > 1 else ""
         yield "Alerts", f"{alerts[0].title}{more}"

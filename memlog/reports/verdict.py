@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from memlog._internal.units import format_bytes
 from memlog.events import Finding, OutOfMemory
 from memlog.reports.level_fold import LEAST_STEPS
-from memlog.reports.schema import FindingFacts
+from memlog.reports.schema import AlertFacts, FindingFacts
 
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
 UNKNOWN_CAUSE = "growth"
@@ -60,6 +60,11 @@ def evidence_and_remedy(finding: Finding | FindingFacts) -> list[str]:
     if finding.remedy:
         lines.append(f"what to do: {finding.remedy}")
     return lines
+
+
+def beyond(verdict: str, alerts: Iterable[AlertFacts]) -> list[AlertFacts]:
+    """Return alerts without those of a finding and of an unexpected end, which repeat the verdict."""
+    return [alert for alert in alerts if alert.title not in verdict]
 
 
 def failure_title(failure: OutOfMemory, last_step: int | None) -> str:

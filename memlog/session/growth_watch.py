@@ -157,6 +157,5 @@ def _line(finding: Finding) -> str:
 
 def _helpers_events(run: RunDirectory) -> Iterator[Event]:
     if run.path.exists():  # the user did not delete it
-        for file in run.files():
-            if file.process.startswith("helper"):
-                yield from (entry.event for entry in file.read())
+        for file in run.files("helper"):
+            yield from (entry.event for entry in file.read())

@@ -18,8 +18,9 @@ def runs_in(folder: Path) -> list[RunDirectory]:
 
 def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
     """The trainer's events of one kind, in order."""
-    trainers = [file for file in run.files() if file.process.startswith("trainer")]
-    return [e.event for file in trainers for e in file.read() if isinstance(e.event, kind)]
+    return [
+        e.event for file in run.files("trainer") for e in file.read() if isinstance(e.event, kind)
+    ]
 
 
 def recorded(session: memlog.Session, kind: type[EventT]) -> list[EventT]:

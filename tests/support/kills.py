@@ -124,7 +124,7 @@ def steps_in(run: RunDirectory) -> list[int]:
 
 def lines_of_the_newest_segment(run: RunDirectory) -> int:
     """Without its header, and with a torn one."""
-    [trainer] = [file for file in run.files() if file.process.startswith("trainer")]
+    [trainer] = run.files("trainer")
     path = run.path / segment_name(trainer.process, max(trainer.segments))
     return max(path.read_bytes().count(b"\n") - 1, 0)
 

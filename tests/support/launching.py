@@ -116,7 +116,6 @@ def recorded(directory: Path) -> list[Recorded]:
     """The runs below a folder, oldest first."""
     runs = []
     for run in list_runs(directory):
-        files = [file for file in run.files() if file.process.startswith("trainer")]
-        events = tuple(entry.event for file in files for entry in file.read())
+        events = tuple(entry.event for file in run.files("trainer") for entry in file.read())
         runs.append(Recorded(run, events))
     return runs

@@ -67,9 +67,8 @@ def _subscribe_rules(
 
 def _earlier_alerts(begin: Begin) -> Iterator[Alert]:
     """Yield the alerts that the run's earlier helper processes raised."""
-    for file in RunDirectory(Path(begin.run_directory)).files():
-        if file.process.startswith("helper"):
-            yield from (e.event for e in file.read() if isinstance(e.event, Alert))
+    for file in RunDirectory(Path(begin.run_directory)).files("helper"):
+        yield from (e.event for e in file.read() if isinstance(e.event, Alert))
 
 
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:

@@ -38,7 +38,7 @@ def hand_over(run: RunDirectory, begin: protocol.Begin) -> None:
 
 def is_held(run: RunDirectory) -> bool:
     """Return whether a helper process has begun with the run."""
-    return any(file.process.startswith("helper") for file in run.files())
+    return bool(run.files("helper"))
 
 
 def handed_over(run: RunDirectory) -> protocol.Begin | None:

@@ -216,9 +216,8 @@ def publish_afterwards(run: RunDirectory) -> None:
 
 def _published(run: RunDirectory) -> Iterator[Event]:
     """Yield what earlier helper processes have published about all ranks."""
-    for file in run.files():
-        if file.process.startswith(ROLE):
-            yield from (entry.event for entry in file.read())
+    for file in run.files(ROLE):
+        yield from (entry.event for entry in file.read())
 
 
 def _identity(alert: Alert) -> tuple[str, str, int | None]:

@@ -64,9 +64,8 @@ def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
 
 def _events(found: Mapping[int, RunDirectory]) -> Iterator[Ranks]:
     for run in found.values():
-        for file in run.files():
-            if file.process.startswith("ranks"):
-                yield from (e.event for e in file.read() if isinstance(e.event, Ranks))
+        for file in run.files("ranks"):
+            yield from (e.event for e in file.read() if isinstance(e.event, Ranks))
 
 
 def rank_chart(ranks: list[Rank]) -> Chart | None:

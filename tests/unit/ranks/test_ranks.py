@@ -253,11 +253,10 @@ def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) 
 
     def published() -> list[object]:
         publish_afterwards(runs[0])
-        files = (file for file in runs[0].files() if file.process.startswith("ranks"))
-        return [entry.event for file in files for entry in file.read()]
+        return [entry.event for file in runs[0].files("ranks") for entry in file.read()]
 
     first = published()
     assert [type(event) for event in first] == [Ranks] * 5 + [Alert]
     assert published() == first
     publish_afterwards(runs[1])
-    assert not any(file.process.startswith("ranks") for file in runs[1].files())
+    assert not runs[1].files("ranks")

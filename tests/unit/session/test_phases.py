@@ -1,7 +1,5 @@
 """Phases: nested, ended also by an exception, each with its own peak, and the user's counters unchanged."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +16,7 @@ from memlog.session.session import Session
 MIB = 2**20
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    yield tmp_path
-    memlog.finish()
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def phases_of(session: Session) -> list[Phase]:

@@ -1,8 +1,6 @@
 """What trainers' callbacks use of a session: the running one, their own numbers of steps, runs of loggers."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +10,7 @@ from memlog.events import Batch
 from memlog.journal import RunDirectory
 from memlog.session.session import Session
 
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    yield tmp_path
-    memlog.finish()
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def steps_of(session: Session) -> list[int]:
