@@ -49,9 +49,9 @@ def _forecast(finding: Finding) -> str:
     if finding.forecast is None:
         return ""
     low, high = finding.forecast
-    limit = "the limit" if finding.limit is None else f"the limit of {format_bytes(finding.limit)}"
     steps = f"step {low:,}" if low == high else f"step {low:,} to {high:,}"
-    return f", and reaches {limit} at {steps}"
+    limit = "" if finding.limit is None else f" ({format_bytes(finding.limit)})"
+    return f", and memory runs out at {steps}{limit}"
 
 
 def evidence_and_remedy(finding: Finding | FindingFacts) -> list[str]:

@@ -179,7 +179,7 @@ def masked(text: str) -> list[str]:
     """Lines without what differs between runs and machines: numbers, ids, times, how a peak was obtained."""
     text = re.sub(r"\b[0-9a-f]{32}\b", "RUN", _ID.sub("RUN", text))
     text = re.sub(r"/\S*/(?=memlog_runs)", "", text)
-    text = re.sub(r", and reaches the limit of .*? at step [\d,]+( to [\d,]+)?", "", text)
+    text = re.sub(r", and memory runs out at step [\d,]+( to [\d,]+)? \(.*?\)", "", text)
     text = re.sub(r"\b(exact|watermark \(upper bound\)|sampled \(lower bound\))", "SOURCE", text)
     text = re.sub(r"[-+\u2212]?\d[\d.,:]*(e-?\d+)?", "#", text)
     text = re.sub(r"# (B|KiB|MiB|GiB)\b", "# bytes", text)
