@@ -40,6 +40,7 @@ class BatchRecorder:
     Attributes:
         parameters: Publishes the run's parameters and devices.
         health: Publishes memlog's own cost and errors.
+        host: Has read the host's memory at the last step.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BatchRecorder:
         self._run_detector = run_detector
         self._diagnostics = diagnostics
         self._generation = self._warned_in = fork.generation
-        self._host = HostProbe(diagnostics)
+        self.host = HostProbe(diagnostics)
         self._accelerators = AcceleratorProbe(diagnostics)
         self.parameters = RunParameters(
             settings, bus, run_detector, self._accelerators, diagnostics, model, before_parameters
@@ -151,16 +152,6 @@ class BatchRecorder:
         """The step that ends next."""
         return self._next
 
-    @property
-    def rss_file(self) -> int | None:
-        """Bytes of the last step's resident set that were pages of mapped files."""
-        return self._host.rss_file
-
-    @property
-    def anon_and_shared(self) -> tuple[int | None, int | None]:
-        """Bytes of the last step's resident set that were anonymous, and those that were shared memory."""
-        return self._host.rss_anon, self._host.rss_shared
-
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
@@ -168,7 +159,7 @@ class BatchRecorder:
 
     def close(self) -> None:
         """Close the files of the host's memory figures."""
-        self._host.close()
+        self.host.close()
 
     def _record(self, number: int | None = None) -> None:
         begun = time.perf_counter_ns()
@@ -203,7 +194,7 @@ class BatchRecorder:
     def _publish(self, step: int) -> None:
         devices = self._accelerators.read()
         self.parameters.publish(devices)
-        rss, rss_peak, rss_peak_source = self._host.read()
+        rss, rss_peak, rss_peak_source = self.host.read()
         self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
         self._bus.publish(self._last)
 

@@ -157,7 +157,7 @@ class Recording:
                 diagnostics,
                 self._console,
                 self._on_alert,
-                lambda: self.batches.rss_file,
+                lambda: self.batches.host.rss_file,
             )
             undo.callback(self._alert_judge.close)
         in_process = [name for name, found in backends.items() if writes_in_process(found)]
@@ -200,7 +200,7 @@ class Recording:
             self._bus,
             diagnostics,
             self._on_alert,
-            lambda: self.batches.anon_and_shared,
+            lambda: (self.batches.host.rss_anon, self.batches.host.rss_shared),
             lambda: self._tracer is not None and self._tracer.busy,
             layers=settings.layers,
         )

@@ -114,6 +114,11 @@ class HelperProcess:
         return self.process is not None and self.process.poll() is not None
 
     @property
+    def has_ended_early(self) -> bool:
+        """True if the helper has ended, and has not left its run to another rank's."""
+        return self.has_ended and not self.has_handed_over
+
+    @property
     def has_handed_over(self) -> bool:
         """True if the helper has left its run to the helper of another rank."""
         return self.process is not None and self.process.returncode == protocol.HANDED_OVER

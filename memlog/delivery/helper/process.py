@@ -28,13 +28,14 @@ from memlog.delivery.helper.origin import OriginReader
 from memlog.delivery.helper.rank_work import RankWork
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.run_uploaders import RunUploaders
-from memlog.delivery.helper.sampler import Sampler, StepFollower
+from memlog.delivery.helper.sampler import Sampler
+from memlog.delivery.helper.trainer import Trainer
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
-from memlog.journal import JournalFile, JournalWriter, RunDirectory, binding_of
+from memlog.journal import JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
 
@@ -51,8 +52,6 @@ ANOTHER_PROGRAM = (
 )
 """Reason for the status ``killed`` of a run whose process lives."""
 _NICENESS = 10
-_REPARENTED_WITHIN = 2.0
-"""Seconds within which the children of a dead process get another parent."""
 _WORTH_A_REPORT_US = 10_000_000
 """Microseconds from which on a run without a tracker gets a report: making one takes half a second."""
 
@@ -105,7 +104,8 @@ class Helper:
         self._judging = Judging()
         with self._diagnostics.contained("reading the alert rules"):
             self._judging = judge(begin, self._bus, self._diagnostics)
-        self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
+        self._trainer = Trainer(begin, self._run)
+        self._follower = self._trainer.follower
         self._sampler = Sampler(
             begin.trainer_pid,
             begin.settings.sample_interval,
@@ -122,7 +122,6 @@ class Helper:
         self._origin = OriginReader(begin.trainer_pid, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders = RunUploaders(self._run, self._settings, begin.begun_us)
-        self._finish: protocol.Finish | None = None
         self._unwritten_ms = 0.0
         self._stop = stop
         self.ranks = RankWork(self._run, begin, self._help_with, self._diagnostics)
@@ -140,7 +139,7 @@ class Helper:
     def run(self, lines: LineReader | NoMessages) -> bool:
         """Work until the trainer has ended, then deliver the rest; return whether all was delivered."""
         # The pipe closes when the trainer has sent everything, or has died.
-        while lines.open and not self._trainer_is_over():
+        while lines.open and not self._is_over:
             for line in lines.read(min(TICK, self._sampler.pause)):
                 self.handle(line)
             self._sampler.sample_if_due()
@@ -163,6 +162,10 @@ class Helper:
         return self._uploaders.deliver_rest(self._stop)
 
     @property
+    def _is_over(self) -> bool:
+        return self._trainer.has_told_its_end or self._stop.has_come or self._trainer.is_gone
+
+    @property
     def _has_trackers(self) -> bool:
         return bool(self._uploaders or self._journal.bindings)
 
@@ -171,7 +174,7 @@ class Helper:
 
         The report of a run without a tracker is made later, so that its end need not wait.
         """
-        if self._goes_on or not self._has_trackers:
+        if self._trainer.goes_on or not self._has_trackers:
             return
         faults = self._diagnostics.faults.total()
         self._report.publish()
@@ -181,18 +184,13 @@ class Helper:
     def report_later(self) -> None:
         """Make the report of a run without a tracker in another process, which nothing waits for."""
         lasted = now_us() - self._begin.begun_us
-        if not (self._has_trackers or self._goes_on or lasted < _WORTH_A_REPORT_US):
+        if not (self._has_trackers or self._trainer.goes_on or lasted < _WORTH_A_REPORT_US):
             make_later(self._run, self._begin.alerts_fd)
-
-    @property
-    def _goes_on(self) -> bool:
-        """True if the run goes on without this helper."""
-        return not self._is_gone() and self._finish is None and self._follower.end is None
 
     def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
         with self._diagnostics.contained("explaining how the run ended"):
-            if self._has_told_its_end or self._trainer_is_dead():
+            if self._trainer.has_told_its_end or self._trainer.is_gone_soon():
                 self._follower.look()
                 self._write_what_is_missing()
                 if self._follower.end is None:
@@ -213,7 +211,7 @@ class Helper:
 
     def _write_what_is_missing(self) -> None:
         """Write the trainer's last health event and end, if a full disk kept them out of its journal."""
-        finish, written = self._finish, self._follower.health
+        finish, written = self._trainer.finish, self._follower.health
         if finish is None:
             return
         last = finish.health
@@ -228,30 +226,6 @@ class Helper:
         self._follower.end = end
         self._uploaders.set_end(end)
         self._bus.publish(end)
-
-    def _trainer_is_dead(self) -> bool:
-        """Return whether the trainer has died; its pipe closes a moment before its children change parent."""
-        deadline = time.monotonic() + _REPARENTED_WITHIN
-        while not self._is_gone():
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(TICK / 10)
-        return True
-
-    @property
-    def _has_told_its_end(self) -> bool:
-        """True if the trainer has sent its end or, if it can send nothing, has written it."""
-        return self._finish is not None or (self._begin.shared and self._follower.end is not None)
-
-    def _trainer_is_over(self) -> bool:
-        return self._has_told_its_end or self._stop.has_come or self._is_gone()
-
-    def _is_gone(self) -> bool:
-        """Return whether the trainer has died."""
-        if self._begin.shared:
-            return not self._run.is_alive()
-        # If the parent dies, the child gets another one. A process number alone could have been reused.
-        return os.getppid() != self._begin.trainer_pid
 
     def _help_with(self, begin: protocol.Begin) -> None:
         """Do, on the calling thread, the work of a helper for the run of another rank of this machine."""
@@ -281,7 +255,7 @@ class Helper:
         elif isinstance(message, (protocol.Ranked, protocol.Lead)):
             self._take_place(message)
         elif isinstance(message, protocol.Finish):
-            self._finish = message
+            self._trainer.finish = message
 
     def _take_place(self, message: protocol.Ranked | protocol.Lead) -> None:
         if isinstance(message, protocol.Lead):
@@ -304,8 +278,8 @@ class Helper:
             self._journal.append(
                 HealthEvent(
                     time_us=now_us(),
-                    step=self._finish.health.step
-                    if unwritten_ms and self._finish
+                    step=self._trainer.finish.health.step
+                    if unwritten_ms and self._trainer.finish
                     else self._follower.step,
                     overhead_ms=None,
                     overhead_total_ms=unwritten_ms,

@@ -62,8 +62,7 @@ class RankJournal:
         self._news = TrainingNews(registration, self._readers)
         self._journal: JournalWriter | None = None
         self._own_rank = registration.place.rank
-        self._bindings: list[tuple[int, Mapping[str, Binding]]] = []
-        """The tracker's runs that the own steps belong to, and the first step of each."""
+        self._own_runs = _OwnRuns()
         self._search_due = 0.0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="memlog-ranks", daemon=True)
@@ -140,42 +139,34 @@ class RankJournal:
     def _take(self, rank: int, header: Header, event: Event) -> None:
         if isinstance(event, Batch):
             self._spreads.add(rank, event)
-            if rank == self._own_rank and header.bindings != self._newest_bindings:
-                self._bindings.append((event.step, header.bindings))
+            if rank == self._own_rank:
+                self._own_runs.note(event.step, header.bindings)
         elif isinstance(event, (End, Exit)):
             self._spreads.end(rank)
         self._news.take(rank, event)
 
     def _publish(self, *, final: bool = False) -> None:
         for event in self._spreads.take(final=final):
-            self._bind(event.step)
-            self._writer.append(event)
+            self._write(event, event.step)
 
     def _publish_alerts(self, *, final: bool = False) -> None:
         for alert in self._news.alerts(final=final):
             if _identity(alert) in self._told:
                 continue  # an earlier helper process has published it
-            if alert.step is not None:
-                self._bind(alert.step)
-            self._writer.append(alert)
+            self._write(alert, alert.step)
+
+    def _write(self, event: Ranks | Alert, step: int | None) -> None:
+        """Write an event, for the tracker's run that the own step belongs to."""
+        if step is not None:
+            for backend, binding in self._own_runs.at(step).items():
+                if self._writer.bindings.get(backend) != binding:
+                    self._writer.bind(backend, binding)
+        self._writer.append(event)
 
     @property
     def failure(self) -> Failure | None:
         """Bad end of the training; ``None``: it goes on, or has ended well."""
         return self._news.failure
-
-    @property
-    def _newest_bindings(self) -> Mapping[str, Binding]:
-        return self._bindings[-1][1] if self._bindings else {}
-
-    def _bind(self, step: int) -> None:
-        """Let a step belong to the tracker's run that the own step belongs to."""
-        while len(self._bindings) > 1 and self._bindings[1][0] <= step:
-            del self._bindings[0]
-        if self._bindings and self._bindings[0][0] <= step:
-            for backend, binding in self._bindings[0][1].items():
-                if self._writer.bindings.get(backend) != binding:
-                    self._writer.bind(backend, binding)
 
     @property
     def _writer(self) -> JournalWriter:
@@ -193,6 +184,24 @@ class RankJournal:
 
     def _are_over(self) -> bool:
         return all(reader.is_over for reader in self._readers.values())
+
+
+class _OwnRuns:
+    """The tracker's runs that the own steps belong to, and the first step of each."""
+
+    def __init__(self) -> None:
+        self._since: list[tuple[int, Mapping[str, Binding]]] = []
+
+    def note(self, step: int, bindings: Mapping[str, Binding]) -> None:
+        """Take the bindings of an own step; steps come in order."""
+        if not self._since or bindings != self._since[-1][1]:
+            self._since.append((step, bindings))
+
+    def at(self, step: int) -> Mapping[str, Binding]:
+        """Return the bindings of a step, which is never before one that was asked for earlier."""
+        while len(self._since) > 1 and self._since[1][0] <= step:
+            del self._since[0]
+        return self._since[0][1] if self._since and self._since[0][0] <= step else {}
 
 
 def publish_afterwards(run: RunDirectory) -> None:

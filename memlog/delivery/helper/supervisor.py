@@ -125,7 +125,7 @@ class SupervisedHelper:
             True if the helper has ended, or was started again, since the last call.
         """
         with self._lock:
-            if not (self.is_away or self._over.is_set()) and self._has_ended_early:
+            if not (self.is_away or self._over.is_set()) and self.current.has_ended_early:
                 self.changed = self.is_away = True
                 self._handle_early_end()
             changed, self.changed = self.changed, False
@@ -135,20 +135,19 @@ class SupervisedHelper:
         """Check for an early end as `look` does, but start no other helper: the run is over."""
         with self._lock:
             self._over.set()
-            if not self.is_away and self._has_ended_early:
+            if not self.is_away and self.current.has_ended_early:
                 self.is_away = True
-                self._report_end("the process tree was not sampled to the end of the run")
+                _report_end(
+                    self.current,
+                    "the process tree was not sampled to the end of the run",
+                    self._diagnostics,
+                )
 
     def last_helper(self) -> HelperProcess:
         """Return the current helper, to send it the run's end, and start no other one from now on."""
         with self._lock:
             self._over.set()
             return self.current
-
-    @property
-    def _has_ended_early(self) -> bool:
-        """True if the helper has ended, and has not left the run to another rank's."""
-        return self.current.has_ended and not self.current.has_handed_over
 
     def _on_pipe_closed(self) -> None:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
@@ -166,22 +165,16 @@ class SupervisedHelper:
 
     def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
-            self._report_end("memlog does not start it again")
-            self._give_up()
+            _report_end(self.current, "memlog does not start it again", self._diagnostics)
+            _give_up(self._diagnostics)
             return
-        self._report_end(
-            "memlog starts it again; no event is lost, but nothing is delivered or sampled until then"
+        _report_end(
+            self.current,
+            "memlog starts it again; no event is lost, but nothing is delivered or sampled until then",
+            self._diagnostics,
         )
         with self._diagnostics.contained("starting the helper process again"):
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
-
-    def _report_end(self, meaning: str) -> None:
-        """Close the pipe to the helper, count its end, and print a warning at the first one."""
-        code = self.current.close()
-        self._diagnostics.count_fault(f"the helper process: ended with {code}")
-        self._diagnostics.say_once(
-            "helper", f"the helper process has ended ({_cause(code)}): {meaning}"
-        )
 
     def _start_again(self) -> None:
         """Try to start the next helper, after each of the pauses that are left."""
@@ -192,7 +185,7 @@ class SupervisedHelper:
                 self._starts += 1
                 if self._replace():
                     return
-            self._give_up()
+            _give_up(self._diagnostics)
 
     def _replace(self) -> bool:
         """Start the next helper; return false if that failed and is to be tried again."""
@@ -223,12 +216,20 @@ class SupervisedHelper:
         helper.abandon()
         return True
 
-    def _give_up(self) -> None:
-        self._diagnostics.say_once(
-            "helper_gone",
-            "the helper process has ended again, and memlog does not start it again: events still go to the "
-            "journal, but nothing is delivered or sampled while this program runs",
-        )
+
+def _report_end(helper: HelperProcess, meaning: str, diagnostics: Diagnostics) -> None:
+    """Close the pipe to a helper, count its end, and print a warning at the first one."""
+    code = helper.close()
+    diagnostics.count_fault(f"the helper process: ended with {code}")
+    diagnostics.say_once("helper", f"the helper process has ended ({_cause(code)}): {meaning}")
+
+
+def _give_up(diagnostics: Diagnostics) -> None:
+    diagnostics.say_once(
+        "helper_gone",
+        "the helper process has ended again, and memlog does not start it again: events still go to the "
+        "journal, but nothing is delivered or sampled while this program runs",
+    )
 
 
 def _cause(code: int) -> str:

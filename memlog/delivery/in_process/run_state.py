@@ -140,10 +140,6 @@ class RunState:
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.folded
 
-    def log_report(self, artifact: Artifact, run: RunDirectory) -> None:
-        """Write the run's report as it is now."""
-        self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
-
     def _write(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):
             self.user_run.log_parameters(event.values)

@@ -19,7 +19,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.run_state import RunState
 from memlog.delivery.in_process.written_runs import WrittenRuns
 from memlog.events import Event
-from memlog.journal import Header, RunDirectory
+from memlog.journal import RunDirectory
 from memlog.journal.follower import Follower
 from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
@@ -172,17 +172,15 @@ class InProcessWriter:
         with self._diagnostics.contained("writing in process"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._runs.get(run_id)) is not None:
-                    run_state.take(event, received=self._was_received(header))
+                    # `receive` took those of this process after a run was opened.
+                    is_own = header.process.pid == os.getpid() and self._backend in header.bindings
+                    run_state.take(event, received=is_own)
             for run_state in self._runs:
                 try:
                     run_state.write_others(self._run)
                 except Exception as error:  # noqa: BLE001, PERF203 - the tracker's client may raise anything
                     if run_state.user_run.is_open:
                         self._diagnostics.fault(f"writing to a run in {self._backend}", error)
-
-    def _was_received(self, header: Header) -> bool:
-        """Return whether `receive` took a segment's events: those of this process after a run was opened."""
-        return header.process.pid == os.getpid() and self._backend in header.bindings
 
     def _write_to_ending(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:
         """Write the series and the report of runs that users are ending, and let these users go on."""

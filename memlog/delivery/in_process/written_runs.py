@@ -110,7 +110,8 @@ class WrittenRuns:
             artifact = keep_report(self._run, f"report-{run_state.user_run.run_id}.html")
             if artifact is not None:
                 # The file's own name differs from that of the helper's report, which comes later.
-                run_state.log_report(replace(artifact, name=REPORT_FILE), self._run)
+                shown = replace(artifact, name=REPORT_FILE)
+                run_state.user_run.log_artifact(shown, self._run.path / shown.path, self._run.id)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._diagnostics.fault(f"writing the report to {self.state.backend}", error)
 

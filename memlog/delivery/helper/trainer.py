@@ -1,0 +1,60 @@
+"""The trainer as its helper sees it: its events, its last message, and whether its process lives."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from memlog.delivery.helper import protocol
+from memlog.delivery.helper.sampler import StepFollower
+from memlog.journal import JournalFile, RunDirectory
+
+_REPARENTED_WITHIN = 2.0
+"""Seconds within which the children of a dead process get another parent."""
+_LOOKS_EVERY = 0.02
+
+
+class Trainer:
+    """The trainer of a run.
+
+    Args:
+        begin: Its first message.
+        run: The run.
+
+    Attributes:
+        follower: Reads its journal.
+        finish: Its last message; ``None`` before.
+    """
+
+    def __init__(self, begin: protocol.Begin, run: RunDirectory) -> None:
+        self._begin = begin
+        self._run = run
+        self.follower = StepFollower(JournalFile(run.path, f"trainer-{begin.trainer_pid}"))
+        self.finish: protocol.Finish | None = None
+
+    @property
+    def has_told_its_end(self) -> bool:
+        """True if it has sent its end or, if it can send nothing, has written it."""
+        return self.finish is not None or (self._begin.shared and self.follower.end is not None)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if its process has died."""
+        if self._begin.shared:
+            return not self._run.is_alive()
+        # If the parent dies, the child gets another one. A process number alone could have been reused.
+        return os.getppid() != self._begin.trainer_pid
+
+    @property
+    def goes_on(self) -> bool:
+        """True if its run goes on without this helper."""
+        return not self.is_gone and self.finish is None and self.follower.end is None
+
+    def is_gone_soon(self) -> bool:
+        """Return whether its process has died; its pipe closes a moment before its children change parent."""
+        deadline = time.monotonic() + _REPARENTED_WITHIN
+        while not self.is_gone:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOKS_EVERY)
+        return True
