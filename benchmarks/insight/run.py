@@ -1,6 +1,6 @@
 """Run the scripts through ``memlog run --layers`` and judge what memlog finds.
 
-``python -m benchmarks.insight.run [--only NAME …] [--seeds N] [--jobs N] [--write FILE]``
+``python -m benchmarks.insight.run [--only NAME …] [--seeds N] [--jobs N] [--keep FILE] [--write FILE]``
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.progress import track
 
@@ -57,13 +58,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="scripts (default: all)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of healthy scripts (default 1)")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time (default 1)")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="keep results in FILE, and run what it lacks"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the report to FILE")
     options = parser.parse_args()
     table = load()
     names = options.only or sorted(table)
     if unknown := set(names) - set(table):
         parser.error(f"no such script: {', '.join(sorted(unknown))}")
-    results = run(table, names, options.seeds, options.jobs)
+    results = run(table, names, options.seeds, options.jobs, options.keep)
     text = report.text(table, results, options.seeds)
     Console(soft_wrap=True).print(text, markup=False, highlight=False)
     if options.write:
@@ -71,14 +75,37 @@ def main() -> None:
     sys.exit(any(result.error for result in results))
 
 
-def run(table: dict[str, Expected], names: Sequence[str], seeds: int, jobs: int) -> list[Result]:
-    """Run scripts: the faulty ones with seed 0, the healthy ones with all seeds."""
+def run(
+    table: dict[str, Expected],
+    names: Sequence[str],
+    seeds: int,
+    jobs: int,
+    keep: Path | None = None,
+) -> list[Result]:
+    """Run scripts: the faulty ones with seed 0, the healthy ones with all seeds.
+
+    What the file ``keep`` has is not run again; results are added to it, one a line.
+    """
+    kept = keep.read_bytes().splitlines() if keep is not None and keep.exists() else []
+    results = {
+        (r.name, r.seed): r for r in (msgspec.json.decode(line, type=Result) for line in kept)
+    }
     tasks = [
         (name, seed) for name in names for seed in range(1 if table[name].faulty else max(seeds, 1))
     ]
     with ThreadPoolExecutor(jobs) as pool:
-        pending = [pool.submit(one, name, table[name], seed) for name, seed in tasks]
-        return [future.result() for future in track(pending, description="scripts")]
+        pending = [
+            pool.submit(one, name, table[name], seed)
+            for name, seed in tasks
+            if (name, seed) not in results
+        ]
+        for future in track(as_completed(pending), description="scripts", total=len(pending)):
+            result = future.result()
+            results[result.name, result.seed] = result
+            if keep is not None and result.error is None:
+                with keep.open("ab") as file:
+                    file.write(msgspec.json.encode(result) + b"\n")
+    return [results[task] for task in tasks]
 
 
 def one(name: str, expected: Expected, seed: int) -> Result:

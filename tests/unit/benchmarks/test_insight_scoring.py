@@ -1,11 +1,14 @@
 """What counts as found, named and forecast in benchmarks/insight."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from benchmarks.insight import report
 from benchmarks.insight.check_scripts import judge as check
 from benchmarks.insight.expected import Expected
-from benchmarks.insight.run import Result
+from benchmarks.insight.run import Result, run
 from benchmarks.insight.scoring import (
     Finding,
     Forecast,
@@ -144,6 +147,23 @@ def test_the_report_has_a_row_per_script_and_tells_failures() -> None:
     assert f"| [kept]({SOURCE}) | kept_graph | kept_graph | yes | yes | 1.50 |" in written
     assert f"| [fine]({SOURCE}) | 2 | 1 | kept_graph | 1.00 |" in written
     assert "- broken, seed 0: `exit code 1`" in written
+
+
+def test_an_interrupted_run_goes_on_and_runs_failed_scripts_again(tmp_path: Path) -> None:
+    done = [
+        Result("fine", 1, judge(HEALTHY, [])),
+        Result("no_such_script", 0, judge(GROWING, [FOUND]), (FOUND,)),
+        Result("fine", 0, judge(HEALTHY, []), verdict="No growth", cost=1.0),
+    ]
+    keep = tmp_path / "results.jsonl"
+    keep.write_bytes(b"\n".join(msgspec.json.encode(result) for result in done) + b"\n")
+    table = {"fine": HEALTHY, "no_such_script": GROWING}
+    assert run(table, ["fine", "no_such_script"], 2, 1, keep) == [done[2], done[0], done[1]]
+    table["nor_this_one"] = GROWING
+    *_, failed = run(table, list(table), 2, 1, keep)
+    assert failed.name == "nor_this_one"
+    assert failed.error
+    assert len(keep.read_bytes().splitlines()) == 3
 
 
 def test_a_series_knows_its_rate() -> None:
