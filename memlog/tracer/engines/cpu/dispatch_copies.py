@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlog.trace.encoding import BACKWARD
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_stack import ThreadState
-from memlog.tracer.engines.cpu.live_storages import LiveStorages, TrackedStorage
+from memlog.tracer.engines.cpu.live_storages import LiveStorages
+from memlog.tracer.engines.cpu.storage_events import TrackedStorage
 from memlog.tracer.tensor_storages import plain_tensors
 
 _OTHER: Final = 0

@@ -251,7 +251,7 @@ class DispatchEngine:
             line = line or self._calling_lines.current_line()
             if phase == FORWARD:
                 self._module_stack.mark_line(line, thread_state)
-        self._live_storages.line = line
+        self._live_storages.events.line = line
         return layer, phase
 
     def _track_results(
@@ -275,7 +275,7 @@ class DispatchEngine:
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         key, size = thread_state.inputs if kind == ENTER else (0, 0)
-        self._live_storages.write_pending()
+        self._live_storages.events.write_pending()
         self._log.append(
             pack(key, size, self._log.now(), layer, kind, phase, 0, thread_state.number)
         )

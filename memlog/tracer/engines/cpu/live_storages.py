@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memlog.trace.encoding import (
-    ALLOC,
     BEFORE,
     BUFFER,
-    CLASSIFY,
     FREE,
     GRADIENT,
     INPUT,
-    LINE,
     OTHER,
     OUTSIDE,
     PARAMETER,
-    TEMPORARY,
     UNDECIDED,
     USES,
-    pack,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN_TYPE, packed
+from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer.engines.cpu.autocast_types import type_of
+from memlog.tracer.engines.cpu.storage_events import StorageEvents, TrackedStorage
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
@@ -37,86 +31,6 @@ MOST_LIVE = 12_500
 SMALL = 64 * 1024
 """Size in bytes below which storages beyond `MOST_LIVE` are not tracked. The tracker thus takes 8.8 MB, plus
 at most 1 % of the live bytes."""
-
-
-class TrackedStorage(weakref.ref[Any]):
-    """Weak reference to a live storage, with the data for its FREE event (no closure is needed).
-
-    Attributes:
-        type: Type under autocast, as in `memlog.trace.storage_uses`.
-        cast_first: Last serial when a product first used the storage; 0: never.
-        cast_last: Last serial when a product last used it.
-        casts: Number of products in the forward pass that used it.
-        used: Last serial when another operation last used it.
-        backward_layer: Layer whose backward pass first used it.
-        wide_inside: True if it was made in an attention that computes in four bytes.
-        outside: True if no module made it.
-        is_gradient: True if a backward pass made it.
-    """
-
-    __slots__ = (
-        "backward_layer",
-        "cast_first",
-        "cast_last",
-        "casts",
-        "category",
-        "is_gradient",
-        "outside",
-        "pointer",
-        "serial",
-        "size",
-        "type",
-        "used",
-        "wide_inside",
-    )
-
-    pointer: int
-    serial: int
-    size: int
-    category: int
-    type: int
-    cast_first: int
-    cast_last: int
-    casts: int
-    used: int
-    backward_layer: int
-    wide_inside: bool
-    outside: bool
-    is_gradient: bool
-
-    def use_event(self, kind: int, now: int) -> bytes:
-        """Return an event with the uses of the storage, as far as they were analysed."""
-        if self.type == UNKNOWN_TYPE:
-            return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
-        return pack(
-            self.serial,
-            packed(self.cast_first, self.cast_last, self.used),
-            now,
-            self.backward_layer,
-            kind,
-            self.type,
-            0,
-            min(self.casts, MOST_CASTS),
-        )
-
-
-class _PendingAllocation:
-    """A new storage whose allocation is not written yet.
-
-    Attributes:
-        instead: Older storage that the new one replaces if the older one is freed next.
-        workspace: Events of the operation's workspace.
-    """
-
-    def __init__(self, tracked: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
-        self.tracked = tracked
-        self.instead = instead
-        self.event = event
-        self.workspace = b""
-
-    def take_over(self) -> None:
-        """Count the two as one storage, the older one."""
-        self.tracked.serial, self.tracked.size = self.instead.serial, self.instead.size
 
 
 class LiveStorages:
@@ -132,29 +46,27 @@ class LiveStorages:
         complex: True if complex tensors were seen.
         nested: True if nested tensors were seen.
         serial: Number of the storage that was tracked last.
-        line: Number of the program's line that makes storages now; 0: a module makes them.
+        events: Writes the events.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
-        self._log = log
         self._fakes = fakes
         self._types = types
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
-        self.line = 0
         self._tracked: dict[int, TrackedStorage] = {}
         self.serial = 0
-        self._pending: list[_PendingAllocation] = []
-        self._on_free = self._finalizer()
+        self.events = StorageEvents(log)
+        self._on_free = self.events.finalizer(self._tracked)
         self._closed = False
 
     def close(self) -> None:
         """Write the uses of the live storages, and stop writing events."""
-        self.write_pending()
+        self.events.write_pending()
         self._closed = True
         for tracked in list(self._tracked.values()):
             if tracked.cast_first or tracked.type in (HALF, HALF_NOW):
-                self._log.append(tracked.use_event(USES, self._log.now()))
+                self.events.use(tracked, USES)
             tracked.serial = -1
         self._tracked.clear()
 
@@ -205,14 +117,8 @@ class LiveStorages:
     ) -> None:
         """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
-            self.serial = serial = self.serial + 1
-            now = self._log.now()
-            events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
-            events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
-            if self._pending:
-                self._pending[-1].workspace = events
-            else:
-                self._log.append(events)
+            self.serial += 1
+            self.events.workspace(self.serial, size, layer, phase, thread, made)
 
     def track_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
         """Record the new size of a storage, if it has changed."""
@@ -223,8 +129,8 @@ class LiveStorages:
                 return
             category, kind = tracked.category, tracked.type
             del self._tracked[tracked.pointer]
-            self.write_pending()
-            self._log.append(tracked.use_event(FREE, self._log.now()))
+            self.events.write_pending()
+            self.events.use(tracked, FREE)
             tracked.serial = -1
         self._add(storage, layer, phase, category, thread, kind)
 
@@ -252,7 +158,7 @@ class LiveStorages:
                     added = self._add(storage, layer, made, category, 0, kind) or added
             elif tracked.category != category and not _is_final(tracked.category, category):
                 tracked.category = category
-                self._write_category(tracked, layer)
+                self.events.category(tracked, layer)
         return added
 
     def repeat_category(self, tensor: Tensor, layer: int) -> None:
@@ -260,12 +166,7 @@ class LiveStorages:
         for plain in storage_tensors(tensor):
             tracked = self._tracked.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
             if tracked is not None:
-                self._write_category(tracked, layer)
-
-    def _write_category(self, tracked: TrackedStorage, layer: int) -> None:
-        self.write_pending()
-        now = self._log.now()
-        self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
+                self.events.category(tracked, layer)
 
     def largest(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
         """Return the serials of the two largest tracked storages of the tensors; 0 for none."""
@@ -292,15 +193,6 @@ class LiveStorages:
         self.omitted += 1
         return True
 
-    def _made_by(self, serial: int, now: int) -> bytes:
-        return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
-
-    def write_pending(self) -> None:
-        """Write the allocation that waited for its predecessor to be freed: something else happened first."""
-        with suppress(IndexError):
-            pending = self._pending.pop()
-            self._log.append(pending.event + pending.workspace)
-
     def _add(
         self,
         storage: Any,
@@ -324,41 +216,8 @@ class LiveStorages:
         ) = 0
         tracked.wide_inside = tracked.outside = tracked.is_gradient = False
         self._tracked[pointer] = tracked
-        self.write_pending()
-        now = self._log.now()
-        event = pack(serial, size, now, layer, ALLOC, phase, category, thread)
-        if category == UNDECIDED:
-            event += self._made_by(serial, now)
-        if instead is None:
-            self._log.append(event)
-        else:
-            self._pending.append(_PendingAllocation(tracked, instead, event))
+        self.events.allocation(tracked, layer, phase, thread, instead)
         return True
-
-    def _finalizer(self) -> Callable[[TrackedStorage], None]:
-        """Return the callback for freed storages. It may interrupt memlog's own code: one append, no lock."""
-        append, now, storages, pending = (
-            self._log.append,
-            self._log.now,
-            self._tracked,
-            self._pending,
-        )
-
-        def storage_freed(tracked: TrackedStorage) -> None:
-            if tracked.serial >= 0:
-                if pending:
-                    successor = pending.pop()
-                    if successor.instead is tracked:
-                        successor.take_over()
-                        storages.pop(tracked.pointer, None)
-                        append(successor.workspace)
-                        return
-                    append(successor.event + successor.workspace)
-                if storages.get(tracked.pointer) is tracked:
-                    del storages[tracked.pointer]
-                append(tracked.use_event(FREE, now()))
-
-        return storage_freed
 
 
 def _has_bytes(storage: Any) -> bool:

@@ -1,0 +1,175 @@
+"""Events of storages, written into a trace's log."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from memlog.trace.encoding import ALLOC, CLASSIFY, FREE, LINE, TEMPORARY, UNDECIDED, pack
+from memlog.trace.storage_uses import MOST_CASTS, UNKNOWN_TYPE, packed
+from memlog.tracer.event_log import EventLog
+
+
+class TrackedStorage(weakref.ref[Any]):
+    """Weak reference to a live storage, with the data for its FREE event (no closure is needed).
+
+    Attributes:
+        type: Type under autocast, as in `memlog.trace.storage_uses`.
+        cast_first: Last serial when a product first used the storage; 0: never.
+        cast_last: Last serial when a product last used it.
+        casts: Number of products in the forward pass that used it.
+        used: Last serial when another operation last used it.
+        backward_layer: Layer whose backward pass first used it.
+        wide_inside: True if it was made in an attention that computes in four bytes.
+        outside: True if no module made it.
+        is_gradient: True if a backward pass made it.
+    """
+
+    __slots__ = (
+        "backward_layer",
+        "cast_first",
+        "cast_last",
+        "casts",
+        "category",
+        "is_gradient",
+        "outside",
+        "pointer",
+        "serial",
+        "size",
+        "type",
+        "used",
+        "wide_inside",
+    )
+
+    pointer: int
+    serial: int
+    size: int
+    category: int
+    type: int
+    cast_first: int
+    cast_last: int
+    casts: int
+    used: int
+    backward_layer: int
+    wide_inside: bool
+    outside: bool
+    is_gradient: bool
+
+    def use_event(self, kind: int, now: int) -> bytes:
+        """Return an event with the uses of the storage, as far as they were analysed."""
+        if self.type == UNKNOWN_TYPE:
+            return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
+        return pack(
+            self.serial,
+            packed(self.cast_first, self.cast_last, self.used),
+            now,
+            self.backward_layer,
+            kind,
+            self.type,
+            0,
+            min(self.casts, MOST_CASTS),
+        )
+
+
+class _PendingAllocation:
+    """A new storage whose allocation is not written yet.
+
+    Attributes:
+        instead: Older storage that the new one replaces if the older one is freed next.
+        workspace: Events of the operation's workspace.
+    """
+
+    def __init__(self, tracked: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
+        self.tracked = tracked
+        self.instead = instead
+        self.event = event
+        self.workspace = b""
+
+    def take_over(self) -> None:
+        """Count the two as one storage, the older one."""
+        self.tracked.serial, self.tracked.size = self.instead.serial, self.instead.size
+
+
+class StorageEvents:
+    """Writer of storages' events. One allocation may wait until it is known whether it replaces another.
+
+    Attributes:
+        line: Number of the program's line that makes storages now; 0: a module makes them.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._pending: list[_PendingAllocation] = []
+        self.line = 0
+
+    def allocation(
+        self,
+        tracked: TrackedStorage,
+        layer: int,
+        phase: int,
+        thread: int,
+        instead: TrackedStorage | None,
+    ) -> None:
+        """Write the allocation of a storage, at once or, if it may replace ``instead``, later."""
+        self.write_pending()
+        now, serial, category = self._log.now(), tracked.serial, tracked.category
+        event = pack(serial, tracked.size, now, layer, ALLOC, phase, category, thread)
+        if category == UNDECIDED:
+            event += self._made_by(serial, now)
+        if instead is None:
+            self._log.append(event)
+        else:
+            self._pending.append(_PendingAllocation(tracked, instead, event))
+
+    def workspace(
+        self, serial: int, size: int, layer: int, phase: int, thread: int, made: int
+    ) -> None:
+        """Write the allocation and the end of an operation's workspace of ``size`` bytes."""
+        now = self._log.now()
+        events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
+        events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
+        if self._pending:
+            self._pending[-1].workspace = events
+        else:
+            self._log.append(events)
+
+    def category(self, tracked: TrackedStorage, layer: int) -> None:
+        """Write the category of a storage."""
+        self.write_pending()
+        now = self._log.now()
+        self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
+
+    def use(self, tracked: TrackedStorage, kind: int) -> None:
+        """Write an event with the uses of a storage: its end (``FREE``), or that of the trace (``USES``)."""
+        self._log.append(tracked.use_event(kind, self._log.now()))
+
+    def write_pending(self) -> None:
+        """Write the allocation that waited for its predecessor to be freed: something else happened first."""
+        with suppress(IndexError):
+            pending = self._pending.pop()
+            self._log.append(pending.event + pending.workspace)
+
+    def _made_by(self, serial: int, now: int) -> bytes:
+        return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
+
+    def finalizer(self, storages: dict[int, TrackedStorage]) -> Callable[[TrackedStorage], None]:
+        """Return the callback for freed storages. It may interrupt memlog's own code: one append, no lock."""
+        append, now, pending = self._log.append, self._log.now, self._pending
+
+        def storage_freed(tracked: TrackedStorage) -> None:
+            if tracked.serial >= 0:
+                if pending:
+                    successor = pending.pop()
+                    if successor.instead is tracked:
+                        successor.take_over()
+                        storages.pop(tracked.pointer, None)
+                        append(successor.workspace)
+                        return
+                    append(successor.event + successor.workspace)
+                if storages.get(tracked.pointer) is tracked:
+                    del storages[tracked.pointer]
+                append(tracked.use_event(FREE, now()))
+
+        return storage_freed
