@@ -68,10 +68,10 @@ class SkippedTraces:
         self.count = 0
         self._diagnostics = diagnostics
 
-    def add(self, why: str) -> None:
-        """Count a step."""
+    def add(self, why: str, *, for_good: bool = False) -> None:
+        """Count a step; ``for_good``: no other one will be tried."""
         self.count += 1
+        first = f"a step could not be traced ({why}); memlog counts how often that happens"
         self._diagnostics.drop(
-            "trace_skipped",
-            f"a step could not be traced ({why}); memlog counts how often that happens",
+            "trace_skipped", f"no step is traced from now on: {why}" if for_good else first
         )

@@ -165,9 +165,10 @@ class PeriodicTracer:
         when = when_to_wait(self._roots, self.costs.steps)
         if when == "never":
             self._retry.disable()
-            self._skipped.add(
-                "torch.compile is in use: its graphs hide layers and are compiled again for hooks"
+            why = (
+                "torch.compile is in use, whose graphs hide layers and are compiled again for hooks"
             )
+            self._skipped.add(why, for_good=True)
         else:
             self._retry.awaits_compiler = when == "later"
         return when == "now"
