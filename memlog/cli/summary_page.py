@@ -55,8 +55,9 @@ _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
 _EMPTY = (
-    "nothing: memlog noticed no optimizer step (it notices none without PyTorch or inside torch.compile): "
-    "call session.step() after each step, or use memlog's monitors or memlog.watch_loss"
+    "nothing: memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside "
+    "torch.compile): call session.step() after each step, or use memlog's monitors, memlog_keras or "
+    "memlog.watch_loss"
 )
 
 
