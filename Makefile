@@ -25,7 +25,7 @@ TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers comparison estimate-bench insight gpu-checks limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench insight gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,9 @@ bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog:
 bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
 	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
 	$(BIN)/python -m docs_site.overhead_chart
+
+bench-ranks: $(VENV)/dev.stamp ## what rank 0's helper process does for up to 1,000 ranks: writes docs/scaling.md
+	$(BIN)/python -m benchmarks.ranks --write docs/scaling.md $(ARGS)
 
 comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/comparison.md
 	$(BIN)/python -m benchmarks.comparison --write docs/comparison.md $(ARGS)

@@ -3,6 +3,7 @@
 The journals are those that trainers write: one device, one step after the other in all ranks. Measured are
 the search for the ranks' runs, one reading of everything, a reading when every rank has made one more step,
 and one when nothing is new. With ``--uri`` the points of rank 0's run are delivered to that MLflow server.
+``--write`` puts the table into docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from memlog._internal.diagnostics import Diagnostics
@@ -118,15 +119,50 @@ def _delivered(run: RunDirectory, uri: str) -> dict[str, float]:
     }
 
 
+ROWS = {
+    "search_s": "find the ranks' runs the first time, s",
+    "first_reading_s": "read all journals the first time, s",
+    "one_step_s": "read when every rank has made one more step, s",
+    "nothing_new_s": "read when nothing is new, s",
+    "search_again_s": "search again for new ranks and ended processes, s",
+    "resident_mib": "memory of the measuring process with all open journals, MiB",
+    "bytes_a_step": "bytes in rank 0's run, a step",
+}
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+
+
+def table(measured: Sequence[Mapping[str, float]]) -> str:
+    """Return the measurements as a table of Markdown, a column for each number of ranks."""
+    # Here, because what it imports would be in the measured memory.
+    from benchmarks.__main__ import machine
+
+    steps = {found["steps"] for found in measured}
+    lines = [
+        ["", *(f"{found['ranks']:,} ranks" for found in measured)],
+        ["---"] * (len(measured) + 1),
+    ]
+    lines += [[text, *(f"{found[name]:g}" for found in measured)] for name, text in ROWS.items()]
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    number = " or ".join(f"{each:,}" for each in sorted(steps))
+    return f"{machine()} {number} steps in each journal.\n\n{rows}"
+
+
 def main() -> None:
     """Print one JSON document a measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 100, 1000])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--uri", help="an MLflow server")
+    parser.add_argument("--write", type=Path, help="a page in which to replace the table")
     arguments = parser.parse_args()
+    measured = []
     for ranks in arguments.ranks:
-        print(json.dumps(measure(ranks, arguments.steps, arguments.uri)), flush=True)
+        measured.append(measure(ranks, arguments.steps, arguments.uri))
+        print(json.dumps(measured[-1]), flush=True)
+    if arguments.write is not None:
+        before, _, rest = arguments.write.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        arguments.write.write_text(f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def update(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Show which phase of a PPO loop makes the peak.")
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--carts", type=int, default=1536)
     parser.add_argument("--width", type=int, default=256)

@@ -31,18 +31,17 @@ def _contained(hook: Hook) -> Hook:
 class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Report the steps of ``model.fit`` and its evaluations to the session that runs.
 
-    Without a session it does nothing. Steps are numbered from 0 over all epochs, and go on in the next
-    ``fit`` with the same callback.
+    Without a session it does nothing. In each run of a tracker steps are numbered from 0 over all epochs, and
+    go on in the next ``fit``.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._first = 0
-        self._next = 0
+    _validation: Any = None
+    """The phase that any callback has begun last: Keras reports no end of an evaluation that raises."""
 
     @_contained
     def on_train_begin(self, session: memlog.Session, *_: Any, **__: Any) -> None:
         """Count the steps from now on."""
+        session.close_phase(MemlogCallback._validation)
         session.claim_steps()
 
     @_contained
@@ -50,22 +49,18 @@ class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Leave the count of steps to memlog."""
         session.release_steps()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Note the number of the epoch's first step, because Keras counts batches within an epoch."""
-        self._first = self._next
-
     @_contained
-    def on_train_batch_end(self, session: memlog.Session, batch: int, *_: Any, **__: Any) -> None:
+    def on_train_batch_end(self, session: memlog.Session, *_: Any, **__: Any) -> None:
         """Count a step."""
-        self._next = self._first + batch + 1
-        session.count_step(self._next - 1)
+        session.step()
 
     @_contained
     def on_test_begin(self, session: memlog.Session, *_: Any, **__: Any) -> None:
         """Begin the phase ``validation``."""
-        session.begin_phase("validation")
+        session.close_phase(MemlogCallback._validation)
+        MemlogCallback._validation = session.open_phase("validation")
 
     @_contained
     def on_test_end(self, session: memlog.Session, *_: Any, **__: Any) -> None:
         """End the phase ``validation``."""
-        session.end_phase("validation")
+        session.close_phase(MemlogCallback._validation)

@@ -23,8 +23,9 @@ from memlog.settings import Settings
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
 NO_STEPS = (
-    "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or inside "
-    "torch.compile): call session.step() after each step, or use memlog's monitors or memlog.watch_loss"
+    "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in Keras or "
+    "inside torch.compile): call session.step() after each step, or use memlog's monitors, memlog_keras or "
+    "memlog.watch_loss"
 )
 
 

@@ -18,8 +18,9 @@ from memlog.cli.completing import complete_files_and_runs
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.cli.output import one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
-from memlog.journal import RunDirectory, find_run
+from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
+from memlog.ranks.finding import find_run
 from memlog.settings import runs_directory
 
 _FLAMEGRAPH = "flamegraph"

@@ -26,8 +26,9 @@ from memlog.errors import (
     TrackerRejectedError,
     TrackerUnavailableError,
 )
-from memlog.journal import RunDirectory, find_run
+from memlog.journal import RunDirectory
 from memlog.journal.runs import LATEST
+from memlog.ranks.finding import find_run
 from memlog.reports import summarize
 from memlog.settings import runs_directory
 from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend

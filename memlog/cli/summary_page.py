@@ -24,6 +24,7 @@ from memlog.cli.output import (
 )
 from memlog.events import PeakSource
 from memlog.journal import RunDirectory
+from memlog.ranks.finding import lowest_rank
 from memlog.reports.aggregates import ALLOCATED, RESERVED
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (
@@ -54,8 +55,9 @@ _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
 _EMPTY = (
-    "nothing: memlog noticed no optimizer step (it notices none without PyTorch or inside torch.compile): "
-    "call session.step() after each step, or use memlog's monitors or memlog.watch_loss"
+    "nothing: memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside "
+    "torch.compile): call session.step() after each step, or use memlog's monitors, memlog_keras or "
+    "memlog.watch_loss"
 )
 
 
@@ -282,8 +284,15 @@ def _artifacts(console: Console, summary: Summary) -> Table:
 
 def _deliveries(console: Console, summary: Summary) -> RenderableType:
     delivered = summary.health.delivered
-    sync = RunDirectory(Path(summary.run.directory)).command("sync")
+    run = RunDirectory(Path(summary.run.directory))
+    sync = run.command("sync")
     if not delivered:
+        first = lowest_rank(run)
+        if first.id != run.id and first.files("ranks"):
+            return plain(
+                f"with run {first.id}, which has the smallest, mean and largest memory of all ranks; "
+                f"`{sync} --to mlflow` delivers this rank's own"
+            )
         return plain(f"to no tracker; `{sync} --to mlflow` delivers it to one")
     facts: dict[str, str | Text] = {
         name: _delivery(console, name, delivery) for name, delivery in delivered.items()

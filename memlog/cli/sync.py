@@ -26,9 +26,10 @@ from memlog.errors import (
     TrackerRejectedError,
     TrackerUnavailableError,
 )
-from memlog.journal import RunDirectory, find_run
+from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
 from memlog.journal.in_process_state import ClaimOf, InProcessState, claims_of
+from memlog.ranks.finding import find_run
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory

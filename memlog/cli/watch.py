@@ -16,7 +16,8 @@ from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import one_line, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
-from memlog.journal import RunDirectory, find_run, list_runs
+from memlog.journal import RunDirectory, list_runs
+from memlog.ranks.finding import find_run, lowest_rank
 from memlog.ranks.registration import ranks_of
 from memlog.reports.live import LiveRun, LiveState
 from memlog.settings import runs_directory
@@ -71,7 +72,8 @@ def _newest_live(root: Path) -> RunDirectory:
     runs = list_runs(root)
     for run in reversed(runs):
         if run.is_alive() and run.end() is None:
-            return run
+            lowest = lowest_rank(run)
+            return run if lowest.end() else lowest
     newest = f", the newest is {runs[-1].id}: `{runs[-1].command('show')}`" if runs else ""
     raise RunNotFoundError(
         f"no run in {root} is training now{newest}; `memlog watch RUN` shows one that has ended"

@@ -75,8 +75,8 @@ class Failure(msgspec.Struct, frozen=True):
         if not self.afterwards:
             return "no other rank has ended badly"
         others = [end.rank for end in self.afterwards]
-        signals = sorted({end.signal for end in self.afterwards if end.signal})
-        by = f" ({', '.join(signals)})" if signals else ""
+        signals = {end.signal for end in self.afterwards}
+        by = f" ({signal})" if len(signals) == 1 and (signal := signals.pop()) else ""
         cause = "it is not the cause" if len(others) == 1 else "they are not the cause"
         return (
             f"{_ranks(others)} ended afterwards{by}: {cause}, because the launcher ends the other ranks, or "

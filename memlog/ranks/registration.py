@@ -9,8 +9,9 @@ import msgspec
 
 from memlog._internal.distributed import Place
 from memlog._internal.safe_files import read_plain, replacing
-from memlog.journal import RunDirectory
-from memlog.journal.format import UNDECODABLE
+from memlog.events import Batch
+from memlog.journal import JournalFile, Position, RunDirectory
+from memlog.journal.format import START, UNDECODABLE
 
 _FILE = "rank.json"
 _MAX_BYTES = 65536
@@ -50,9 +51,14 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return whether both runs name the same training, and it was restarted as often."""
+        """Return whether both runs name the same training, and the machine restarted it as often.
+
+        Each machine's torchrun counts for itself, and only restarts after one of its own ranks has failed.
+        """
         mine, its = self.place, other.place
-        return (mine.job, mine.world_size, mine.restart) == (its.job, its.world_size, its.restart)
+        return (mine.job, mine.world_size) == (its.job, its.world_size) and (
+            mine.restart == its.restart or self.host != other.host
+        )
 
 
 def register(
@@ -137,7 +143,11 @@ class Training:
             return True
         if earlier_us > _TOLERANCE_US:
             return False
-        return run.last_write() * 1e6 >= self.own.begun_us or run.is_alive()
+        if run.last_write() * 1e6 >= self.own.begun_us:
+            return True
+        # A process of another machine counts as alive for some time after its end. One with steps has trained
+        # in an attempt before: it can't make a step before the other ranks begin.
+        return run.is_alive() and (registration.host == self.own.host or last_step(run) is None)
 
     def _take(self, run: RunDirectory, registration: Registration) -> None:
         def distance(known: Registration) -> int:
@@ -149,6 +159,23 @@ class Training:
         known = self._found.get(rank)
         if known is None or distance(registration) < distance(known[1]):
             self._found[rank] = run, registration
+
+
+def last_step(run: RunDirectory) -> int | None:
+    """Return the last step in a run's journal; ``None`` if it has none."""
+    for file in run.files("trainer"):
+        for segment in reversed(file.segments):
+            last = max(steps_of(file, Position(segment, 0)), default=None)
+            if last is not None:
+                return last
+    return None
+
+
+def steps_of(file: JournalFile, since: Position = START) -> Iterator[int]:
+    """Yield the steps in a journal's file."""
+    for entry in file.read(since):
+        if isinstance(entry.event, Batch):
+            yield entry.event.step
 
 
 def training_of(run: RunDirectory) -> Training | None:

@@ -6,10 +6,8 @@ import os
 from collections.abc import Iterator
 
 from memlog._internal.distributed import Place
-from memlog.events import Batch
-from memlog.journal import JournalFile, Position, RunDirectory
-from memlog.journal.format import START
-from memlog.ranks.registration import Attempt, Registration, registration_of
+from memlog.journal import RunDirectory
+from memlog.ranks.registration import Attempt, Registration, last_step, registration_of, steps_of
 
 
 def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
@@ -20,14 +18,15 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
         place: Its place.
         begun_us: Its start, Unix time in microseconds.
     """
-    if not place.restart:
+    # Only rank 0 looks for an attempt that is not counted: at the first start there is none, and many ranks.
+    if not place.restart and (place.rank or not _is_torchrun(place)):
         return None
     earlier = [
         (known.begun_us, other.id, other, known)
         for other in _siblings(run)
         if (known := registration_of(other)) is not None
         and known.begun_us < begun_us
-        and _is_earlier(known, place)
+        and _is_earlier(other, known, place)
     ]
     if not earlier:
         return None
@@ -44,18 +43,25 @@ def steps_ahead(run: RunDirectory) -> int:
     known = registration_of(run)
     if known is None or known.before is None:
         return 0
-    first = next((step for file in run.files("trainer") for step in _steps(file)), 0)
+    first = next((step for file in run.files("trainer") for step in steps_of(file)), 0)
     return 0 if first else known.before.steps
 
 
-def _is_earlier(known: Registration, place: Place) -> bool:
+def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
     its = known.place
-    if (its.job, its.rank) != (place.job, place.rank) or its.restart >= place.restart:
+    if (its.job, its.rank) != (place.job, place.rank) or its.restart > place.restart:
         return False
     # A later training may have the same name. torchrun starts all attempts from one process; SLURM's names of
     # jobs are unique, and a job that is queued again has another parent process.
     is_here = known.host == os.uname().nodename
-    return place.job.startswith("slurm ") or not is_here or known.parent == os.getppid()
+    has_same_parent = is_here and known.parent == os.getppid()
+    if its.restart == place.restart:  # torchrun counts no restart if another machine's ranks failed
+        return has_same_parent and _is_torchrun(place) and not run.is_alive()
+    return place.job.startswith("slurm ") or not is_here or has_same_parent
+
+
+def _is_torchrun(place: Place) -> bool:
+    return place.job.startswith("torchelastic ")
 
 
 def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
@@ -64,23 +70,7 @@ def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
             yield RunDirectory(path)
 
 
-def last_step(run: RunDirectory) -> int | None:
-    """Return the last step in a run's journal; ``None`` if it has none."""
-    for file in run.files("trainer"):
-        for segment in reversed(file.segments):
-            last = max(_steps(file, Position(segment, 0)), default=None)
-            if last is not None:
-                return last
-    return None
-
-
 def _end_of(run: RunDirectory) -> int:
     """Return the number of steps in the tracker's run up to the end of an attempt."""
     last = last_step(run)
     return steps_ahead(run) + (0 if last is None else last + 1)
-
-
-def _steps(file: JournalFile, since: Position = START) -> Iterator[int]:
-    for entry in file.read(since):
-        if isinstance(entry.event, Batch):
-            yield entry.event.step

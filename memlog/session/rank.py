@@ -132,7 +132,7 @@ class SessionRank:
         self._diagnostics.say_once(
             "rank_0",
             f"rank {rank} finds no run of a lower rank in {self.wanted.directory}, so its memory is in no "
-            "tracker: call memlog.init() on rank 0 too, and let all machines share the folder (MEMLOG_DIR)",
+            "tracker: let all machines share the folder (MEMLOG_DIR), and call memlog.init() on rank 0 too",
         )
 
     def _register(self, place: Place) -> None:

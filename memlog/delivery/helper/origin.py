@@ -45,7 +45,10 @@ def read_origin(trainer: int, folder: Path) -> Origin:
 
 def _command(trainer: int) -> str | None:
     with suppress(psutil.Error):
-        line = shell_line(psutil.Process(trainer).cmdline())
+        arguments = psutil.Process(trainer).cmdline()
+        while arguments and not arguments[-1]:
+            arguments.pop()  # a process that sets its title, as Ray's workers do, fills the rest with zeros
+        line = shell_line(arguments)
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return None
 

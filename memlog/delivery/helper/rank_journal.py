@@ -13,8 +13,7 @@ from memlog.events import Alert, Batch, End, Event, Exit, Ranks
 from memlog.journal import Binding, Header, JournalWriter, RunDirectory
 from memlog.journal.delivery_state import HelperLock
 from memlog.ranks.ends import Failure
-from memlog.ranks.registration import Registration, Training, registration_of
-from memlog.ranks.restarts import last_step
+from memlog.ranks.registration import Registration, Training, last_step, registration_of
 from memlog.ranks.spreads import RankSpreads
 
 _PAUSE = 0.5

@@ -101,19 +101,16 @@ class TrainingNews:
             self._first_seen = self._first_seen or time.monotonic()
 
     def _note_restart(self, event: Batch) -> None:
-        restart = self._own.place.restart
+        restart, before = self._own.place.restart, self._own.before
+        if not restart and before is None:
+            return
+        title, why = "the launcher restarted the training", "it has started all ranks again"
         if restart:
-            times = "once" if restart == 1 else f"{restart} times"
-            self._ready.append(
-                Alert(
-                    event.time_us,
-                    event.step,
-                    "warning",
-                    RESTARTED,
-                    f"the launcher restarted the training (restart {restart})",
-                    f"it has started all ranks again {times}; this is the first step since",
-                )
-            )
+            title = f"{title} (restart {restart})"
+        else:  # not counted on this machine
+            why += ", because a rank of another machine failed, or a machine joined or left"
+        text = f"{why}; this is the first step since"
+        self._ready.append(Alert(event.time_us, event.step, "warning", RESTARTED, title, text))
 
 
 def _about(stall: Stall) -> Alert:

@@ -41,9 +41,9 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
         begun = session is not None and not session.on_demand()
         if os.getpid() == pid and not begun and not _recorded_below(options):
             _print(
-                "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or "
-                "inside torch.compile): call session = memlog.init() in the script and session.step() after "
-                "each step, or use memlog's monitors or memlog.watch_loss"
+                "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in "
+                "Keras or inside torch.compile): call session = memlog.init() in the script and "
+                "session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"
             )
     except Exception as error:
         _print(f"checking whether anything was recorded failed ({_described(error)})")

@@ -13,10 +13,10 @@ from memlog.cli.show import show
 pytestmark = pytest.mark.integration
 
 WHY = (
-    "memlog: nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or "
-    "inside torch.compile): call "
+    "memlog: nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in "
+    "Keras or inside torch.compile): call "
 )
-REMEDIES = ("session.step() after each step", "monitors", "memlog.watch_loss")
+REMEDIES = ("session.step() after each step", "monitors", "memlog_keras", "memlog.watch_loss")
 
 
 def ran(tmp_path: Path, body: str, *launcher: str) -> list[str]:

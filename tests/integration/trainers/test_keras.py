@@ -25,6 +25,10 @@ SCRIPT = """
 
     inputs, targets = np.ones((50, 4)), np.ones((50, 1))
 
+    class Raising(keras.callbacks.Callback):
+        def on_test_batch_end(self, *_, **__):
+            raise RuntimeError("the evaluation fails")
+
     def fit(name, callback, epochs=2):
         memlog.init("local", name=name)
         model = keras.Sequential([keras.layers.Dense(1)])
@@ -42,8 +46,18 @@ SCRIPT = """
         memlog.finish()
 
     MemlogCallback().on_train_begin()  # without a session
-    fit("epochs", MemlogCallback())
-    fit("two fits", MemlogCallback(), epochs=0)
+    callback = MemlogCallback()
+    fit("epochs", callback)
+    fit("two fits", callback, epochs=0)
+
+    memlog.init("local", name="an error")
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(optimizer="adam", loss="mse")
+    try:
+        model.evaluate(inputs, targets, verbose=0, callbacks=[MemlogCallback(), Raising()])
+    except RuntimeError:
+        model.fit(inputs, targets, batch_size=10, verbose=0, callbacks=[MemlogCallback()])
+    memlog.finish()
 """
 
 
@@ -71,3 +85,10 @@ def test_each_batch_of_all_epochs_is_a_step(runs: dict[str | None, list[Event]],
 def test_each_validation_is_a_phase(runs: dict[str | None, list[Event]]) -> None:
     phases = Counter(event.label for event in runs["epochs"] if isinstance(event, Phase))
     assert phases == {"validation": 2}
+
+
+def test_an_evaluation_that_raised_is_over_when_the_next_fit_begins(
+    runs: dict[str | None, list[Event]],
+) -> None:
+    marked = [type(event) for event in runs["an error"] if isinstance(event, (Batch, Phase))]
+    assert marked == [Phase, *[Batch] * 5]

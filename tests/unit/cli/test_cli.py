@@ -11,10 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 from support.journals import GIB, MIB, MadeRun, at, batch, finished_run
 
+from memlog._internal.distributed import Place
 from memlog._version import __version__
 from memlog.cli.main import cli
 from memlog.cli.output import duration, number, one_line
+from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import Alert, Batch, End, Run
+from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
 
@@ -320,6 +323,16 @@ def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
     assert "  overhead   unknown" in page
     assert "  host.tree  unknown" in page
     assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` delivers it to one" in page
+
+
+def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
+    for rank in range(2):
+        made = MadeRun(tmp_path, f"rank{rank}").ranked(Place(rank, 2, "a"), begun=rank)
+        made.write(batch(0, GIB)).closed()
+    publish_afterwards(RunDirectory(tmp_path / "rank0"))
+    assert "run rank0  " in said("show", "latest")
+    page = " ".join(said("show", "rank1").split())
+    assert "with run rank0, which has the smallest, mean and largest memory of all ranks" in page
 
 
 def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:

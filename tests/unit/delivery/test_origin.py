@@ -73,6 +73,11 @@ def test_a_repository_without_a_commit_is_none(tmp_path: Path) -> None:
     assert read_origin(os.getpid(), tmp_path).working_directory is None
 
 
+def test_what_a_process_title_leaves_of_the_command_is_not_shown(tmp_path: Path) -> None:
+    with subprocess.Popen(["/bin/cat", "-", "", ""], stdin=subprocess.PIPE) as process:
+        assert read_origin(process.pid, tmp_path).command == "/bin/cat -"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -145,6 +145,34 @@ def test_ranks_are_found_by_their_registration(tmp_path: Path) -> None:
     assert {rank: run.id for rank, run in ranks_of(mine).items()} == {0: "mine0000", 1: "mine1111"}
 
 
+def test_another_machine_may_have_counted_another_number_of_restarts(tmp_path: Path) -> None:
+    mine = MadeRun(tmp_path, "mine0000").ranked(Place(0, 2, "a")).closed()
+    theirs = MadeRun(tmp_path, "theirs11").ranked(Place(1, 2, "a", restart=1), begun=1).closed()
+    registration = registration_of(theirs)
+    assert registration is not None
+    there = msgspec.structs.replace(registration, host="another machine")
+    (theirs.path / "rank.json").write_bytes(msgspec.json.encode(there))
+    assert list(ranks_of(mine)) == list(ranks_of(theirs)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("job", "rank", "alive", "goes_on"),
+    [
+        ("torchelastic a", 0, False, True),
+        ("torchelastic a", 0, True, False),  # two sessions of one process
+        ("torchelastic a", 1, False, False),
+        ("127.0.0.1:29500", 0, False, False),  # `mp.spawn` again: another training
+    ],
+)
+def test_torchrun_starts_a_rank_again_without_counting_it(
+    tmp_path: Path, job: str, rank: int, alive: bool, goes_on: bool
+) -> None:
+    place = Place(rank, 2, job)
+    MadeRun(tmp_path, "first000", alive=alive).ranked(place).write(batch(0, GIB)).closed()
+    before = attempt_before(MadeRun(tmp_path, "second00").directory, place, at(10))
+    assert before == (Attempt("first000", "first000", 1) if goes_on else None)
+
+
 def test_a_restart_goes_on_behind_the_newest_attempt_of_its_launcher(tmp_path: Path) -> None:
     def attempt(name: str, restart: int, begun: float, first_step: int = 0) -> RunDirectory:
         made, place = MadeRun(tmp_path, name), Place(0, 2, "a", restart=restart)
