@@ -92,7 +92,8 @@ class HolderReport:
         grown = growing(self._objects, censuses, budget)
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
-        self._known = frozenset(censuses[-1].lengths)
+        # What the watched iterations made themselves may be an element of what grows: a batch's dictionary.
+        self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
         usual = normal.storages(self._parameters)
