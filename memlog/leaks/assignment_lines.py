@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from memlog._internal.source_name import source_name
@@ -74,11 +74,20 @@ def _addition(node: ast.AST, name: str) -> list[Addition]:
     elif isinstance(node, ast.Assign):
         return [
             Addition(node.lineno, _source(node.value))
-            for target in node.targets
+            for target in _targets(node.targets)
             if (isinstance(target, ast.Subscript) and _is_named(target.value, name))
             or (_is_named(target, name) and _mentions(node.value, name))
         ]
     return []
+
+
+def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
+    """Yield what a statement assigns to, also within tuples and lists."""
+    for node in nodes:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            yield from _targets(node.elts)
+        else:
+            yield node
 
 
 def _mentions(value: ast.AST, name: str) -> bool:

@@ -12,7 +12,7 @@ from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ElementSizes, Growth, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
-from memlog.leaks.holder_text import holder_of
+from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
@@ -27,6 +27,8 @@ _MAX_TARGETS: Final = 16
 """Objects whose owners are searched, of each sort."""
 _MAX_VIEWS: Final = 4
 """Tensors of one storage whose owners are searched."""
+_MAX_SHARERS: Final = 64
+"""Tensors with the same graph whose owners are searched."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Containers whose elements are measured."""
@@ -46,6 +48,7 @@ class _Target(NamedTuple):
         nodes: Nodes of the graphs.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         is_gradient: True if it is a parameter's gradient.
+        sharers: Tensors whose graphs have nodes in common with its own.
     """
 
     holders: list[Any]
@@ -54,6 +57,7 @@ class _Target(NamedTuple):
     nodes: int = 0
     traceback_bytes: int = 0
     is_gradient: bool = False
+    sharers: Sequence[Any] = ()
 
 
 class _Measured(NamedTuple):
@@ -122,7 +126,8 @@ class HolderReport:
             containers,
             *containers,
         ]
-        own += [targets, *targets, graphs, *(target.holders for target in targets)]
+        own += [targets, *targets, graphs]
+        own += [each for one in targets for each in (one.holders, one.sharers)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held = with_equals_joined(self._with_containers(search, containers, held))
@@ -152,7 +157,10 @@ class HolderReport:
             watched = {key: self._alive[key] for key in sizes if key in self._alive}
             nodes = sum(graph.nodes for graph in graphs)
             traces = sum(graph.traceback_bytes for graph in graphs)
-            found.append(_Target([holder], watched, sizes, nodes, traces, id(holder) in ours))
+            sharers = graphs[0].sharers[:_MAX_SHARERS] if len(graphs) == 1 else ()
+            found.append(
+                _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers)
+            )
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
@@ -181,6 +189,8 @@ class HolderReport:
                 unknown.append(target)
                 continue
             owner = None if chain is None else describe(chain, self._growing)
+            if owner is not None and target.sharers and addition(owner) is None:
+                owner = self._carrier(search, target.sharers) or owner
             if owner is None or self._may_grow(owner, target):
                 self._join(groups, owner, target, taken)
             else:
@@ -194,6 +204,15 @@ class HolderReport:
             one._replace(cut_short=short, cycles_made_at="" if one.owner else cycles)
             for one in groups.values()
         ]
+
+    def _carrier(self, search: OwnerSearch, sharers: Sequence[Any]) -> Owner | None:
+        """Return the variable that carries a graph from step to step; ``None`` if it is unknown.
+
+        After a step with ``out, state = cell(x, state)``, the loss keeps all older graphs as well.
+        """
+        chains = [one for one in search.chains(sharers) if one is not None]
+        owners = (describe(chain, self._growing) for chain in reversed(chains))
+        return next((owner for owner in owners if addition(owner) is not None), None)
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""

@@ -31,7 +31,7 @@ def holder_of(held: Held, steps: int) -> Holder:
     """
     kind = _kind(held)
     made = held.cycles_made_at or _made_at(held)
-    added = _addition(held)
+    added = None if held.owner is None else addition(held.owner)
     where = None if added is None else assignment_lines.shown(*added[:2])
     where = where or (made.partition(" ")[0].rstrip(":") if made else None)
     title = " ".join(one for one in (_subject(held, kind, where, steps), _kept(held, kind)) if one)
@@ -161,10 +161,9 @@ def _made_at(held: Held) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-def _addition(held: Held) -> tuple[str, int, str] | None:
-    """Return file, line and added value of the statement that adds to the owner; ``None`` if unknown."""
-    owner = held.owner
-    if owner is None or not owner.name:
+def addition(owner: Owner) -> tuple[str, int, str] | None:
+    """Return file, line and added value of the statement that adds to an owner; ``None`` if unknown."""
+    if not owner.name:
         return None
     files = program_files(owner)
     if _HOOKS in owner.name:
