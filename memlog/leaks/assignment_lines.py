@@ -19,6 +19,7 @@ _ADDING: Final = frozenset(
     )
 )  # fmt: skip
 _REGISTERS: Final = re.compile("register_.*hook")
+_ADDS_GROUP: Final = re.compile("add_param_group")
 
 
 class Addition(NamedTuple):
@@ -46,16 +47,48 @@ def additions(file: str, name: str) -> list[Addition]:
 
 def registrations(file: str) -> list[Addition]:
     """Return the calls in a file that register hooks."""
-    calls = (node for node in _nodes(file, "hook") if isinstance(node, ast.Call))
+    return _calls(file, "hook", _REGISTERS)
+
+
+def added_groups(file: str) -> list[Addition]:
+    """Return the calls in a file that add parameters to an optimizer."""
+    return _calls(file, _ADDS_GROUP.pattern, _ADDS_GROUP)
+
+
+def replaced(file: str, line: int) -> str:
+    """Return the variable or attribute that a line replaces by a value made of it; empty if it does not.
+
+    Args:
+        file: Path of the file, as in its code.
+        line: A line of the statement, such as ``self.table = concat([self.table, rows])``.
+    """
+    for node in _nodes(file):
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and _covers(node, line):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            target = targets[0]
+            if not isinstance(target, (ast.Name, ast.Attribute)):
+                continue
+            text = ast.unparse(target)
+            names = (ast.unparse(one) for one in ast.walk(node.value) if type(one) is type(target))
+            if isinstance(node, ast.AugAssign) or text in names:
+                return text
+    return ""
+
+
+def _covers(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
+    calls = (node for node in _nodes(file, word) if isinstance(node, ast.Call))
     methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
-    found = [Addition(call.lineno, "") for call, func in methods if _REGISTERS.match(func.attr)]
-    return sorted(found)
+    return sorted(Addition(call.lineno, "") for call, func in methods if method.match(func.attr))
 
 
-def _nodes(file: str, word: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a source file's syntax tree; none if the word is not in it."""
+def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
+    """Yield the nodes of a source file's syntax tree; none if a word is not in it."""
     text = "".join(linecache.getlines(file))
-    if not text or len(text) > _MAX_BYTES or not word.isidentifier() or word not in text:
+    if not text or len(text) > _MAX_BYTES or word not in text:
         return
     try:
         tree = ast.parse(text)

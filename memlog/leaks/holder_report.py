@@ -307,7 +307,9 @@ class HolderReport:
         for gain, chain in zip(left, chains, strict=True):
             if chain is not None and chain.root.kind != "cycle":
                 container = gain.growth.container
-                owner = describe(chain, self._growing)._replace(container=container)
+                owner = describe(chain, self._growing)._replace(
+                    container=container, between=(), above=chain.objects[:-1]
+                )
                 rate = gain.objects + gain.storages
                 found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
         return found
