@@ -72,7 +72,9 @@ class GraphWalk:
         found = []
         with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:
-                graph = KeptGraph(holder, str(own_method(node, "name")()), *self._walk(node, holder))
+                graph = KeptGraph(
+                    holder, str(own_method(node, "name")()), *self._walk(node, holder)
+                )
                 if graph.nodes:
                     found.append(graph)
         return found

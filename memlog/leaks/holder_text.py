@@ -244,21 +244,31 @@ def _confidence(held: Held) -> Confidence:
 
 def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     if kind == "kept_graph":
-        if held.growth is None:
-            return "Cut the graph between steps with `.detach()`."
-        if not value:
-            number = "its number (`.item()`) or " if held.scalar else ""
-            return f"Keep only {number}a tensor without its graph (`.detach()`)."
-        number = f"`{value}.item()` or " if held.scalar else ""
-        return f"Append {number}`{value}.detach()`."
+        return _remedy_for_graph(held, value)
+    of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
-        if held.owner.cached_function is not None:
-            return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
-        if _is_of_optimizer(held.owner):
-            return "Make a new optimizer, or remove the parameters that are no longer trained from this one."
-        if _is_nameless(held.owner):
-            return "Look for callbacks that are registered again and again, as by `atexit.register`."
-    return _REMEDIES.get(kind)
+        of_owner = _remedy_for_owner(held.owner)
+    return of_owner or _REMEDIES.get(kind)
+
+
+def _remedy_for_graph(held: Held, value: str) -> str:
+    if held.growth is None:
+        return "Cut the graph between steps with `.detach()`."
+    if not value:
+        number = "its number (`.item()`) or " if held.scalar else ""
+        return f"Keep only {number}a tensor without its graph (`.detach()`)."
+    number = f"`{value}.item()` or " if held.scalar else ""
+    return f"Append {number}`{value}.detach()`."
+
+
+def _remedy_for_owner(owner: Owner) -> str | None:
+    if owner.cached_function is not None:
+        return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
+    if _is_of_optimizer(owner):
+        return "Make a new optimizer, or remove the parameters that are no longer trained from this one."
+    if _is_nameless(owner):
+        return "Look for callbacks that are registered again and again, as by `atexit.register`."
+    return None
 
 
 _REMEDIES: Final[dict[str, str]] = {
