@@ -19,6 +19,7 @@ _ADDING: Final = frozenset(
     )
 )  # fmt: skip
 _REGISTERS: Final = re.compile("register_.*hook")
+_REPEATS: Final = (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 _ADDS_GROUP: Final = re.compile("add_param_group")
 
 
@@ -80,9 +81,14 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 
 def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
-    calls = (node for node in _nodes(file, word) if isinstance(node, ast.Call))
+    """Return the calls of methods, first those in loops and functions, which may run again."""
+    nodes = list(_nodes(file, word))
+    again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
+    calls = (node for node in nodes if isinstance(node, ast.Call))
     methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
-    return sorted(Addition(call.lineno, "") for call, func in methods if method.match(func.attr))
+    found = [call for call, func in methods if method.match(func.attr)]
+    found.sort(key=lambda call: (id(call) not in again, call.lineno))
+    return [Addition(call.lineno, "") for call in found]
 
 
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:

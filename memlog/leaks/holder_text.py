@@ -225,8 +225,8 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
     if held.growth is not None:
         found.append(f"{held.growth.gained} more elements after {steps} steps")
     owner = held.owner
-    if owner is not None and len(owner.between) > 1:
-        above = owner.above if held.growth is None else ()
+    above = () if owner is None or held.growth is not None else owner.above
+    if owner is not None and (above or len(owner.between) > 1):
         chain = (*above, owner.container, *owner.between)
         names = [type_name(one) for one in chain if one is not None]
         found.append("held through " + " < ".join(reversed(names)))

@@ -41,8 +41,9 @@ def test_registered_hooks_are_found(tmp_path):
 
 def test_groups_added_to_an_optimizer_are_found(tmp_path):
     file = tmp_path / "train.py"
-    file.write_text("x = 1\noptimizer.add_param_group({'params': [x]})\n")
-    assert added_groups(str(file)) == [Addition(2, "")]
+    add = "optimizer.add_param_group({'params': [x]})\n"
+    file.write_text(f"{add}for x in model:\n    {add}")
+    assert added_groups(str(file)) == [Addition(3, ""), Addition(1, "")]
 
 
 @pytest.mark.parametrize(
