@@ -189,8 +189,8 @@ class HolderReport:
                 unknown.append(target)
                 continue
             owner = None if chain is None else describe(chain, self._growing)
-            if owner is not None and target.sharers and addition(owner) is None:
-                owner = self._carrier(search, target.sharers) or owner
+            if owner is not None and target.sharers:
+                owner = self._carrier(search, owner, target.sharers)
             if owner is None or self._may_grow(owner, target):
                 self._join(groups, owner, target, taken)
             else:
@@ -205,14 +205,16 @@ class HolderReport:
             for one in groups.values()
         ]
 
-    def _carrier(self, search: OwnerSearch, sharers: Sequence[Any]) -> Owner | None:
-        """Return the variable that carries a graph from step to step; ``None`` if it is unknown.
+    def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
+        """Return the variable that carries a graph from step to step; ``owner`` if there is none.
 
         After a step with ``out, state = cell(x, state)``, the loss keeps all older graphs as well.
         """
+        if self._growth_of(owner) is not None or addition(owner) is not None:
+            return owner
         chains = [one for one in search.chains(sharers) if one is not None]
         owners = (describe(chain, self._growing) for chain in reversed(chains))
-        return next((owner for owner in owners if addition(owner) is not None), None)
+        return next((one for one in owners if addition(one) is not None), owner)
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""
