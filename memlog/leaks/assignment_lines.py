@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from memlog._internal.source_name import source_name
@@ -19,6 +19,8 @@ _ADDING: Final = frozenset(
     )
 )  # fmt: skip
 _REGISTERS: Final = re.compile("register_.*hook")
+_REPEATS: Final = (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+_ADDS_GROUP: Final = re.compile("add_param_group")
 
 
 class Addition(NamedTuple):
@@ -46,16 +48,53 @@ def additions(file: str, name: str) -> list[Addition]:
 
 def registrations(file: str) -> list[Addition]:
     """Return the calls in a file that register hooks."""
-    calls = (node for node in _nodes(file, "hook") if isinstance(node, ast.Call))
+    return _calls(file, "hook", _REGISTERS)
+
+
+def added_groups(file: str) -> list[Addition]:
+    """Return the calls in a file that add parameters to an optimizer."""
+    return _calls(file, _ADDS_GROUP.pattern, _ADDS_GROUP)
+
+
+def replaced(file: str, line: int) -> str:
+    """Return the variable or attribute that a line replaces by a value made of it; empty if it does not.
+
+    Args:
+        file: Path of the file, as in its code.
+        line: A line of the statement, such as ``self.table = concat([self.table, rows])``.
+    """
+    for node in _nodes(file):
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and _covers(node, line):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            target = targets[0]
+            if not isinstance(target, (ast.Name, ast.Attribute)):
+                continue
+            text = ast.unparse(target)
+            names = (ast.unparse(one) for one in ast.walk(node.value) if type(one) is type(target))
+            if isinstance(node, ast.AugAssign) or text in names:
+                return text
+    return ""
+
+
+def _covers(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
+    """Return the calls of methods, first those in loops and functions, which may run again."""
+    nodes = list(_nodes(file, word))
+    again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
+    calls = (node for node in nodes if isinstance(node, ast.Call))
     methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
-    found = [Addition(call.lineno, "") for call, func in methods if _REGISTERS.match(func.attr)]
-    return sorted(found)
+    found = [call for call, func in methods if method.match(func.attr)]
+    found.sort(key=lambda call: (id(call) not in again, call.lineno))
+    return [Addition(call.lineno, "") for call in found]
 
 
-def _nodes(file: str, word: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a source file's syntax tree; none if the word is not in it."""
+def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
+    """Yield the nodes of a source file's syntax tree; none if a word is not in it."""
     text = "".join(linecache.getlines(file))
-    if not text or len(text) > _MAX_BYTES or not word.isidentifier() or word not in text:
+    if not text or len(text) > _MAX_BYTES or word not in text:
         return
     try:
         tree = ast.parse(text)
@@ -74,11 +113,20 @@ def _addition(node: ast.AST, name: str) -> list[Addition]:
     elif isinstance(node, ast.Assign):
         return [
             Addition(node.lineno, _source(node.value))
-            for target in node.targets
+            for target in _targets(node.targets)
             if (isinstance(target, ast.Subscript) and _is_named(target.value, name))
             or (_is_named(target, name) and _mentions(node.value, name))
         ]
     return []
+
+
+def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
+    """Yield what a statement assigns to, also within tuples and lists."""
+    for node in nodes:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            yield from _targets(node.elts)
+        else:
+            yield node
 
 
 def _mentions(value: ast.AST, name: str) -> bool:

@@ -38,6 +38,7 @@ class KeptGraph(NamedTuple):
         storages: Sizes in bytes of the storages that nodes of the watched iterations have saved, by identity.
         nodes: Nodes of the watched iterations.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
+        sharers: Other tensors and nodes whose graphs have nodes in common with this one, the newest first.
     """
 
     holder: Any
@@ -45,6 +46,7 @@ class KeptGraph(NamedTuple):
     storages: dict[int, int]
     nodes: int
     traceback_bytes: int
+    sharers: list[Any]
 
 
 class GraphWalk:
@@ -59,7 +61,8 @@ class GraphWalk:
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
         self._first, self._end = first_node, end_node
         self._budget = budget
-        self._visited: dict[int, Any] = {}
+        self._visited: dict[int, tuple[Any, list[Any]]] = {}
+        """Nodes by identity, each with the sharers of the graph that it counts for."""
         self._saved_names: dict[int, tuple[str, ...]] = {}
         self._has_tracebacks = torch.is_anomaly_enabled()
         self.complete = True
@@ -69,7 +72,9 @@ class GraphWalk:
         found = []
         with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:
-                graph = KeptGraph(holder, str(own_method(node, "name")()), *self._walk(node))
+                graph = KeptGraph(
+                    holder, str(own_method(node, "name")()), *self._walk(node, holder)
+                )
                 if graph.nodes:
                     found.append(graph)
         return found
@@ -77,13 +82,17 @@ class GraphWalk:
     def kept_by(self, node: Any) -> dict[int, int]:
         """Return the sizes of the storages that a graph keeps, by identity, from its last node on."""
         with torch._C.DisableTorchFunctionSubclass():
-            return self._walk(node)[0]
+            return self._walk(node, node)[0]
 
-    def _walk(self, root: Any) -> tuple[dict[int, int], int, int]:
+    def _walk(self, root: Any, holder: Any) -> tuple[dict[int, int], int, int, list[Any]]:
+        sharers: list[Any] = []
         waiting, storages, nodes, traceback_bytes = [root], dict[int, int](), 0, 0
         while waiting:
             node = waiting.pop()
-            if id(node) in self._visited:
+            known = self._visited.get(id(node))
+            if known is not None:
+                if known[1] is not sharers and (not known[1] or known[1][-1] is not holder):
+                    known[1].append(holder)
                 continue
             number = int(own_method(node, "_sequence_nr")())
             if number < self._first:
@@ -91,13 +100,13 @@ class GraphWalk:
             if len(self._visited) >= _MAX_NODES or self._budget.spent:
                 self.complete = False
                 break
-            self._visited[id(node)] = node
+            self._visited[id(node)] = node, sharers
             if number < self._end:
                 nodes += 1
                 self._add_saved(node, storages)
                 traceback_bytes += _traceback_bytes(node) if self._has_tracebacks else 0
             waiting += [inner for inner, _ in node.next_functions if inner is not None]
-        return storages, nodes, traceback_bytes
+        return storages, nodes, traceback_bytes, sharers
 
     def _add_saved(self, node: Any, storages: dict[int, int]) -> None:
         kind = type(node)

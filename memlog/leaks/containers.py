@@ -34,6 +34,7 @@ from memlog.leaks.inert_access import (
     container_kind,
     container_length,
     is_kind,
+    own_method,
 )
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
@@ -255,17 +256,14 @@ def _size(one: Any) -> tuple[float, list[Any]]:
     kind = type(one)
     if any(kind is atom for atom in _ATOMS):
         return sys.getsizeof(one), []
-    base = _sized_base(kind)
-    if base is dict:  # the collector does not show string keys
-        return dict.__sizeof__(one), [*dict.keys(one), *dict.values(one)]
-    if base is not None:
-        size: Any = base.__sizeof__
-        return size(one), gc.get_referents(one)
+    size = own_method(one, "__sizeof__")()
+    if is_kind(one, dict):  # the collector does not show string keys
+        return size, [*dict.keys(one), *dict.values(one)]
     array = _array_class()
     if array is not None and is_kind(one, array):
         owner = array.base.__get__(one)
-        return array.__sizeof__(one), [] if owner is None else [owner]
-    return object.__sizeof__(one), gc.get_referents(one)
+        return size, [] if owner is None else [owner]
+    return size, gc.get_referents(one)
 
 
 _TENSOR: Final = 600
@@ -273,11 +271,6 @@ _TENSOR: Final = 600
 _SLOTS: Final[dict[type, float]] = {list: 9, deque: 9, dict: 100, set: 60, bytearray: 1.06}
 """Bytes that an element takes in the container itself, with its share of the free slots, about."""
 _ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
-_SIZED: Final = (str, bytes, bytearray, int, float, tuple, list, dict, set, frozenset, deque)
-
-
-def _sized_base(kind: type) -> type | None:
-    return next((base for base in bases(kind) if any(base is one for one in _SIZED)), None)
 
 
 def _is_shared(kind: type) -> bool:

@@ -80,6 +80,18 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
         yield _DeviceSeries(FRAGMENTED, level, _FRAGMENTED_FLOOR, device.reserved)
 
 
+def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
+    """Return a process's growth together with that of others."""
+    for other in alike:
+        growth = growth._replace(
+            rate=growth.rate + other.rate,
+            low=growth.low + other.low,
+            high=growth.high + other.high,
+            level=growth.level + other.level,
+        )
+    return growth
+
+
 class GrowthDetector:
     """Subscriber that tells which series grow.
 
@@ -220,7 +232,7 @@ class GrowthDetector:
             self._report_child(role, watch, News("withdrawn", suspected))
 
     def _report_child(self, role: str, watch: SeriesWatch, news: News | None) -> None:
-        """Report a process's growth; of several of one kind, which share their cause, the first one's."""
+        """Report a process's growth once for all of its kind that grow: they share their cause."""
         if news is None:
             return
         kind = kind_of(role)
@@ -229,7 +241,9 @@ class GrowthDetector:
             return
         if news.verdict == "confirmed":
             self._known[kind] = rate
-        self._report(CHILD + role, watch, news)
+        others = [other for name, other in self._children.values() if kind_of(name) == kind]
+        alike = [other.pending for other in others if other is not watch and other.pending]
+        self._report(CHILD + role, watch, news, alike)
 
     def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
         free = host_free(self._pid)
@@ -275,7 +289,9 @@ class GrowthDetector:
             return True
         return (found.left - before.left) / (self._step - before.step) < growth.rate / 2
 
-    def _report(self, name: str, watch: SeriesWatch, news: News | None) -> None:
+    def _report(
+        self, name: str, watch: SeriesWatch, news: News | None, alike: Sequence[Growth] = ()
+    ) -> None:
         if news is None:
             return
         if news.verdict != "withdrawn" and not name.endswith((ALLOCATED, FRAGMENTED)):
@@ -287,7 +303,8 @@ class GrowthDetector:
         if name == FREE_LISTS or (name.endswith(FRAGMENTED) and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
         growth = self._gaps.measured(news.growth) if watch is self._host else news.growth
-        self._calls[news.verdict](self._suspicion(name, growth, watch.free))
+        found = self._suspicion(name, _together(growth, alike), watch.free)
+        self._calls[news.verdict](found._replace(others=len(alike)))
 
     def _is_unused(self, rate: float) -> bool:
         """Return True if mostly unused memory of the allocator has grown since the suspicion.

@@ -48,7 +48,7 @@ _TEXTS = {
     CHILD: _Text(
         "worker_process",
         "The memory of {}",
-        "Anonymous memory of this one process; it does not count pages that it shares",
+        "Anonymous memory of each process, without pages that it shares",
         "Look for what the dataset or collate function keeps from item to item in this process.",
     ),
     PILE: _Text(
@@ -105,7 +105,8 @@ class GrowthFindings:
 def finding_of(growth: Suspicion) -> Finding:
     """Return the finding that a series grows, for a cause that is not known more precisely."""
     text, where = _text_of(growth.series)
-    title = f"{text.what.format(where)} grows"
+    others = f", and of {growth.others} more like it," if growth.others else ""
+    title = f"{text.what.format(where)}{others} grows"
     if growth.processes is not None:
         begun = f"{growth.processes} child processes ({where}) were started and have not ended"
         title = f"{begun}: their memory grows"

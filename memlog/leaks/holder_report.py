@@ -12,7 +12,7 @@ from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ElementSizes, Growth, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
-from memlog.leaks.holder_text import holder_of
+from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
@@ -27,6 +27,8 @@ _MAX_TARGETS: Final = 16
 """Objects whose owners are searched, of each sort."""
 _MAX_VIEWS: Final = 4
 """Tensors of one storage whose owners are searched."""
+_MAX_SHARERS: Final = 64
+"""Tensors with the same graph whose owners are searched."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Containers whose elements are measured."""
@@ -46,6 +48,7 @@ class _Target(NamedTuple):
         nodes: Nodes of the graphs.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         is_gradient: True if it is a parameter's gradient.
+        sharers: Tensors whose graphs have nodes in common with its own.
     """
 
     holders: list[Any]
@@ -54,6 +57,7 @@ class _Target(NamedTuple):
     nodes: int = 0
     traceback_bytes: int = 0
     is_gradient: bool = False
+    sharers: Sequence[Any] = ()
 
 
 class _Measured(NamedTuple):
@@ -92,7 +96,8 @@ class HolderReport:
         grown = growing(self._objects, censuses, budget)
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
-        self._known = frozenset(censuses[-1].lengths)
+        # What the watched iterations made themselves may be an element of what grows: a batch's dictionary.
+        self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
         usual = normal.storages(self._parameters)
@@ -121,7 +126,8 @@ class HolderReport:
             containers,
             *containers,
         ]
-        own += [targets, *targets, graphs, *(target.holders for target in targets)]
+        own += [targets, *targets, graphs]
+        own += [each for one in targets for each in (one.holders, one.sharers)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held = with_equals_joined(self._with_containers(search, containers, held))
@@ -151,7 +157,10 @@ class HolderReport:
             watched = {key: self._alive[key] for key in sizes if key in self._alive}
             nodes = sum(graph.nodes for graph in graphs)
             traces = sum(graph.traceback_bytes for graph in graphs)
-            found.append(_Target([holder], watched, sizes, nodes, traces, id(holder) in ours))
+            sharers = graphs[0].sharers[:_MAX_SHARERS] if len(graphs) == 1 else ()
+            found.append(
+                _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers)
+            )
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
@@ -180,6 +189,8 @@ class HolderReport:
                 unknown.append(target)
                 continue
             owner = None if chain is None else describe(chain, self._growing)
+            if owner is not None and target.sharers:
+                owner = self._carrier(search, owner, target.sharers)
             if owner is None or self._may_grow(owner, target):
                 self._join(groups, owner, target, taken)
             else:
@@ -193,6 +204,17 @@ class HolderReport:
             one._replace(cut_short=short, cycles_made_at="" if one.owner else cycles)
             for one in groups.values()
         ]
+
+    def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
+        """Return the variable that carries a graph from step to step; ``owner`` if there is none.
+
+        After a step with ``out, state = cell(x, state)``, the loss keeps all older graphs as well.
+        """
+        if self._growth_of(owner) is not None or addition(owner) is not None:
+            return owner
+        chains = [one for one in search.chains(sharers) if one is not None]
+        owners = (describe(chain, self._growing) for chain in reversed(chains))
+        return next((one for one in owners if addition(one) is not None), owner)
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""
@@ -287,7 +309,9 @@ class HolderReport:
         for gain, chain in zip(left, chains, strict=True):
             if chain is not None and chain.root.kind != "cycle":
                 container = gain.growth.container
-                owner = describe(chain, self._growing)._replace(container=container)
+                owner = describe(chain, self._growing)._replace(
+                    container=container, between=(), above=chain.objects[:-1]
+                )
                 rate = gain.objects + gain.storages
                 found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
         return found

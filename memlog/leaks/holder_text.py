@@ -31,9 +31,9 @@ def holder_of(held: Held, steps: int) -> Holder:
     """
     kind = _kind(held)
     made = held.cycles_made_at or _made_at(held)
-    added = _addition(held)
+    added = None if held.owner is None else addition(held.owner)
     where = None if added is None else assignment_lines.shown(*added[:2])
-    where = where or (made.partition(" ")[0].rstrip(":") if made else None)
+    where = where or (made.partition(" ")[0].rstrip(":") if made else None) or _cached_at(held)
     title = " ".join(one for one in (_subject(held, kind, where, steps), _kept(held, kind)) if one)
     return Holder(
         kind,
@@ -86,6 +86,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
         return f"{made} wait in reference cycles for Python's garbage collector{idle}."
     place = f" {owner.place}" if owner.place else ""
     described = f"`{owner.expression}`" if owner.expression else "An object"
+    if _is_nameless(owner):
+        described = f"A `{owner.expression}` to which no variable is known to lead"
     if held.growth is None:
         return f"{described}{place}{at} keeps what earlier steps made."
     containers = (
@@ -94,6 +96,11 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
         else f"{held.containers} containers ({type_name(owner.container)})"
     )
     return f"{described}, {containers}{place}{at}, gains {_gain(held, kind, steps)}."
+
+
+def _is_nameless(owner: Owner) -> bool:
+    """Return whether what keeps an object is known only by its type: C code refers to it."""
+    return owner.root.kind == "unnamed" and not owner.root.place
 
 
 def _gain(held: Held, kind: HolderKind, steps: int) -> str:
@@ -161,21 +168,34 @@ def _made_at(held: Held) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-def _addition(held: Held) -> tuple[str, int, str] | None:
-    """Return file, line and added value of the statement that adds to the owner; ``None`` if unknown."""
-    owner = held.owner
-    if owner is None or not owner.name:
+def _cached_at(held: Held) -> str | None:
+    """Return the line of the function whose results a cache keeps."""
+    function = None if held.owner is None else held.owner.cached_function
+    code = None if function is None else function.__code__
+    return None if code is None else assignment_lines.shown(code.co_filename, code.co_firstlineno)
+
+
+def addition(owner: Owner) -> tuple[str, int, str] | None:
+    """Return file, line and added value of the statement that adds to an owner; ``None`` if unknown."""
+    if not owner.name:
         return None
     files = program_files(owner)
-    if _HOOKS in owner.name:
-        found = [(file, *one) for file in files for one in assignment_lines.registrations(file)]
-        return found[0] if found else None
+    calls = assignment_lines.registrations if _HOOKS in owner.name else None
+    if _is_of_optimizer(owner):
+        calls = assignment_lines.added_groups
+    if calls is not None:
+        return next(((file, *one) for file in files for one in calls(file)), None)
     for name in dict.fromkeys((owner.name, owner.root.name)):
         for file in files:
             additions = assignment_lines.additions(file, name)
             if additions:
                 return file, additions[0].line, additions[0].value
     return None
+
+
+def _is_of_optimizer(owner: Owner) -> bool:
+    """Return whether a container is an optimizer's own, as its state is."""
+    return any(is_kind(one, torch.optim.Optimizer) for one in owner.above)
 
 
 def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
@@ -205,8 +225,10 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
     if held.growth is not None:
         found.append(f"{held.growth.gained} more elements after {steps} steps")
     owner = held.owner
-    if owner is not None and len(owner.between) > 1:
-        names = [type_name(one) for one in (owner.container, *owner.between) if one is not None]
+    above = () if owner is None or held.growth is not None else owner.above
+    if owner is not None and (above or len(owner.between) > 1):
+        chain = (*above, owner.container, *owner.between)
+        names = [type_name(one) for one in chain if one is not None]
         found.append("held through " + " < ".join(reversed(names)))
     return tuple(found)
 
@@ -222,14 +244,31 @@ def _confidence(held: Held) -> Confidence:
 
 def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     if kind == "kept_graph":
-        if held.growth is None:
-            return "Cut the graph between steps with `.detach()`."
-        if not value:
-            number = "its number (`.item()`) or " if held.scalar else ""
-            return f"Keep only {number}a tensor without its graph (`.detach()`)."
-        number = f"`{value}.item()` or " if held.scalar else ""
-        return f"Append {number}`{value}.detach()`."
-    return _REMEDIES.get(kind)
+        return _remedy_for_graph(held, value)
+    of_owner = None
+    if held.owner is not None and kind in ("kept_tensors", "growing_container"):
+        of_owner = _remedy_for_owner(held.owner)
+    return of_owner or _REMEDIES.get(kind)
+
+
+def _remedy_for_graph(held: Held, value: str) -> str:
+    if held.growth is None:
+        return "Cut the graph between steps with `.detach()`."
+    if not value:
+        number = "its number (`.item()`) or " if held.scalar else ""
+        return f"Keep only {number}a tensor without its graph (`.detach()`)."
+    number = f"`{value}.item()` or " if held.scalar else ""
+    return f"Append {number}`{value}.detach()`."
+
+
+def _remedy_for_owner(owner: Owner) -> str | None:
+    if owner.cached_function is not None:
+        return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
+    if _is_of_optimizer(owner):
+        return "Make a new optimizer, or remove the parameters that are no longer trained from this one."
+    if _is_nameless(owner):
+        return "Look for callbacks that are registered again and again, as by `atexit.register`."
+    return None
 
 
 _REMEDIES: Final[dict[str, str]] = {

@@ -115,7 +115,8 @@ class OwnerSearch:
         """Return whether a chain was found: through a container that grows, or not at once."""
         if level >= _SETTLED:
             return self._best(number) is not None
-        return self._through_preferred(number) is not None
+        chain = self._through_preferred(number)
+        return chain is not None and not self._is_passing(chain.root)
 
     def _best(self, number: int) -> Chain | None:
         return self._through_preferred(number) or self._named(number)
@@ -132,7 +133,8 @@ class OwnerSearch:
                 below = self._chain(chain.root._replace(kind="local"), number, above).objects
                 return Chain(chain.root, (*chain.objects, *below[1:]))
             for owner in self._owners[number]:
-                if owner not in above and self._root(owner) is None:
+                root = self._root(owner)
+                if owner not in above and (root is None or self._is_passing(root)):
                     above[owner] = number
                     order.append(owner)
         return None
@@ -172,14 +174,15 @@ class OwnerSearch:
             if not known:
                 new.append(owner)
         self._ignored -= {id(level), id(referrers), id(wanted)}
-        return [number for number in new if not self._root(number)]
+        roots = ((number, self._root(number)) for number in new)
+        return [number for number, root in roots if root is None or self._is_passing(root)]
 
     def _named(self, target: int) -> Chain | None:
         """Return the shortest chain from an object to a name among the objects reached so far."""
         above: dict[int, int | None] = {target: None}
         level = [target]
         best: tuple[int, Root] | None = None
-        while level and best is None:
+        while level and (best is None or self._is_passing(best[1])):
             for number in level:
                 root = self._root(number)
                 if root is not None and (best is None or self._rank(root) < self._rank(best[1])):
@@ -227,6 +230,10 @@ class OwnerSearch:
             module = namespace["__name__"]
         file = namespace.get("__file__")
         return Root("global", "", module, file if type(file) is str else "")
+
+    def _is_passing(self, root: Root) -> bool:
+        """Return whether a root is a variable of a package's function: the program has a name of its own."""
+        return root.kind == "local" and not self._lines.is_program(root.file)
 
     def _rank(self, root: Root) -> tuple[bool, bool]:
         """Return the order of preference of roots that are equally far away."""

@@ -58,6 +58,13 @@ class Owner(NamedTuple):
         return f"an {name}" if name[:1] in "aeiouAEIO" else f"a {name}"
 
     @property
+    def cached_function(self) -> Any:
+        """Function whose results a cache of ``functools`` keeps; ``None`` if it is no such cache."""
+        cache = next((one for one in (*self.above, *self.between) if type(one) is _CACHE), None)
+        function = None if cache is None else (instance_dict(cache) or {}).get("__wrapped__")
+        return function if type(function) is FunctionType else None
+
+    @property
     def place(self) -> str:
         """Function or module whose variable it is, with its preposition; empty if unknown."""
         root = self.root
@@ -96,7 +103,7 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
         container,
         whole[len(expression) :] if whole.startswith(expression) else "",
         objects[(at or 0) + 1 :],
-        objects[: at or 0],
+        objects[:at] if at is not None else objects[:-1][:1],
         (*(objects[number] for number in containers), *caches),
         chain.root,
     )

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from memlog._internal import fork
 from memlog._internal.units import MIB, format_bytes
-from memlog.leaks.assignment_lines import shown
+from memlog.leaks.assignment_lines import replaced, shown
 from memlog.leaks.frame_variables import MEMLOG
 from memlog.leaks.holders import Holder
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -138,13 +138,19 @@ def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
 
 
 def _holder(line: _Line, rate: float) -> Holder:
-    place = shown(line.file, line.line)
+    place, size = shown(line.file, line.line), format_bytes(rate)
+    name = replaced(line.file, line.line)
+    title = f"Python objects made at {place} take {size} more per step."
+    remedy = "Look for what keeps the objects that this line makes."
+    if name:
+        title = f"`{name}` ({place}) is replaced by a larger value in each step, which takes {size} more."
+        remedy = "Limit its length, or write the older part to a file."
     return Holder(
         "python_memory",
-        f"Python objects made at {place} take {format_bytes(rate)} more per step.",
+        title,
         place,
         rate,
         ("tracemalloc: allocated there, and not freed some steps later",),
         "medium",
-        "Look for what keeps the objects that this line makes.",
+        remedy,
     )

@@ -28,3 +28,5 @@ class Suspicion(NamedTuple):
     """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
     processes: int | None = None
     """Processes that were started meanwhile and live, if these are what grows."""
+    others: int = 0
+    """Other child processes of the same kind, whose growth is included."""

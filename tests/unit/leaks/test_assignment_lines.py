@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memlog.leaks.assignment_lines import Addition, additions, registrations
+from memlog.leaks.assignment_lines import Addition, added_groups, additions, registrations, replaced
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from memlog.leaks.assignment_lines import Addition, additions, registrations
         ("history += [1]", ""),
         ("history = history + loss", ""),
         ("history = Node(loss, history)", ""),
+        ("out, (history, cell) = lstm(x, (history, cell))", ""),
         ("state['history'][step].append(x); history.add(self.y)", "self.y"),
     ],
 )
@@ -36,6 +37,30 @@ def test_registered_hooks_are_found(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("x = 1\nmodel[0].register_forward_hook(print)\n")
     assert registrations(str(file)) == [Addition(2, "")]
+
+
+def test_groups_added_to_an_optimizer_are_found(tmp_path):
+    file = tmp_path / "train.py"
+    add = "optimizer.add_param_group({'params': [x]})\n"
+    file.write_text(f"{add}for x in model:\n    {add}")
+    assert added_groups(str(file)) == [Addition(3, ""), Addition(1, "")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        ("self.table = concat(\n    [self.table, rows],\n)", "self.table"),
+        ("text += line", "text"),
+        ("table = concat([self.table, rows])", ""),
+        ("self.table = table", ""),
+        ("table['rows'] = concat(table['rows'])", ""),
+        ("table, rows = concat([table, rows]), 0", ""),
+    ],
+)
+def test_what_a_line_replaces(tmp_path, statement, name):
+    file = tmp_path / "train.py"
+    file.write_text(f"x = 1\n{statement}\n")
+    assert replaced(str(file), 2) == name
 
 
 def test_a_file_that_does_not_exist_has_none():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import io
 from collections import Counter, OrderedDict, defaultdict, deque
 
 import numpy as np
@@ -97,6 +99,12 @@ def test_what_elements_share_does_not_count():
 def test_arrays_count_with_their_bytes():
     size = element_size([np.zeros(10_000) for _ in range(20)])
     assert 80_000 < size.objects < 81_000
+
+
+@pytest.mark.parametrize("make", [io.BytesIO, lambda data: array.array("B", data)])
+def test_objects_of_c_types_count_with_what_they_say_they_hold(make):
+    size = element_size([make(bytes(10_000 + number)) for number in range(20)])
+    assert 10_000 < size.objects < 11_000
 
 
 def test_tensors_count_with_their_storages():

@@ -240,14 +240,15 @@ def test_small_free_pieces_do_not_hide_growth_outside_the_allocator() -> None:
     assert [found.series for found in told.confirmed] == ["host.anon"]
 
 
-def test_a_worker_that_grows_is_found_and_its_siblings_are_not_repeated() -> None:
+def test_workers_that_grow_are_one_finding_with_the_growth_of_all() -> None:
     judge, told = detector()
     for number in range(60):
         judge(sample(8 * number, (70, 300 + 8 * number), (71, 300 + 8 * number), (72, 300)))
     judge.finish()
     [confirmed] = told.confirmed
     assert confirmed.series == "child:DataLoader worker 0"
-    assert confirmed.rate == pytest.approx(MIB, rel=0.02)
+    assert confirmed.rate == pytest.approx(2 * MIB, rel=0.02)
+    assert "DataLoader worker 0, and of 1 more like it, grows" in finding_of(confirmed).title
 
 
 def test_workers_reborn_at_each_epoch_are_no_growth() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sysconfig
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -130,6 +131,16 @@ def test_a_class_attribute():
     found = owner_of(lambda: OfClass.cache[:1])
     OfClass.cache = None
     assert found.expression == "OfClass.cache"
+
+
+def test_a_variable_of_a_package_gives_way_to_a_name_of_the_program():
+    package: dict = {}
+    code = "def wrapper(self, function):\n    return function()\n"
+    file = f"{sysconfig.get_path('purelib')}/package.py"
+    exec(compile(code, file, "exec"), package)  # noqa: S102 - a function of a package
+    trainer = Box(Box([Target()]))
+    found = package["wrapper"](trainer.value, lambda: owner_of(lambda: trainer.value.value[:1]))
+    assert found.expression == "trainer.value.value"
 
 
 def test_a_closure():
