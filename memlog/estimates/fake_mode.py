@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 _aten: Final = torch.ops.aten
+_DEVICE: Final = torch.ops.prim.device.default
 _CPU: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _PLAIN: Final = frozenset(
@@ -36,8 +37,11 @@ _PLAIN: Final = frozenset(
 _UNMARKED_VIEWS: Final = ("aten::_unsafe_view", "aten::unsafe_split")
 """Operations whose results share their argument's storage although their schemas do not say so."""
 
-_Known = Callable[["FakeMode", Any, Any, Any, Any], Any]
+_Repetition = Callable[["FakeMode", Any, Any, Any, Any], Any]
 """Returns the results of an operation, given the mode and what its dispatch gets."""
+_again: dict[tuple[Any, ...], _Repetition] = {}
+_MOST: Final = 100_000
+"""Operations that are kept: about 100 MB."""
 
 
 class FakeMode(FakeTensorMode):
@@ -50,8 +54,8 @@ class FakeMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # torch's own, which asks more than it saves beside this one
         self.convert: Callable[[Tensor], Tensor] | None = None
-        self._known: dict[tuple[Any, ...], _Known] = {}
 
     def __deepcopy__(self, memo: object) -> FakeMode:
         """Return the mode itself, so that the copy of a fake tensor is known as one of the mode's."""
@@ -62,6 +66,8 @@ class FakeMode(FakeTensorMode):
         return False  # nothing in here could be compiled, and with True torch wraps each call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # autograd asks for it several times for each operation
         kwargs = kwargs or {}
         key: list[Any] = [func, torch.get_default_dtype(), *kwargs]
         described = (
@@ -69,11 +75,12 @@ class FakeMode(FakeTensorMode):
         )
         if not described:
             return self.by_torch(func, types, args, kwargs)
-        known = self._known.get(at := tuple(key))
-        if known is not None:
-            return known(self, func, types, args, kwargs)
+        again = _again.get(at := tuple(key))
+        if again is not None:
+            return again(self, func, types, args, kwargs)
         out = self.by_torch(func, types, args, kwargs)
-        self._known[at] = _known(self, func, args, kwargs, out)
+        if len(_again) < _MOST:
+            _again[at] = _repetition(self, func, args, kwargs, out)
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
@@ -139,7 +146,7 @@ def _repeats(func: Any) -> bool:
     )
 
 
-def _known(mode: FakeMode, func: Any, args: Any, kwargs: Any, out: Any) -> _Known:
+def _repetition(mode: FakeMode, func: Any, args: Any, kwargs: Any, out: Any) -> _Repetition:
     """Return a function that returns what torch has returned, for arguments of the same shapes and types."""
     if func.is_view or func.name().startswith(_UNMARKED_VIEWS):
         return _view
@@ -159,7 +166,7 @@ def _known(mode: FakeMode, func: Any, args: Any, kwargs: Any, out: Any) -> _Know
     return _maker(shapes, None if made is not out else type(out))
 
 
-def _maker(shapes: list[Any], sequence: Any) -> _Known:
+def _maker(shapes: list[Any], sequence: Any) -> _Repetition:
     """Return a function that makes new tensors: one, or a list or tuple of them."""
     if sequence is None:
         return lambda mode, *_: mode.empty(*shapes[0])

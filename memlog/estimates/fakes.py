@@ -11,12 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, empty_strided, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.fake_mode import FakeMode
 
 
 class Fakes:
@@ -28,7 +29,7 @@ class Fakes:
         mode: Mode that makes them.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeMode) -> None:
         self._mode = mode
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -42,12 +43,9 @@ class Fakes:
                 "makes the model and registers the hooks"
             )
         if id(tensor) not in self._made:
-            with self._mode:
-                fake = empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-                )
-                if isinstance(tensor, nn.Parameter):
-                    fake = nn.Parameter(fake, tensor.requires_grad)
+            fake = self._mode.empty(tensor.shape, tensor.stride(), tensor.dtype)
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, tensor.requires_grad)
             self._made[id(tensor)] = tensor, fake
         return self._made[id(tensor)][1]
 
