@@ -33,6 +33,8 @@ class _OnCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.cuda, Tensor.pin_memory):
             return args[0]
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            return func(*args)  # most calls: what a program asks a tensor, such as its shape
         named = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         given = [_on_cpu(value) for value in args]
         if func is torch.device and (given, named) != (list(args), kwargs or {}):

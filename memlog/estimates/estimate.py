@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from memlog._internal.text_parser import read_size
@@ -21,7 +20,8 @@ from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.device_memory import CONTEXT, WORKSPACES, SizeRange, reserved
 from memlog.estimates.device_names import all_on_cpu
-from memlog.estimates.fake_step import fake_mode, reasons
+from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.question import Device, Question, ask
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
@@ -48,7 +48,7 @@ class Estimate:
         recording: The trace of the step, which memlog's exporters read.
     """
 
-    def __init__(self, question: Question, mode: FakeTensorMode | None = None) -> None:
+    def __init__(self, question: Question, mode: FakeMode | None = None) -> None:
         self._question = question
         self.device = question.device
         self.batch = question.size
@@ -259,6 +259,7 @@ def estimate(
     return Estimate(question)
 
 
+@only_new_objects()
 def estimate_made_by(
     make: Callable[[], Mapping[str, Any]],
     *,
@@ -277,7 +278,7 @@ def estimate_made_by(
     Raises:
         ConfigurationError: As `estimate` does.
     """
-    mode = fake_mode()
+    mode = FakeMode()
     with reasons(), mode, all_on_cpu():
         made = make()
     unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}

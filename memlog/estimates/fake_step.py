@@ -18,7 +18,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.optim import Optimizer
@@ -40,16 +39,21 @@ _BEHAVIOUR: dict[str | None, Callable[[], AbstractContextManager[None]]] = {
 }
 
 
-def fake_mode() -> FakeTensorMode:
-    """Return a mode in which new tensors have shapes but no bytes, and operations convert real ones."""
-    return _Mode(allow_non_fake_inputs=True)
+@contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Keep objects from before the block out of garbage collections, which look at each object.
 
-
-class _Mode(FakeTensorMode):
-    """Mode that a copy.deepcopy of a fake tensor shares, so that the copy is known as one of the mode's."""
-
-    def __deepcopy__(self, memo: object) -> _Mode:
-        return self
+    A process with torch has half a million of them, and what a step makes is new. If the program keeps
+    objects out itself, they stay out, and the others are looked at.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def traced_step(

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, empty_strided, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.fake_mode import FakeMode
 
 
 class Fakes:
@@ -29,7 +29,7 @@ class Fakes:
         mode: Mode that makes them.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeMode) -> None:
         self._mode = mode
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -43,18 +43,30 @@ class Fakes:
                 "makes the model and registers the hooks"
             )
         if id(tensor) not in self._made:
-            with self._mode:
-                fake = empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-                )
-                if isinstance(tensor, nn.Parameter):
-                    fake = nn.Parameter(fake, tensor.requires_grad)
+            fake = self._mode.empty(tensor.shape, tensor.stride(), tensor.dtype)
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, tensor.requires_grad)
             self._made[id(tensor)] = tensor, fake
         return self._made[id(tensor)][1]
 
     def in_all(self, values: Any) -> Any:
         """Return nested values in which every tensor is replaced by its fake."""
         return tree_map_only(Tensor, self.of, values)
+
+    def of_used(self, tensor: Tensor) -> Tensor:
+        """Return what an operation of the step gets instead of a tensor.
+
+        Raises:
+            ConfigurationError: It is a parameter, whose gradient would be lost.
+        """
+        if isinstance(tensor, FakeTensor) or not tensor.ndim:
+            return tensor
+        if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+            raise ConfigurationError(
+                f"the step uses a parameter of shape {tuple(tensor.shape)} that memlog.estimate did not get: "
+                "pass model=, for several models an nn.ModuleList of them"
+            )
+        return self.of(tensor)
 
     @contextmanager
     def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
@@ -84,47 +96,6 @@ class Fakes:
         optimizer.state = defaultdict(
             dict, {self.of(parameter): self.in_all(dict(own)) for parameter, own in state.items()}
         )
-
-
-class UsedTensors(TorchDispatchMode):
-    """Mode that gives operations the fakes of tensors with bytes, and keeps them as the program keeps those.
-
-    Enter it after the mode of the fakes.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, fakes: Fakes) -> None:
-        super().__init__()
-        self._fakes = fakes
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # The tensor of `lift_fresh` was made of Python's numbers.
-        if func is not torch.ops.aten.lift_fresh.default and _has_bytes((args, kwargs)):
-            args, kwargs = tree_map_only(Tensor, self._fake, (args, kwargs))
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.col2im.default:  # it makes its result as large as its argument
-            out.untyped_storage().resize_(args[0].nbytes)
-        return out
-
-    def _fake(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor) or not tensor.ndim:
-            return tensor
-        if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-            raise ConfigurationError(
-                f"the step uses a parameter of shape {tuple(tensor.shape)} that memlog.estimate did not get: "
-                "pass model=, for several models an nn.ModuleList of them"
-            )
-        return self._fakes.of(tensor)
-
-
-def _has_bytes(values: Any) -> bool:
-    """Return whether an operation's arguments contain a tensor that is no fake. Nearly none do."""
-    if isinstance(values, (tuple, list)):
-        return any(map(_has_bytes, values))
-    if isinstance(values, dict):
-        return any(map(_has_bytes, values.values()))
-    return isinstance(values, Tensor) and not isinstance(values, FakeTensor)
 
 
 def _restore(tensors: dict[str, Any], before: dict[str, Any]) -> Callable[[], None]:

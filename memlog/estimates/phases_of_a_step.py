@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from memlog.errors import ConfigurationError
-from memlog.estimates.fake_step import fake_mode, reasons, traced_step
+from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
 from memlog.estimates.fakes import Fakes
 from memlog.trace.phases import PhaseName, phase_levels
 from memlog.trace.records import RecordedTrace
@@ -59,6 +60,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
         return "\n".join(f"  {name + ':':20} {size / mib:10.1f} MiB" for name, size in rows.items())
 
 
+@only_new_objects()
 def estimate_memory(
     model: nn.Module,
     loss: Callable[[Any], Tensor],
@@ -78,7 +80,7 @@ def estimate_memory(
     Raises:
         ConfigurationError: ``loss`` uses a tensor's value.
     """
-    mode = fake_mode()
+    mode = FakeMode()
     with Fakes(mode).replace(model, None), mode, reasons():
         steps = optimizer(model.parameters())
         gradients = 0

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.device_names import all_on_cpu
-from memlog.estimates.fake_step import fake_mode, reasons, traced_step
-from memlog.estimates.fakes import Fakes, UsedTensors
+from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
+from memlog.estimates.fakes import Fakes
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.selection import are_compiled
 
@@ -75,7 +75,7 @@ class Question:
         before = self.known_size()
         batch = size
         if not isinstance(self.batch, int):
-            with fake_mode():
+            with FakeMode():
                 batch = tree_map_only(
                     Tensor, lambda tensor: _resized(tensor, before, size), self.batch
                 )
@@ -98,14 +98,16 @@ class Question:
             expandable=self.expandable,
         )
 
-    def trace(self, mode: FakeTensorMode | None = None) -> RecordedTrace:
+    @only_new_objects()
+    def trace(self, mode: FakeMode | None = None) -> RecordedTrace:
         """Trace the step, in the mode in which the model was made if its tensors are fake already."""
-        mode = mode or fake_mode()
+        mode = mode or FakeMode()
         fakes = Fakes(mode)
+        mode.convert = fakes.of_used
         given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
-        with fakes.replace(known, given), mode, UsedTensors(fakes), reasons():
+        with fakes.replace(known, given), mode, reasons():
             with all_on_cpu():
                 model = _made("model", nn.Module, self.model)
                 if model is not None and are_compiled([model]):

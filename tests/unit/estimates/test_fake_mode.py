@@ -1,0 +1,57 @@
+"""The fake mode's repetitions of operations, compared with what torch finds out itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.fake_step import only_new_objects
+
+OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
+    "a new tensor": lambda x: x * 2,
+    "an integer, which keeps the type of integers": lambda x: x.long() * 2,
+    "a fraction, which does not": lambda x: x.long() * 2.0,
+    "a view": lambda x: x.t()[1:, 2:],
+    "several views": lambda x: x.split(2),
+    "in place": lambda x: x.add_(1),
+    "several new tensors": lambda x: torch._foreach_mul([x, x.t()], 2),
+    "a composed operation": lambda x: torch.native_dropout(x, 0.1, True),
+    "a normalisation": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    "an operation that returns its argument's storage": lambda x: torch.unsafe_split(x, 2),
+    "other strides": lambda x: x.t().contiguous().t() + 1,
+    "a complex result": lambda x: torch.fft.fft(x).conj(),
+    "no argument": lambda _: torch.zeros(3, dtype=torch.int8),
+}
+
+
+def described(one: Tensor, storage: int) -> list[Any]:
+    held = one.untyped_storage()
+    layout = [one.shape, one.stride(), one.storage_offset()]
+    return [*layout, one.dtype, one.device, held.nbytes(), held._cdata == storage]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_a_repeated_operation_returns_what_torch_returns(operation: Any) -> None:
+    found = []
+    for mode in (FakeTensorMode(), FakeMode()):
+        with mode:
+            for _ in range(3):
+                x = torch.empty(4, 6)
+                storage = x.untyped_storage()._cdata
+                found.append([described(one, storage) for one in tree_leaves(operation(x))])
+    assert found == [found[0]] * 6
+
+
+def test_garbage_collection_is_as_before_an_estimate() -> None:
+    before = gc.get_freeze_count()
+    with only_new_objects(), only_new_objects():
+        assert gc.get_freeze_count()
+    assert gc.get_freeze_count() == before
