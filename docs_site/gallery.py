@@ -41,12 +41,14 @@ def make(name: str, folder: Path) -> None:
     """Run a report's program in an empty folder, and write the report."""
     report = REPORTS[name]
     own = {key: value for key, value in os.environ.items() if not key.startswith("MEMLOG_")}
-    memlog = [sys.executable, "-m", "memlog"]
+    # The report names the command: as a user types it, not with this machine's folders.
+    own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
+    memlog = ["python", "-m", "memlog"]
     command = [*memlog, "demo", "--backend", "local"]
     if report.page is not None:
         text = (DOCS / report.page).read_text(encoding="utf-8")
         (folder / "train.py").write_text(_PROGRAM.findall(text)[0], encoding="utf-8")
-        command = [sys.executable, "train.py"]
+        command = ["python", "train.py"]
     for arguments in report.arguments:
         words = [*command, *arguments.split()]
         subprocess.run(words, cwd=folder, env=own, check=not report.fails)  # noqa: S603 - of the page
