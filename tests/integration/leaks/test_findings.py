@@ -15,7 +15,7 @@ pytestmark = [
 
 SCRIPT = """
 import sys
-import torch
+import mlflow, torch
 import memlog
 
 memlog.init("mlflow", finish_timeout=120)
