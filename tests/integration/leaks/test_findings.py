@@ -15,7 +15,7 @@ pytestmark = [
 
 SCRIPT = """
 import sys
-import mlflow, torch
+import torch
 import memlog
 
 memlog.init("mlflow", finish_timeout=120)
