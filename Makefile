@@ -14,8 +14,8 @@ PYTEST := $(BIN)/python -m pytest -p no:hydra_pytest -p no:anyio
 # come first (tests/conftest.py), not those of most tests. A worker that crashes ends the run: a single worker
 # that restarts would hang it.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# In `make test` one more than cores: many of its tests wait for a server, and leave a core idle.
-WORKERS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() + 1)')
+# In `make test` two more than cores: its tests wait for servers and programs for half of their time.
+WORKERS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() + 2)')
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch

@@ -47,6 +47,7 @@ LONGEST = (
     "integration/trainers/test_transformers.py",
     "integration/delivery/test_outage_wandb.py",
     "integration/journal/test_crash.py",
+    "integration/ranks/test_torchrun.py",
     "integration/wandb/test_wandb_in_process.py",
     "slow/test_memory_exercise.py",
     "integration/cli/test_cli_programs.py",

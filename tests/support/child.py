@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -23,17 +24,25 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 def start(
-    script: str, directory: Path, *arguments: str, stdin: int | None = None, **environment: str
+    script: str,
+    directory: Path,
+    *arguments: str,
+    stdin: int | None = None,
+    fork: bool = True,
+    **environment: str,
 ) -> "subprocess.Popen[str]":
     """Starts a Python script in ``directory``, which becomes its working directory.
 
-    Libraries that it begins by importing are imported already.
+    Libraries that it begins by importing are imported already, and in memlog's helper process the client of a
+    tracker that it names, unless ``fork`` is false.
     """
     path = directory / "train.py"
     path.write_text(textwrap.dedent(script))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
     everything, streams = {**clean, **environment}, {"stdin": stdin, **PIPES}
-    return start_program(path, *arguments, directory=directory, environment=everything, **streams)
+    return start_program(
+        path, *arguments, directory=directory, environment=everything, fork=fork, **streams
+    )
 
 
 def start_program(
@@ -41,17 +50,32 @@ def start_program(
     *arguments: str,
     directory: Path,
     environment: Mapping[str, str],
+    fork: bool = True,
     **streams: int | None,
 ) -> "subprocess.Popen[str]":
     """Starts ``python path …``; libraries that it begins by importing are imported already."""
-    libraries = libraries_of(path.read_text(encoding="utf-8"))
-    if libraries and sys.platform == "linux":
-        variables = dict(environment)
+    script = path.read_text(encoding="utf-8")
+    libraries = libraries_of(script)
+    named = tuple(
+        one for one in CLIENTS if "memlog" in script and (one in script or one in arguments)
+    )
+    helper = _has_clients(libraries, named)
+    if fork and (libraries or helper) and sys.platform == "linux":
+        places, variables = (directory, path.parent), dict(environment)
         return ForkedProcess(
-            libraries, path, arguments, directory, path.parent, variables, **streams
+            libraries or named, path, arguments, *places, variables, helper, **streams
         )
     command = [sys.executable, str(path), *arguments]
     return subprocess.Popen(command, cwd=directory, env=environment, text=True, **streams)
+
+
+def _has_clients(
+    libraries: tuple[str, ...], named: tuple[str, ...]
+) -> Literal[False, True, "alone"]:
+    """Whether the helper of a script that names these trackers has imported their clients already."""
+    if not libraries and named:
+        return "alone"
+    return not {*named}.isdisjoint(libraries)
 
 
 def run_program(
@@ -139,6 +163,7 @@ def lives(pid: int) -> bool:
     """Whether a helper process has not ended."""
     try:
         process = psutil.Process(pid)
-        return "memlog.delivery.helper" in process.cmdline() and process.status() != "zombie"
+        begun_as = {"memlog.delivery.helper", "support.fork_server"} & {*process.cmdline()}
+        return bool(begun_as) and process.status() != "zombie"
     except psutil.Error:
         return False

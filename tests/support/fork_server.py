@@ -18,9 +18,11 @@ import sys
 import tempfile
 import threading
 import time
-import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from support import helper_fork
+from support.helper_fork import WaitingChild, as_main, run_main
 
 PRELOADED = {
     "torch": ("torch", "torch._dynamo"),  # the second is imported by the first optimizer
@@ -28,6 +30,7 @@ PRELOADED = {
         "mlflow",
         "mlflow.store.tracking.sqlalchemy_store",
     ),  # the second by the first run in a file
+    "uvicorn": ("mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.protocols.http.auto"),
     "wandb": ("wandb",),
     "accelerate": ("accelerate",),
     "transformers": ("transformers.trainer",),
@@ -105,9 +108,10 @@ class ForkServer:
                 return
             # Pipes, since Python's streams remember whether they can seek.
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            command = [sys.executable, __file__, str(theirs.fileno())]
+            command = [sys.executable, "-m", "support.fork_server", str(theirs.fileno())]
+            here, passed = Path(__file__).parents[1], [theirs.fileno()]
             self._process = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], **streams
+                command, cwd=here, env=environment, pass_fds=passed, **streams
             )
             self.pid = self._process.pid
 
@@ -115,8 +119,9 @@ class ForkServer:
         """Return the pid of a new child of this process.
 
         Args:
-            request: Its ``directory`` and ``environment``, and ``script``, ``arguments`` and ``path``. With
-                ``modules`` instead of these it becomes a server itself: its standard input is its socket.
+            request: Its ``directory`` and ``environment``, and ``script``, ``arguments``, ``path`` and
+                ``helper``. With ``modules`` instead of these it becomes a server itself: its standard input
+                is its socket.
             streams: Descriptors of its standard streams.
         """
         data = json.dumps(request).encode()
@@ -155,6 +160,7 @@ class ForkedProcess(subprocess.Popen[str]):
         directory: Its working directory.
         modules: The folder that is the first on ``sys.path``.
         environment: All its variables.
+        helper: Whether memlog's helper, too, has imported them; "alone": the helper, but not the script.
         **options: Of `subprocess.Popen`: the standard streams.
     """
 
@@ -166,6 +172,7 @@ class ForkedProcess(subprocess.Popen[str]):
         directory: Path,
         modules: Path,
         environment: dict[str, str],
+        helper: Literal[False, True, "alone"] = False,
         **options: Any,
     ) -> None:
         settings = {k: v for k, v in environment.items() if k.startswith("PYTHON")}
@@ -176,6 +183,7 @@ class ForkedProcess(subprocess.Popen[str]):
             "directory": str(directory),
             "path": str(modules),
             "environment": environment,
+            "helper": helper,
         }
         super().__init__([str(script), *arguments], text=True, **options)
 
@@ -185,8 +193,7 @@ class ForkedProcess(subprocess.Popen[str]):
         given = [own if one == -1 else one for own, one in enumerate(streams)]
         self.pid = self._server.fork(self._request, given)
         self._child_created = True
-        for one in set(streams) - {-1}:
-            os.close(one)
+        self._close_pipe_fds(*arguments[10:16])  # type: ignore[attr-defined] - not in typeshed
 
 
 def _request_in_fork(requests: socket.socket) -> dict[str, Any] | None:
@@ -235,11 +242,15 @@ def _serve(descriptor: int) -> dict[str, Any] | None:
         os.dup2(2, 0)
         return _serve(own)
     gc.unfreeze()
+    if request["helper"]:
+        child = WaitingChild()
+        if request["helper"] == "alone":
+            command = [sys.executable, helper_fork.__file__, *child.hand_over()]
+            command += [request["script"], *request["arguments"]]
+            os.execve(sys.executable, command, request["environment"])  # noqa: S606 - constants
+        child.serve()
     gc.enable()
-    sys.argv = [request["script"], *request["arguments"]]
-    sys.path[0] = request["path"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.modules["__main__"].__file__ = request["script"]
+    as_main(request["script"], request["arguments"], request["path"])
     return request
 
 
@@ -249,5 +260,4 @@ if __name__ == "__main__":
     # libraries for garbage, which takes a second or two.
     atexit.register(gc.freeze)
 if __name__ == "__main__" and (_request := _serve(int(sys.argv[1]))):
-    _code = compile(Path(_request["script"]).read_bytes(), _request["script"], "exec")
-    exec(_code, vars(sys.modules["__main__"]))  # noqa: S102 - as Python runs a script
+    run_main(_request["script"])

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ import pytest
 
 from memlog.sink import Connection, Point, Target, TrackerRun
 from memlog_mlflow import backend
+from support import child
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -89,21 +89,20 @@ class MlflowServer:
         self._added = dict(environment or {})
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Starts it, on the port of the first time, and waits until it answers."""
         if self._made_here and not self._made_here.exists():
             self._made_here.write_bytes(_empty_store())
         with (self.root / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                cwd=self.root,
-                env=self._environment(),
-                stdout=log,
-                stderr=log,
-                # Its workers are children: as a group of their own they can be ended together.
-                start_new_session=True,
+            self._process = child.start_program(
+                Path(__file__).with_name("mlflow_serve.py"),
+                *self._arguments(),
+                directory=self.root,
+                environment=self._environment(),
+                stdout=log.fileno(),
+                stderr=log.fileno(),
             )
         deadline = time.monotonic() + BOOT_TIMEOUT
         while not self._answers():
@@ -126,9 +125,9 @@ class MlflowServer:
             self._process.wait()
         self._process = None
 
-    def _command(self) -> list[str]:
+    def _arguments(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+            *("server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--workers", "1"),
             *("--backend-store-uri", self._store),
             *("--artifacts-destination", self._artifacts),

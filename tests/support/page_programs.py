@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 from memlog.cli.main import cli
 from support import child, hyco
+from support.fork_server import ForkedProcess, libraries_of
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -35,15 +36,7 @@ _LIMIT_S = 240
 _ID = re.compile(r"\b(?=\w*\d)[a-z0-9]{8}\b")
 """The id of a run, as pages show it; it has a digit."""
 
-_SHELL = """
-import contextlib, io, json, sys
-names = {"__name__": "__main__"}
-for line in sys.stdin:
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        exec(compile(json.loads(line), "page", "exec"), names)
-    print(json.dumps(output.getvalue()), flush=True)
-"""
+_SHELL = Path(__file__).with_name("page_shell.py")
 
 
 class Step(NamedTuple):
@@ -119,14 +112,17 @@ class Reader:
 
     def _run_python(self, code: str) -> str:
         if self._shell is None:
-            self._shell = subprocess.Popen(
-                [sys.executable, "-c", _SHELL],
-                cwd=self.folder,
-                env={**hyco.environment(), **self.environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                encoding="utf-8",
-            )
+            variables = {**hyco.environment(), **self.environment}
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            libraries = libraries_of(code) if sys.platform == "linux" else ()
+            if libraries:
+                self._shell = ForkedProcess(
+                    libraries, _SHELL, (), self.folder, self.folder, variables, **streams
+                )
+            else:
+                self._shell = subprocess.Popen(
+                    [sys.executable, _SHELL], cwd=self.folder, env=variables, text=True, **streams
+                )
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         self._shell.stdin.write(json.dumps(code) + "\n")

@@ -133,7 +133,13 @@ def whole_session(
     """Train until a tracker has been talked to, show and sync; search all output and files."""
     environment = {**environment, **ENVIRONMENT}
     process = child.start(
-        script, directory, *arguments, stdin=subprocess.PIPE, WHERE=where, **environment
+        script,
+        directory,
+        *arguments,
+        stdin=subprocess.PIPE,
+        fork=False,  # these command lines are looked at
+        WHERE=where,
+        **environment,
     )
     try:
         assert process.stdout is not None

@@ -34,6 +34,8 @@ PREAMBLE = """
             session.step()
             time.sleep(0.001)
 """
+WITH_MLFLOW = "\n    import mlflow" + PREAMBLE
+"""The import comes first, so that it is made already in the program and in memlog's helper."""
 
 
 def client_of(directory: Path) -> "MlflowClient":
@@ -92,11 +94,9 @@ def test_with_nothing_named_and_no_run_it_opens_none(tmp_path: Path) -> None:
 @with_a_store
 def test_a_run_opened_after_the_first_steps_is_joined_and_has_them(tmp_path: Path) -> None:
     child.run(
-        PREAMBLE
+        WITH_MLFLOW
         + """
     session = memlog.init("mlflow", finish_timeout=120, config={"memlog": {"bind_grace": 60}})
-    import mlflow
-
     train(session, 5)
     with mlflow.start_run(run_name="late"):
         train(session, 5)
@@ -133,8 +133,6 @@ def test_a_run_of_memlogs_own_ends_as_the_training_did(tmp_path: Path, how: str)
 
 SWEEP = """
     session = memlog.init("mlflow", alerts=["host.rss > 1 MiB"], finish_timeout=120)
-    import mlflow
-
     for number in range(4):
         with mlflow.start_run(run_name=f"r{number}") as run:
             train(session, 10)
@@ -174,7 +172,7 @@ def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None
     """One of a sweep's is restored; the points of one that is purged go to a run of memlog's own."""
     from mlflow.entities import ViewType
 
-    process = child.start(PREAMBLE + SWEEP, tmp_path)
+    process = child.start(WITH_MLFLOW + SWEEP, tmp_path)
     _, errors = process.communicate(timeout=240)
     client = client_of(tmp_path)
     deleted = client.search_runs(["0"], run_view_type=ViewType.DELETED_ONLY)
@@ -209,10 +207,9 @@ def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None
 @with_a_store
 def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: Path) -> None:
     child.run(
-        PREAMBLE
+        WITH_MLFLOW
         + """
     session = memlog.init("mlflow", finish_timeout=120)
-    import mlflow
     from memlog.journal.delivery_state import UploadState
     from memlog.journal import RunDirectory
 
@@ -245,10 +242,8 @@ def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: P
 @with_a_store
 def test_a_deleted_experiment_is_not_waited_for(tmp_path: Path) -> None:
     process = child.start(
-        PREAMBLE
+        WITH_MLFLOW
         + """
-    import mlflow
-
     experiment = mlflow.create_experiment("sweep")
     mlflow.delete_experiment(experiment)
     session = memlog.init("mlflow", project="sweep", finish_timeout=120)

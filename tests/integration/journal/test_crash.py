@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,11 @@ def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> 
     trainer = child.start(PACED, directory, MLFLOW_TRACKING_URI=uri)
     assert trainer.stdout is not None
     helper = int(trainer.stdout.readline())
-    if number:  # the first at any moment, the others once they deliver
-        wait_for_state(directory, "mlflow", lambda state: state.own_run is not None)
+    if (
+        number
+    ):  # the first at any moment, the second once it has delivered, the third once it begins to
+        has_begun = attrgetter("delivered" if number == 1 else "own_run")
+        wait_for_state(directory, "mlflow", lambda state: bool(has_begun(state)))
         time.sleep(chance.uniform(0, 1))
     else:
         time.sleep(chance.uniform(0, 4))

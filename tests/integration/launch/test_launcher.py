@@ -23,30 +23,21 @@ PYTHON = sys.executable
 # which processes are recorded
 
 
-def test_every_step_of_an_untouched_script_is_recorded_from_the_first_on(tmp_path: Path) -> None:
-    """The run stands where the launcher was called, wherever the script goes."""
+def test_each_python_of_a_shell_script_is_recorded_from_its_first_step_on(tmp_path: Path) -> None:
+    """The runs stand where the launcher was called, wherever a script goes; one is a module."""
     (tmp_path / "outputs").mkdir()
-    write(tmp_path, TRAIN + "\n    import os\n    os.chdir('outputs')\n    train(7)\n")
-    assert launch(tmp_path, PYTHON, "train.py").err == ""
-    [run] = recorded(tmp_path / "memlog_runs")
-    assert run.steps == list(range(7))
-    first = next(event for event in run.events if isinstance(event, Batch))
-    assert first.rss is not None
-    assert first.rss > 50 * 1024**2  # torch is loaded
-    assert run.status == "finished"
-    assert not run.parameters.keys() & {"rank", "world_size"}
-
-
-def test_a_shell_script_and_a_module_are_recorded_each_once(tmp_path: Path) -> None:
-    write(tmp_path, TRAIN + "\n    train(5)\n", "first.py")
+    write(tmp_path, TRAIN + "\n    import os\n    os.chdir('outputs')\n    train(7)\n", "first.py")
     write(tmp_path, TRAIN + "\n    train(3)\n", "second.py")
-    write(
-        tmp_path,
-        f"'{PYTHON}' first.py && cd / && cd '{tmp_path}' && '{PYTHON}' -m second\n",
-        "job.sh",
-    )
-    launch(tmp_path, "bash", "job.sh", options=("--dir", "runs"))
-    assert [len(run.steps) for run in recorded(tmp_path / "runs")] == [5, 3]
+    job = f"'{PYTHON}' first.py && cd / && cd '{tmp_path}' && '{PYTHON}' -m second\n"
+    write(tmp_path, job, "job.sh")
+    assert launch(tmp_path, "bash", "job.sh").err == ""
+    first, second = recorded(tmp_path / "memlog_runs")
+    assert (first.steps, second.steps) == (list(range(7)), list(range(3)))
+    assert (first.status, second.status) == ("finished", "finished")
+    batch = next(event for event in first.events if isinstance(event, Batch))
+    assert batch.rss is not None
+    assert batch.rss > 50 * 1024**2  # torch is loaded
+    assert not first.parameters.keys() & {"rank", "world_size"}
 
 
 RANKS = """

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import child
 from support.mlflow_server import free_port
 from support.ranks import only_run, ranks, wait_for_end_of
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 TRAIN = """
 import os, sys
-import torch, torch.distributed as dist
+import mlflow, torch, torch.distributed as dist
 import memlog
 
 rank, size = int(sys.argv[1]), 2
@@ -80,12 +80,12 @@ def start(folder: Path, rank: int, address: str, **variables: str) -> "subproces
         name: value.format(rank=rank, pod="worker" if rank else "master")
         for name, value in variables.items()
     }
-    return subprocess.Popen(
-        [sys.executable, "train.py", str(rank), address],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **own},
+    return child.start_program(
+        folder / "train.py",
+        *(str(rank), address),
+        directory=folder,
+        environment={**os.environ, "OMP_NUM_THREADS": "1", **own},
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 
@@ -109,7 +109,7 @@ def test_ranks_of_each_launcher_have_one_run(
 
 
 ALONE = """
-import torch, memlog
+import mlflow, torch, memlog
 
 memlog.init("mlflow")
 model = torch.nn.Linear(8, 8)
