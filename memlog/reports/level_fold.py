@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median_low
+
 from memlog.events import Batch
 
 _MOST = 512
@@ -10,6 +12,8 @@ _TOLERANCE = 0.02
 """Share of the last level by which a steady level may vary."""
 _LEAST_TOLERANCE = 8 * 1024**2
 """Bytes by which any steady level may vary: allocators and the interpreter take and return pages."""
+_DRIFT = 1024**2
+"""Bytes. If each third is higher than the one before by more, the level rises slowly; a jump is no rise."""
 LEAST_STEPS = 10
 """Fewest steps over which a level is called steady."""
 HOST = "host"
@@ -78,10 +82,20 @@ class _Levels:
         ordered = sorted(self._lowest.items())
         last = ordered[-1][1]
         tolerance = max(_TOLERANCE * last, _LEAST_TOLERANCE)
-        since = ordered[-1][0]
+        steady: list[int] = []
         for at, level in reversed(ordered):
             if abs(level - last) > tolerance:
                 break
             since = at
+            steady.append(level)
         step = since * self._width
-        return step if self._last - step + 1 >= LEAST_STEPS else None
+        return None if _rises(steady[::-1]) or self._last - step + 1 < LEAST_STEPS else step
+
+
+def _rises(levels: list[int]) -> bool:
+    third = len(levels) // 3
+    if not third:
+        return False
+    parts = (levels[:third], levels[third:-third], levels[-third:])
+    early, middle, late = (median_low(part) for part in parts)
+    return min(late - middle, middle - early) > _DRIFT

@@ -177,6 +177,7 @@ def masked(text: str) -> list[str]:
     text = re.sub(r"/\S*/(?=memlog_runs)", "", text)
     text = re.sub(r", and memory runs out at step [\d,]+( to [\d,]+)? \(.*?\)", "", text)
     text = re.sub(r"\b(exact|watermark \(upper bound\)|sampled \(lower bound\))", "SOURCE", text)
+    text = re.sub(r"\b(peak [\d.,]+ MB) \(watermark\)", r"\1", text)
     text = re.sub(r"[-+\u2212]?\d[\d.,:]*(e-?\d+)?", "#", text)
     text = re.sub(r"# (B|KiB|MiB|GiB)\b", "# bytes", text)
     return [" ".join(line.split()) for line in text.splitlines()]

@@ -62,6 +62,18 @@ def test_garbage_that_comes_and_goes_is_steady(tmp_path: Path, count: int) -> No
     )
 
 
+@pytest.mark.parametrize("count", [60, 5_000])
+def test_growth_within_the_tolerance_is_not_called_steady(tmp_path: Path, count: int) -> None:
+    levels = [GIB + 8 * MIB * step // count for step in range(count)]
+    assert verdict(tmp_path, *steps(levels)).startswith("No lasting growth was found")
+
+
+@pytest.mark.parametrize("at", [5, 30])
+def test_a_small_jump_is_steady(tmp_path: Path, at: int) -> None:
+    levels = [GIB + 4 * MIB * (step >= at) for step in range(60)]
+    assert "steady since step 0" in verdict(tmp_path, *steps(levels))
+
+
 def test_without_steps_it_says_so(tmp_path: Path) -> None:
     evaluations = [Evaluation(at(call), call, 0.5, GIB) for call in range(100)]
     assert verdict(tmp_path, *evaluations) == "Without steps, growth is not judged: peak 1.0 GiB."
