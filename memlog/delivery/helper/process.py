@@ -151,6 +151,8 @@ class Helper:
                 self._retention.enforce_if_due()
             self._allow_own_runs()
             self.ranks.look()
+        if not self._trainer.is_gone:
+            self._sampler.sample_short_run()
         self._worst_step.look()
         self._origin.finish()
         self._explain_a_bad_end(pipe_is_closed=not lines.open)

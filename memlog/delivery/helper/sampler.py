@@ -180,6 +180,12 @@ class Sampler:
                 self._not_before = now + self._shortest_pause(time.thread_time() - before)
                 self._children_not_before = now + _LOOK
 
+    def sample_short_run(self) -> None:
+        """Read and publish a sample if the run ends before any was due after a step. Never raises."""
+        with self._diagnostics.contained("sampling the process tree"):
+            if self._follower.look() is not None and not self._step_rate.has_begun:
+                self._publish(self._read())
+
     def _read_children(self, now: float) -> None:
         """Read the children again if enough steps have passed, in as small a share of a processor's time."""
         before = time.thread_time()
@@ -236,6 +242,11 @@ class _StepRate:
             self._a_second = (step - self._newest) / (now - self._seen)
         self._newest, self._seen = step, now
         return begins or step - self._sampled >= self._wanted
+
+    @property
+    def has_begun(self) -> bool:
+        """True if a sample was due because of a step."""
+        return self._first is not None
 
     def sampled(self) -> None:
         """Note that a sample of the newest step was taken."""

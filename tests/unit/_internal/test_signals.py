@@ -153,7 +153,7 @@ def test_a_step_that_was_interrupted_before_it_had_an_event_is_counted(
     with memlog.init("local", dir=tmp_path) as session:
         session.step()
         assert session._live is not None
-        monkeypatch.setattr(session._live.batches._host, "read", interrupted)
+        monkeypatch.setattr(session._live.batches.host, "read", interrupted)
         with pytest.raises(TimeUp):
             session.step()
         monkeypatch.undo()

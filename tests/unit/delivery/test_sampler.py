@@ -34,6 +34,23 @@ def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
     assert not health.faults
 
 
+def test_a_run_that_ends_before_a_sample_is_due_has_one_after_its_last_step(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path)
+    found: list[Event] = []
+    follower = StepFollower(run.directory.files()[0])
+    sampler = Sampler(os.getpid(), 1000.0, found.append, follower, Diagnostics())
+    sampler.sample_if_due()
+    sampler.sample_short_run()  # no step: nothing to add
+    assert len(found) == 1
+    run.write(*(batch(step, GIB) for step in range(3)))
+    sampler.sample_short_run()
+    assert [event.step for event in found if isinstance(event, Sample)] == [None, 2]
+    sampler = Sampler(os.getpid(), 1000.0, found.append, follower, Diagnostics())
+    sampler.sample_if_due()
+    sampler.sample_short_run()  # the steps have had their sample
+    assert len(found) == 3
+
+
 def looks(steps: int, a_second: float) -> int:
     """Number of samples by steps in a run that is checked every 50 ms."""
     rate, count = _StepRate(), 0
