@@ -92,6 +92,20 @@ def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
     return growth
 
 
+def _suspicion(name: str, growth: Growth, free: float | None, step: int) -> Suspicion:
+    return Suspicion(
+        series=name,
+        since_step=growth.since,
+        rate=growth.rate,
+        rate_low=growth.low,
+        rate_high=growth.high,
+        level=int(growth.level),
+        limit=None if free is None else int(growth.level + free),
+        step=step,
+        forecast=forecast(growth, free, step),
+    )
+
+
 class GrowthDetector:
     """Subscriber that tells which series grow.
 
@@ -248,7 +262,7 @@ class GrowthDetector:
     def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
         free = host_free(self._pid)
         watch.free = None if free is None else float(free)
-        found = self._suspicion(PILE + kind, news.growth, watch.free)
+        found = _suspicion(PILE + kind, news.growth, watch.free, self._step)
         self._calls["confirmed"](found._replace(processes=count))
 
     def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:
@@ -303,7 +317,7 @@ class GrowthDetector:
         if name == FREE_LISTS or (name.endswith(FRAGMENTED) and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
         growth = self._gaps.measured(news.growth) if watch is self._host else news.growth
-        found = self._suspicion(name, _together(growth, alike), watch.free)
+        found = _suspicion(name, _together(growth, alike), watch.free, self._step)
         self._calls[news.verdict](found._replace(others=len(alike)))
 
     def _is_unused(self, rate: float) -> bool:
@@ -317,16 +331,3 @@ class GrowthDetector:
         unused, used = now.idle - before.idle, now.in_use - before.in_use
         grown = max(unused + max(used, 0), rate * (self._step - self._suspected))
         return unused > _UNUSED * grown and unused > _HOST_FLOOR / 2
-
-    def _suspicion(self, name: str, growth: Growth, free: float | None) -> Suspicion:
-        return Suspicion(
-            series=name,
-            since_step=growth.since,
-            rate=growth.rate,
-            rate_low=growth.low,
-            rate_high=growth.high,
-            level=int(growth.level),
-            limit=None if free is None else int(growth.level + free),
-            step=self._step,
-            forecast=forecast(growth, free, self._step),
-        )

@@ -254,11 +254,13 @@ class StorageWatch:
             for tensor in (values,) if type(values) in _PLAIN else plain_tensors(values):
                 storage = _storage_of(tensor)
                 if storage is not None and not self._knows(storage, as_argument=not operation):
+                    number, phase = self._stack.owner(state)
+                    line, layer = self._lines.current_text(), self._names.paths[number]
                     self._storages[storage._cdata] = WatchedStorage(
                         weakref.ref(storage),
                         storage.nbytes(),
                         self.iteration,
-                        self._site(operation, state),
+                        Site(line, layer, PHASES[phase], operation, self._evaluating),
                         () if tensor.is_nested else tuple(tensor.shape),
                         str(tensor.dtype).removeprefix("torch."),
                     )
@@ -273,11 +275,6 @@ class StorageWatch:
             if existing is not None and existing() is storage:
                 return True
         return len(self._storages) >= MAX_STORAGES
-
-    def _site(self, operation: str, state: ThreadState) -> Site:
-        layer, phase = self._stack.owner(state)
-        line = self._lines.current_text()
-        return Site(line, self._names.paths[layer], PHASES[phase], operation, self._evaluating)
 
     def _module_begins(self, module: Any, args: Any) -> None:
         if torch.compiler.is_compiling() or torch_private.tracing_graph():

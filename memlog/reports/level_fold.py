@@ -16,6 +16,8 @@ _DRIFT = 1024**2
 """Bytes. If each third is higher than the one before by more, the level rises slowly; a jump is no rise."""
 LEAST_STEPS = 10
 """Fewest steps over which a level is called steady."""
+_LEAST_PART = 4
+"""The run's last quarter, or more of it, is called steady, because growth may rest for a while."""
 HOST = "host"
 
 
@@ -89,7 +91,8 @@ class _Levels:
             since = at
             steady.append(level)
         step = since * self._width
-        return None if _rises(steady[::-1]) or self._last - step + 1 < LEAST_STEPS else step
+        least = max(LEAST_STEPS, (self._last - ordered[0][0] * self._width) // _LEAST_PART)
+        return None if _rises(steady[::-1]) or self._last - step + 1 < least else step
 
 
 def _rises(levels: list[int]) -> bool:

@@ -68,6 +68,11 @@ def test_growth_within_the_tolerance_is_not_called_steady(tmp_path: Path, count:
     assert verdict(tmp_path, *steps(levels)).startswith("No lasting growth was found")
 
 
+def test_growth_that_has_rested_for_a_while_is_not_called_steady(tmp_path: Path) -> None:
+    levels = [GIB + 4 * MIB * min(step, 88) for step in range(100)]
+    assert verdict(tmp_path, *steps(levels)).startswith("No lasting growth was found")
+
+
 @pytest.mark.parametrize("at", [5, 30])
 def test_a_small_jump_is_steady(tmp_path: Path, at: int) -> None:
     levels = [GIB + 4 * MIB * (step >= at) for step in range(60)]

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import (
-    BACKWARD,
     ENTER,
-    FORWARD,
     INPUT,
     OUTSIDE,
     pack,
@@ -32,6 +30,7 @@ from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace
 from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
+from memlog.tracer.engines.cpu.current_owner import CurrentOwner
 from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
 from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, LiveStorages
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
@@ -67,6 +66,9 @@ class DispatchEngine:
         self._autocast_types = AutocastTypes(self._live_storages) if types else None
         self._model_tensors = ModelTensors(names, self._live_storages)
         self._module_stack = ModuleStack(names, self._emit, all_threads=False)
+        self._owner = CurrentOwner(
+            self._module_stack, self._calling_lines, self._live_storages.events
+        )
         self._patches = PatchListeners(
             self._live_storages, self._module_stack, self._owner, diagnostics
         )
@@ -241,18 +243,6 @@ class DispatchEngine:
         elif kind > dispatch_mode.RESULT and not self._fakes:
             self._unmeasured[str(func)] += 1
         self._log.fold_when_full()
-
-    def _owner(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Return layer and phase of the current operation; set the line if it runs in no module."""
-        layer, phase = self._module_stack.owner(thread_state)
-        line = 0
-        if layer == OUTSIDE:
-            line = thread_state.line if phase == BACKWARD else 0
-            line = line or self._calling_lines.current_line()
-            if phase == FORWARD:
-                self._module_stack.mark_line(line, thread_state)
-        self._live_storages.events.line = line
-        return layer, phase
 
     def _track_results(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, thread_state: ThreadState
