@@ -123,6 +123,8 @@ def _torch() -> dict[str, str]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}
+    # torch 2.6 does not tell.
+    saved_tensors = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
     state = {
         "torch.random": _digest(torch.get_rng_state().tolist()),
         "torch.dtype": repr(torch.get_default_dtype()),
@@ -131,7 +133,7 @@ def _torch() -> dict[str, str]:
         "torch.grad": f"{torch.is_grad_enabled()} {torch.is_inference_mode_enabled()}",
         "torch.deterministic": repr(torch.are_deterministic_algorithms_enabled()),
         "torch.anomalies": repr(torch.is_anomaly_enabled()),
-        "torch.saved tensors": repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "torch.saved tensors": repr(saved_tensors(True)),
         "torch.dispatch": str(torch._C._len_torch_dispatch_stack()),
         "torch.functions": str(torch._C._len_torch_function_stack()),
     }
