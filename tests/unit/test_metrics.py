@@ -264,7 +264,7 @@ def test_a_journal_of_an_older_memlog_keeps_its_names() -> None:
     }
 
 
-def test_an_alert_of_a_later_run_has_that_runs_step_and_says_whose_its_text_names() -> None:
+def test_an_alert_of_a_later_run_has_that_runs_step() -> None:
     alert = Alert(1, 25, "warning", "rule", "memory grows since step 21", "2 MiB per step.")
     shown = alert_in_run(alert, 20)
     assert (shown.step, shown.title) == (5, alert.title)

@@ -215,7 +215,7 @@ def test_points_reach_mlflow_once_and_stay_where_they_began(tmp_path: Path) -> N
     assert client.get_run(own.run_id).info.run_name == "gpt"
 
 
-def test_a_tracker_that_is_down_is_one_line_and_a_later_sync_goes_on(tmp_path: Path) -> None:
+def test_a_tracker_that_is_down_is_one_line(tmp_path: Path) -> None:
     run_for_mlflow(tmp_path)
     line = complaint(
         tmp_path,

@@ -82,9 +82,7 @@ def test_without_a_tracker_it_ends_with_the_command_that_shows_the_run(
     ]
 
 
-def test_the_same_seed_gives_the_same_losses_and_the_command_runs_the_same_program(
-    tmp_path: Path, local_lines: list[str]
-) -> None:
+def test_the_same_seed_gives_the_same_losses(tmp_path: Path, local_lines: list[str]) -> None:
     (program := tmp_path / "demo.py").write_text(DEMO)
     lines = run(tmp_path, program, "--backend", "local", steps=2)
     assert losses(lines)["before"] == losses(local_lines)["before"]

@@ -105,7 +105,7 @@ NO_DESCRIPTOR = """
 """
 
 
-def test_without_a_free_descriptor_rules_raise_nothing_and_one_line_says_what_to_do(
+def test_without_a_free_descriptor_one_line_tells_the_remedy(
     tmp_path: Path,
 ) -> None:
     """The very modules that read them are files to be opened."""

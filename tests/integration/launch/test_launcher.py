@@ -61,7 +61,7 @@ RANKS = """
 
 @pytest.mark.seed(165, 249)
 @pytest.mark.usefixtures("ready_store")
-def test_under_torchrun_each_rank_has_a_run_and_the_first_alone_one_in_the_tracker(
+def test_under_torchrun_rank_0_alone_has_a_trackers_run(
     tmp_path: Path,
 ) -> None:
     from mlflow import MlflowClient
@@ -177,7 +177,7 @@ def test_a_child_process_that_trains_has_a_run_of_its_own(
     assert sorted(runs) == [*children, *parents]
 
 
-def test_a_process_that_only_publishes_is_recorded_and_one_that_does_neither_is_not(
+def test_a_process_that_only_publishes_is_recorded(
     tmp_path: Path,
 ) -> None:
     write(

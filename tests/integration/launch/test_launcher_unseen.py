@@ -146,7 +146,7 @@ def test_an_error_in_the_users_sitecustomize_is_shown_as_without_memlog(
     assert (done.code, done.out, ours) == (bare.returncode, bare.stdout, bare.stderr.splitlines())
 
 
-def test_without_memlog_in_that_python_the_script_goes_on_and_one_line_says_so(
+def test_without_memlog_in_that_python_the_script_goes_on(
     tmp_path: Path,
 ) -> None:
     write(
@@ -160,7 +160,7 @@ def test_without_memlog_in_that_python_the_script_goes_on_and_one_line_says_so(
     ]
 
 
-def test_a_folder_that_can_not_be_written_at_the_first_step_is_said_and_training_goes_on(
+def test_an_unwritable_folder_is_reported_and_training_goes_on(
     tmp_path: Path,
 ) -> None:
     script = f"""

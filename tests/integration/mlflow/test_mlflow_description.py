@@ -125,7 +125,7 @@ USERS = """
 """
 
 
-def test_a_run_of_the_users_gets_none_and_two_sessions_in_it_warn_of_nothing(
+def test_a_users_run_gets_no_description(
     tmp_path: Path,
 ) -> None:
     child.run(USERS, tmp_path, "--memlog")

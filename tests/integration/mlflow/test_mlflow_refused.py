@@ -81,9 +81,7 @@ def test_a_run_that_was_deleted_with_its_experiment_says_so(uri: str, client: Ml
         sink_for(uri, run_id).open()
 
 
-def test_a_run_beside_one_that_is_gone_is_found_again_and_is_no_other(
-    uri: str, client: MlflowClient
-) -> None:
+def test_a_run_beside_a_deleted_one_is_found_again(uri: str, client: MlflowClient) -> None:
     def opened(beside: str | None) -> str:
         gone = None if beside is None else TrackerRun(beside)
         target = Target(MEMLOG_RUN, None, beside=gone, connection=Connection(uri))

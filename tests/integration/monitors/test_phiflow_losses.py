@@ -70,7 +70,7 @@ def result(output: str) -> Any:
 
 
 @needs_phiflow
-def test_every_evaluation_of_phiflows_l_bfgs_b_is_an_event_and_nothing_else_changes(
+def test_phiflows_evaluations_are_events(
     tmp_path: Path,
 ) -> None:
     script = f"""{BURGERS}
@@ -138,9 +138,7 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.seed(163)
-def test_no_error_of_memlogs_own_reaches_the_loss_where_it_would_hang_the_interpreter(
-    trouble: str, fault: str, tmp_path: Path
-) -> None:
+def test_no_error_of_memlogs_own_reaches_the_loss(trouble: str, fault: str, tmp_path: Path) -> None:
     script = f"""{BURGERS}
     wrong = RuntimeError("a user's callback")
 

@@ -121,9 +121,7 @@ memlog.finish()
 """
 
 
-def test_a_rank_that_can_not_see_the_lower_ones_says_so_and_opens_no_run(
-    tmp_path: Path, ready_store: str
-) -> None:
+def test_a_rank_that_sees_no_lower_one_opens_no_run(tmp_path: Path, ready_store: str) -> None:
     """In a pod of its own: rank 0 may record in its own pod's folder."""
     (tmp_path / "train.py").write_text(ALONE, encoding="utf-8")
     variables = {**LAUNCHERS["kubeflow"], "MLFLOW_TRACKING_URI": ready_store}

@@ -82,9 +82,7 @@ def _can_isolate() -> None:
         pytest.skip(f"this system gives a process no network of its own: {tried.stderr.strip()}")
 
 
-def test_a_failure_on_one_machine_is_named_and_the_training_goes_on_in_its_run(
-    tmp_path: Path, ready_store: str
-) -> None:
+def test_training_on_two_machines_survives_a_failure(tmp_path: Path, ready_store: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = subprocess.run(
         [*ISOLATED, "bash", "-c", MACHINES],

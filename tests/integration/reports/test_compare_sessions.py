@@ -32,7 +32,7 @@ print(session.id)
 """
 
 
-def test_a_gate_on_the_traced_peak_sees_the_optimizers_state_of_a_short_run(tmp_path: Path) -> None:
+def test_a_gate_sees_the_optimizers_state_of_a_short_run(tmp_path: Path) -> None:
     from torch import nn
 
     runs = []

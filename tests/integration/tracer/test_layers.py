@@ -39,7 +39,7 @@ class Loop:
         self.optimizer.zero_grad()
 
 
-def test_the_first_step_is_traced_and_a_warm_one_whose_flame_graph_is_kept() -> None:
+def test_the_first_step_and_a_warm_one_are_traced() -> None:
     loop = Loop()
     session = memlog.init("local", model=loop.model, layers=True)
     for _ in range(5):
@@ -188,7 +188,7 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None
     assert not session.health.faults
 
 
-def test_what_loads_a_batch_is_part_of_a_traced_step_as_of_a_plain_one(
+def test_loading_a_batch_is_part_of_a_traced_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a traced step would seem cheaper than it is by what loading takes."""

@@ -372,7 +372,7 @@ def test_what_another_thread_calls_begins_no_trace() -> None:
     assert found[1].peak == pytest.approx(needed(Distilling), rel=0.01)
 
 
-def test_a_new_optimizer_ever_so_often_is_traced_with_the_state_of_those_that_are_kept() -> None:
+def test_new_optimizers_are_traced_with_the_kept_ones_state() -> None:
     session = memlog.init("local", layers=True, budget=1.0)
     net, kept = network(16, 64, 8), []
     for number in range(60):

@@ -176,7 +176,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Rows]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_run_of_an_mlflow_logger_has_memory_at_the_steps_of_its_own_rows(
+def test_an_mlflow_loggers_run_has_memory_at_its_steps(
     loops: dict[str, dict[str, Rows]], loop: str
 ) -> None:
     assert loops["--memlog"].keys() == LOOPS.keys()
@@ -259,7 +259,7 @@ def test_without_a_logger_memlog_opens_a_run_of_its_own(tmp_path: Path) -> None:
     }
 
 
-def test_each_fit_begins_at_the_first_step_of_its_run_after_an_exception_too(
+def test_each_fit_begins_at_its_runs_first_step(
     tmp_path: Path,
 ) -> None:
     child.run(

@@ -192,7 +192,7 @@ def test_a_run_that_memlog_opens_ends_as_the_killed_worker_did(trained: Trained)
     assert trained.rows(shown) == rows_of(plan_of(first.directory))
 
 
-def test_the_run_that_the_loop_opens_is_joined_and_its_rows_are_as_before(trained: Trained) -> None:
+def test_the_loops_own_run_is_joined(trained: Trained) -> None:
     [shown] = trained.shown("of the loop")
     assert shown.info.status == "FINISHED"
     losses = trained.client.get_metric_history(shown.info.run_id, "loss")

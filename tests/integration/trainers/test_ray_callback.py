@@ -33,7 +33,7 @@ def test_a_wrong_setting_is_refused_where_it_is_written() -> None:
         MemlogCallback(evry=2)
 
 
-def test_the_copy_for_a_worker_has_the_drivers_folder_and_address_at_the_time_of_fit(
+def test_a_workers_copy_has_the_drivers_folder_and_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memlog_ray import MemlogCallback

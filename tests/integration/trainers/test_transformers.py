@@ -132,7 +132,7 @@ def test_memory_stands_in_the_rows_of_the_trainers_wandb_run(tmp_path: Path, alo
     assert all(own == trainers for own, trainers in steps)
 
 
-def test_without_a_tracker_each_update_counts_and_so_does_a_loop_after_the_trainer(
+def test_without_a_tracker_each_update_counts(
     tmp_path: Path,
 ) -> None:
     output = run(

@@ -47,7 +47,7 @@ def test_an_offline_run_is_said_to_be_in_its_folder(tmp_path: Path) -> None:
     assert "http" not in shown
 
 
-def test_files_of_an_offline_run_are_to_be_had_from_here_or_after_its_sync(tmp_path: Path) -> None:
+def test_files_of_an_offline_run_can_be_fetched(tmp_path: Path) -> None:
     train("    run = start(id='mine')" + LOOP, tmp_path)
     (folder,) = (path.parent for path in find_runs(tmp_path))
     pulled = subprocess.run(

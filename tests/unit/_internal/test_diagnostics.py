@@ -155,7 +155,7 @@ COUNTING = """
 """
 
 
-def test_a_signal_handler_may_count_at_any_moment_and_nothing_hangs_or_is_missed(
+def test_a_signal_handler_may_count_at_any_moment(
     tmp_path: Path,
 ) -> None:
     assert int(child.run(COUNTING, tmp_path, timeout=60)) > 8

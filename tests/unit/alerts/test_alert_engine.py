@@ -223,7 +223,7 @@ def test_an_alert_is_a_metric_of_1_at_its_step() -> None:
     assert list(values(alert)) == [("memory/step/alert", 1.0, "max")]
 
 
-def test_an_alert_of_an_evaluation_or_of_an_epoch_without_steps_has_its_place_there() -> None:
+def test_an_alert_without_steps_stands_at_its_evaluation_or_epoch() -> None:
     [alert] = alerts("host.rss > 1 GiB", [Evaluation(at(1), 3, 0.5, 2 * GIB)])
     assert (alert.step, alert.evaluation, alert.epoch) == (None, 3, None)
     assert place(alert) == ("evaluation", 3)

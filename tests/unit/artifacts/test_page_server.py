@@ -44,7 +44,7 @@ def path_of(server: PageServer) -> str:
     return "/" + server.url.split("/", 3)[3].partition("#")[0]
 
 
-def test_it_serves_its_file_on_loopback_and_tells_the_page_to_ask_nobody_else(
+def test_it_serves_its_file_on_loopback_only(
     server: PageServer,
 ) -> None:
     status, body, headers = ask(server)

@@ -184,7 +184,7 @@ def test_a_run_of_which_nothing_is_delivered_and_a_long_name(tmp_path: Path) -> 
     assert json.loads(said("runs", "--json"))["runs"][0]["name"] == "n" * 5000
 
 
-def test_a_run_without_a_name_of_its_own_goes_by_those_of_the_trackers_runs(tmp_path: Path) -> None:
+def test_an_unnamed_run_has_its_trackers_names(tmp_path: Path) -> None:
     made = MadeRun(tmp_path)
     made.write(Run(at(0), None, None, ("mlflow",), {}))
     for index, name in enumerate(["brave-cat-1", "brave-cat-2", None]):

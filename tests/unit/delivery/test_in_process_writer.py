@@ -94,7 +94,7 @@ def steps_in(series: str) -> set[int]:
     return {int(line.split(",")[1]) for line in series.splitlines()[1:]}
 
 
-def test_steps_while_no_run_was_open_are_brought_to_the_run_that_is_opened_anew(
+def test_steps_between_two_runs_go_to_the_new_one(
     tmp_path: Path,
 ) -> None:
     trainer, first, second = Trainer(tmp_path), Users(), Users()
@@ -156,7 +156,7 @@ def test_a_run_that_the_user_ends_first_has_a_report_and_lacks_nothing(tmp_path:
     assert len(users.reports) == 1
 
 
-def test_what_is_published_as_a_run_ends_is_waited_for_although_a_pass_is_under_way(
+def test_an_ending_run_waits_for_what_was_published(
     tmp_path: Path,
 ) -> None:
     """The pass has read the journal already: the end must wait for the next one."""

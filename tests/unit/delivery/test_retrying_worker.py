@@ -70,7 +70,7 @@ def test_at_the_end_of_a_run_it_tries_again_soon(
     ]
 
 
-def test_a_helper_that_waits_for_its_tracker_makes_way_once_the_run_is_over(
+def test_a_waiting_helper_makes_way_after_the_run(
     thread: UploadWorker,
 ) -> None:
     thread.start()

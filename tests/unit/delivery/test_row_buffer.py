@@ -65,7 +65,7 @@ def test_a_row_that_is_logged_after_its_step_has_that_step(numbered: bool) -> No
     assert users.rows.folded == 0
 
 
-def test_a_row_that_is_logged_before_its_step_gets_it_before_it_is_closed() -> None:
+def test_a_row_logged_before_its_step_gets_it() -> None:
     users = Users(opened=0)  # the user has logged step 0 when memlog's event for it comes
     for number in range(30):
         if number:
@@ -77,7 +77,7 @@ def test_a_row_that_is_logged_before_its_step_gets_it_before_it_is_closed() -> N
     assert users.rows.folded == 0
 
 
-def test_a_sample_of_an_earlier_step_joins_the_last_row_of_a_user_who_logs_first() -> None:
+def test_a_late_sample_joins_the_open_row() -> None:
     users = Users(opened=0)
     for number in range(5):
         if number:
@@ -90,7 +90,7 @@ def test_a_sample_of_an_earlier_step_joins_the_last_row_of_a_user_who_logs_first
     assert users.has[4][TREE] == 300
 
 
-def test_a_user_who_evaluates_first_and_logs_each_step_after_it_gets_each_in_its_row() -> None:
+def test_steps_logged_after_an_evaluation_are_in_their_rows() -> None:
     users = Users(opened=0)
     for number in range(5):
         users.step(number)
@@ -112,7 +112,7 @@ def test_rows_that_the_user_numbers_otherwise_get_what_is_over_as_they_log() -> 
     assert [row["memory/host/rss_peak_mib"] for row in epochs.has.values()] == [200, 100]
 
 
-def test_a_sparse_row_has_its_own_step_and_the_peak_since_the_row_before() -> None:
+def test_a_sparse_row_has_the_peak_since_the_one_before() -> None:
     users = Users()
     for number in range(101):
         users.step(number, 200 if number == 30 else 100)
@@ -155,7 +155,7 @@ def test_what_comes_late_goes_into_its_own_row_while_that_is_open() -> None:
     assert users.rows.folded == 0
 
 
-def test_of_what_comes_later_still_peaks_go_into_the_next_row_and_levels_into_none() -> None:
+def test_late_peaks_go_into_the_next_row_and_levels_into_none() -> None:
     users = Users()
     users.step(0)
     users.log()
@@ -188,7 +188,7 @@ def test_what_a_row_could_not_get_waits_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("when", ["as it fails", "after it"])
-def test_what_comes_for_a_row_that_could_not_be_opened_joins_none_before_it(when: str) -> None:
+def test_values_of_a_refused_row_join_no_earlier_one(when: str) -> None:
     users = Users()
     for number in range(4):
         users.step(number)
@@ -205,7 +205,7 @@ def test_what_comes_for_a_row_that_could_not_be_opened_joins_none_before_it(when
     assert users.steps() == {0: 0, 1: 1, 2: 2, 3: 3, 5: 5}
 
 
-def test_a_user_who_logs_first_and_fails_gets_that_step_in_the_next_row() -> None:
+def test_a_failed_step_logged_first_is_in_the_next_row() -> None:
     users = Users(opened=0)
     for number in range(4):
         if number:

@@ -34,7 +34,7 @@ def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
     assert not health.faults
 
 
-def test_a_run_that_ends_before_a_sample_is_due_has_one_after_its_last_step(tmp_path: Path) -> None:
+def test_a_run_that_ends_at_once_has_a_sample(tmp_path: Path) -> None:
     run = MadeRun(tmp_path)
     found: list[Event] = []
     follower = StepFollower(run.directory.files()[0])

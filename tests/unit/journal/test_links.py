@@ -123,9 +123,7 @@ def kept_file(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_a_file_that_is_swapped_for_a_link_as_it_is_sent_is_sent_as_it_was(
-    tmp_path: Path, outside: Path
-) -> None:
+def test_a_file_swapped_for_a_link_is_sent_as_it_was(tmp_path: Path, outside: Path) -> None:
     run, tracker, handed = kept_file(tmp_path), ListTracker(), list[Path]()
 
     def open_sink(target: Target) -> ListSink:

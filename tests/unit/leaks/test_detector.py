@@ -202,7 +202,7 @@ def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
 
 
 @glibc
-def test_what_is_freed_after_the_last_step_is_no_free_memory_of_the_allocator() -> None:
+def test_memory_freed_after_the_last_step_is_no_free_list() -> None:
     """The program's functions have returned before the last judgement, with all that they held."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
@@ -367,7 +367,7 @@ def test_growth_judged_by_few_steps_or_with_a_wide_interval_is_less_certain() ->
     assert [one and one.confidence for one in found] == ["medium", "low"]
 
 
-def test_fragments_of_the_heap_are_found_once_and_only_if_they_grow_for_long() -> None:
+def test_heap_fragments_are_found_if_they_grow_long() -> None:
     published: list[Event] = []
     receive = GrowthFindings(published.append)
     growing = Suspicion("host.free_lists", 40, MIB, 0.9 * MIB, 1.1 * MIB, GIB, None, 160)

@@ -121,7 +121,7 @@ _POOL = (
         ),
     ],
 )
-def test_a_server_that_is_away_is_told_in_a_few_words_and_in_full(said: str, told: str) -> None:
+def test_an_absent_server_is_told_shortly_and_in_full(said: str, told: str) -> None:
     error = translation_of(MlflowException(said))
     assert isinstance(error, TrackerUnavailableError)
     assert str(error) == told

@@ -201,7 +201,7 @@ def plain(x: float) -> float:
     return x + 1
 
 
-def test_a_watched_loss_can_be_sent_to_a_worker_process_where_the_function_can() -> None:
+def test_a_watched_loss_can_be_pickled_like_its_function() -> None:
     assert copy.deepcopy(decorated) is decorated
     assert pickle.loads(pickle.dumps(decorated)) is decorated  # noqa: S301 - made here
     assert pickle.loads(pickle.dumps(memlog.watch_loss(plain))) is plain  # noqa: S301 - made here

@@ -208,7 +208,7 @@ def ended(rank: int, seconds: float, signal: str | None = None) -> RankEnd:
     return end
 
 
-def test_the_first_rank_to_end_is_named_apart_from_those_that_the_launcher_ends() -> None:
+def test_the_first_rank_to_end_is_named() -> None:
     failure = failure_of(
         [ended(0, 9.1, "SIGTERM"), ended(3, 9, "SIGKILL"), ended(1, 9.1, "SIGTERM")]
     )
@@ -229,7 +229,7 @@ def test_the_first_rank_to_end_is_named_apart_from_those_that_the_launcher_ends(
         ("SIGABRT", 1, 0),
     ],
 )
-def test_a_killed_rank_is_the_cause_of_an_exception_shortly_before_it_was_noticed(
+def test_a_killed_rank_is_the_cause_though_noticed_late(
     signal: str, later: float, first: int
 ) -> None:
     failure = failure_of([ended(0, 9), ended(1, 9 + later, signal)])

@@ -104,7 +104,7 @@ def test_a_damaged_step_costs_no_report(tmp_path: Path, monkeypatch: pytest.Monk
     assert "What would help" in (run.artifacts / "postmortem.md").read_text()
 
 
-def test_free_is_that_of_the_moment_and_what_came_free_is_said_as_such(tmp_path: Path) -> None:
+def test_free_memory_is_that_of_the_failure(tmp_path: Path) -> None:
     text = told(ended(tmp_path, FAILURE)).text
     assert "| 400.0 MiB | 100.0 MiB | 924.0 MiB | 1.0 GiB |" in text
     assert "Limit: the limit on the process's address space" in text
@@ -244,7 +244,7 @@ def test_a_last_look_at_a_process_that_is_gone_says_nothing(tmp_path: Path) -> N
     assert "unknown" not in text
 
 
-def test_it_is_said_how_far_the_traced_step_speaks_for_the_one_that_failed(tmp_path: Path) -> None:
+def test_the_traced_steps_meaning_for_the_failed_one_is_told(tmp_path: Path) -> None:
     alike = told(ended(tmp_path / "alike", trace(7), FAILURE)).text
     assert "newest traced step, step 7 (dispatch), at its peak of 400.0 MiB" in alike
     assert "came 23 steps later. It was not traced, and may have been different" in alike

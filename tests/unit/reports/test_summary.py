@@ -58,7 +58,7 @@ def test_a_metric_says_where_it_was_known(tmp_path: Path) -> None:
     assert metrics["memory/epoch/host/rss_mib"].axis == "epoch"
 
 
-def test_the_last_value_is_the_one_of_the_last_index_in_whichever_file_it_stands(
+def test_the_last_value_is_that_of_the_last_index(
     tmp_path: Path,
 ) -> None:
     made = MadeRun(tmp_path).write(batch(5, GIB))

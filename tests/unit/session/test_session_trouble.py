@@ -120,7 +120,7 @@ def test_a_dead_helper_is_reported_with_a_remedy_that_works(
     assert health.unjudged == {"host.tree > 9 TiB": "no longer, since the helper process ended"}
 
 
-def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more(
+def test_a_helper_is_restarted_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (0.0, 0.1, 0.1))

@@ -165,7 +165,7 @@ def test_an_out_of_range_message_names_the_range() -> None:
 @pytest.mark.parametrize(
     "section", [{"alerts": [{"error": "host.rss > 80%"}]}, {"alerts": {"error": "host.rss > 80%"}}]
 )
-def test_a_rule_that_yaml_reads_as_a_mapping_is_an_error_with_the_remedy(section: Any) -> None:
+def test_a_rule_read_as_a_mapping_has_a_remedy(section: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve({}, {"memlog": section})
     assert 'put quotes around it, "error: host.rss > 80%"' in str(raised.value)

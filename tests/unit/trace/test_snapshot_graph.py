@@ -69,7 +69,7 @@ def test_a_snapshot_without_history_shows_live_and_reserved_bytes() -> None:
     assert list(found) == ["Live bytes, device 0", "Reserved bytes by segment, device 0"]
 
 
-def test_blocks_without_frames_are_known_from_the_history_then_by_note_then_by_size() -> None:
+def test_blocks_without_frames_are_known_otherwise() -> None:
     history = made.History()
     history.alloc(BASE, 2 * MIB, frames=made.frames("main", "forward"))
     history.alloc(BASE + 2 * MIB, MIB, user_metadata="encoder.0")

@@ -133,7 +133,7 @@ def test_one_dear_trace_does_not_keep_the_next_from_a_young_run() -> None:
     assert budget.allows_another(now=4.1)
 
 
-def test_a_run_of_less_than_a_minute_may_spend_as_much_as_one_of_a_minute() -> None:
+def test_a_short_run_has_a_minutes_budget() -> None:
     seconds, cost = 0.002, 0.006
     budget, traced = trained(seconds, cost, 300)
     assert traced == [32, 64, 128, 256]

@@ -233,7 +233,7 @@ def test_a_sparse_tensor_from_before_is_followed_where_it_is_written_to(change: 
     assert not tracer.health.faults
 
 
-def test_a_buffer_from_before_is_nothing_new_where_a_result_is_put_into_it() -> None:
+def test_an_out_buffer_is_no_new_storage() -> None:
     square, buffer, empty = torch.randn(128, 128), torch.empty(128, 128), torch.empty(0)
     foreign = torch.from_numpy(torch.empty(128, 128).numpy())
     model = nn.Linear(8, 8)
