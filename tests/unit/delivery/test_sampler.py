@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,20 @@ from memlog.delivery.helper.sampler import Sampler, StepFollower, _StepRate
 from memlog.events import ChildReading, Event, Sample
 
 
-def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
+@pytest.fixture
+def trainer() -> Iterator[int]:
+    """A small process: to read this one, with its fork servers, takes so long that pauses become long."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path, trainer: int) -> None:
     run = MadeRun(tmp_path)
     found: list[Event] = []
     follower = StepFollower(run.directory.files()[0])
     health = Diagnostics()
-    sampler = Sampler(os.getpid(), 1000.0, found.append, follower, health)
+    sampler = Sampler(trainer, 1000.0, found.append, follower, health)
     sampler.sample_if_due()
     assert len(found) == 1  # by time: the first
     for begin in (0, 40, 80):
