@@ -1,8 +1,9 @@
 """Workspaces of operations on the CPU, for fake tensors: measured with real ones of a small batch.
 
-oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. A pointwise
-operation on several types copies some arguments to another type. A fake operation has no such copies. They
-grow with the batch, so two measurements, of batches of two and four, tell those of any batch.
+oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. The backward
+pass of a batch normalisation takes as much as its input for a moment. A pointwise operation on several types
+copies some arguments to another type. A fake operation has no such copies. They grow with the batch, so two
+measurements, of batches of two and four, tell those of any batch.
 """
 
 # PyTorch leaves some of these without types.
@@ -26,7 +27,7 @@ from memlog.tracer.torch_private import operation_name
 
 _BATCHES = (2, 4)
 _RECURRENT = "mkldnn_rnn_layer"
-_OPERATIONS = {"convolution": 1, "convolution_backward": 2}
+_OPERATIONS = {"convolution": 1, "convolution_backward": 2, "native_batch_norm_backward": 2}
 """Operations that are measured, and how many of their first arguments have the batch as first dimension.
 
 Another operation may be told the batch's size by a number, and then reads past a smaller tensor's end."""

@@ -37,6 +37,24 @@ _PLAIN: Final = frozenset(
 _UNMARKED_VIEWS: Final = ("aten::_unsafe_view", "aten::unsafe_split")
 """Operations whose results share their argument's storage although their schemas do not say so."""
 
+
+def _size_of_losses(args: Any, out: Tensor) -> int:
+    """Return the bytes of each value's loss: their mean or sum is written into their storage."""
+    values: int = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+    return values * out.element_size()
+
+
+_LARGER_RESULTS: Final[dict[Any, Callable[[Any, Tensor], int]]] = {
+    _aten.col2im.default: lambda args, _: args[0].nbytes,
+    _aten.binary_cross_entropy.default: _size_of_losses,
+    _aten.mse_loss.default: _size_of_losses,
+    _aten.smooth_l1_loss.default: _size_of_losses,
+    _aten.soft_margin_loss.default: _size_of_losses,
+}
+"""Operations whose results have more bytes than their shapes need, on every device but that of fake tensors.
+
+The functions return these bytes, given the operation's arguments and its result."""
+
 _Repetition = Callable[["FakeMode", Any, Any, Any, Any], Any]
 """Returns the results of an operation, given the mode and what its dispatch gets."""
 _again: dict[tuple[Any, ...], _Repetition] = {}
@@ -110,8 +128,9 @@ class FakeMode(FakeTensorMode):
         if self.convert and func is not _aten.lift_fresh.default and _has_bytes((args, kwargs)):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
         out: Any = self.dispatch(func, types, args, kwargs)
-        if func is _aten.col2im.default:  # torch makes its result as large as its argument
-            out.untyped_storage().resize_(args[0].nbytes)
+        size = _LARGER_RESULTS.get(func)
+        if size is not None:
+            out.untyped_storage().resize_(size(args, out))
         return out
 
     def empty(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -155,7 +174,6 @@ def _repeats(func: Any) -> bool:
         or torch.Tag.inplace_view in func.tags
         or schema.name.startswith(("aten::lift", "aten::resize", "aten::_resize", "aten::set_"))
         or any(argument.is_out for argument in schema.arguments)
-        or func is _aten.col2im.default  # `by_torch` corrects it
     )
 
 

@@ -235,6 +235,29 @@ def test_tensors_that_the_program_keeps_and_casts_inside_operations_are_counted(
         assert found.peak == pytest.approx(real, rel=0.002)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out: nn.functional.mse_loss(out, torch.zeros_like(out)),
+        lambda out: out.sigmoid().sum(),
+    ],
+    ids=["what a mean loss keeps", "what a normalisation's backward pass takes"],
+)
+def test_bytes_that_no_shape_shows_are_counted(loss: Any) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8))
+
+    case = Case(model, lambda batch: torch.randn(batch, 8, 16, 16), loss, 16)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        case.loss(model(case.inputs(batch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = estimated(step=train, model=model, optimizer=torch.optim.Adam, batch=16)
+    assert found.peak == pytest.approx(measured_peak(case), rel=0.002)
+
+
 def test_a_copy_of_the_model_that_a_step_keeps_is_counted() -> None:
     kept: list[Any] = []
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from memlog.estimates.fake_mode import FakeMode
@@ -48,6 +49,27 @@ def test_a_repeated_operation_returns_what_torch_returns(operation: Any) -> None
                 storage = x.untyped_storage()._cdata
                 found.append([described(one, storage) for one in tree_leaves(operation(x))])
     assert found == [found[0]] * 6
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": functional.mse_loss,
+    "smooth l1": functional.smooth_l1_loss,
+    "soft margin": functional.soft_margin_loss,
+    "binary cross entropy": functional.binary_cross_entropy,
+    "huber": functional.huber_loss,
+}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_a_loss_keeps_the_bytes_that_a_real_one_keeps(loss: Any, reduction: str) -> None:
+    def kept() -> int:
+        values = torch.full((4, 6), 0.5)
+        return loss(values, values, reduction=reduction).untyped_storage().nbytes()
+
+    real = kept()
+    with FakeMode():
+        assert [kept(), kept()] == [real, real]
 
 
 def test_garbage_collection_is_as_before_an_estimate() -> None:
