@@ -19,6 +19,13 @@ _MAX_LOGGED = 200
 """Most causes that are logged; later causes are only counted."""
 
 
+NOT_NOTICED = (
+    "memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside torch.compile): "
+    "call session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"
+)
+"""Why a run recorded nothing, and the remedy."""
+
+
 def warn(message: str, to: logging.Logger = logger) -> bool:
     """Log a warning. Raises nothing but the exception of a signal handler that ran meanwhile.
 

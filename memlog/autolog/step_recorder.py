@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memlog._internal import fork
-from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.diagnostics import NOT_NOTICED, Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.run_parameters import RunParameters
@@ -22,11 +22,7 @@ from memlog.settings import Settings
 
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
-NO_STEPS = (
-    "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in Keras or "
-    "inside torch.compile): call session.step() after each step, or use memlog's monitors, memlog_keras or "
-    "memlog.watch_loss"
-)
+NO_STEPS = f"nothing was recorded: {NOT_NOTICED}"
 
 
 class BatchRecorder:

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.diagnostics import NOT_NOTICED
 from memlog._internal.units import format_bytes
 from memlog.cli.addresses import place_of
 from memlog.cli.label_tables import phases, points, scopes
@@ -54,11 +55,7 @@ _UNITS = {"mib": "MiB", "ms": "ms"}
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
-_EMPTY = (
-    "nothing: memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside "
-    "torch.compile): call session.step() after each step, or use memlog's monitors, memlog_keras or "
-    "memlog.watch_loss"
-)
+_EMPTY = f"nothing: {NOT_NOTICED}"
 
 
 def print_summary(console: Console, summary: Summary) -> None:

@@ -80,9 +80,7 @@ class RankJournal:
 
     def publish_rest(self) -> None:
         """Publish what is still missing in a training that is over."""
-        self._look(search=True)
-        self._publish(final=True)
-        self._publish_alerts(final=True)
+        self.look(search=True, final=True)
         if self._journal is not None:
             self._journal.close()
 
@@ -97,9 +95,7 @@ class RankJournal:
                 break
             time.sleep(_PAUSE / 5)
         with self._diagnostics.contained("publishing the ranks' last steps"):
-            self._look()
-            self._publish(final=True)
-            self._publish_alerts(final=True)
+            self.look(final=True)
 
     def _look_contained(self, *, search: bool = False) -> float:
         """Read what is new, and return the seconds until the next reading."""
@@ -108,17 +104,18 @@ class RankJournal:
             self.look(search=search)
         return max(_PAUSE, (time.thread_time() - before) / _SHARE)
 
-    def look(self, *, search: bool = False) -> None:
+    def look(self, *, search: bool = False, final: bool = False) -> None:
         """Read what is new, and publish the steps that are complete.
 
         Args:
             search: True to search for ranks and their files even if that is not due.
+            final: True to publish also steps that lack ranks: nothing follows.
         """
         self._look(search=search)
-        self._publish()
-        self._publish_alerts()
+        self._publish(final=final)
+        self._publish_alerts(final=final)
 
-    def _look(self, *, search: bool = False) -> None:
+    def _look(self, *, search: bool) -> None:
         now = time.monotonic()
         if search or now >= self._search_due:
             self._search_due = now + _SEARCH
@@ -144,11 +141,11 @@ class RankJournal:
             self._spreads.end(rank)
         self._news.take(rank, event)
 
-    def _publish(self, *, final: bool = False) -> None:
+    def _publish(self, *, final: bool) -> None:
         for event in self._spreads.take(final=final):
             self._write(event, event.step)
 
-    def _publish_alerts(self, *, final: bool = False) -> None:
+    def _publish_alerts(self, *, final: bool) -> None:
         for alert in self._news.alerts(final=final):
             if _identity(alert) in self._told:
                 continue  # an earlier helper process has published it
