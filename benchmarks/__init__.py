@@ -1,1 +1,1 @@
-"""Benchmarks of the cost of memlog in loops with and without it: ``python -m benchmarks``."""
+"""Benchmarks of the cost of memlog, in loops with and without memlog: ``python -m benchmarks``."""

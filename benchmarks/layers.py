@@ -216,7 +216,7 @@ def _times(times: float) -> str:
 
 
 def block(training: Training, way: Tracing, steps: int) -> float:
-    """Return the median time of some steps in milliseconds, with the time to start and stop tracing."""
+    """Return the median milliseconds of some steps, including the time to start and stop tracing."""
     times = []
     for _ in range(steps):
         begun = time.perf_counter()

@@ -151,7 +151,7 @@ _PEAK = """
 
 
 def steady(directory: Path, events: int) -> dict[str, float]:
-    """Publish batch events of one device; return MiB by which two processes grew, and bytes per event."""
+    """Publish batch events of one device; return both processes' change in MiB, and the bytes per event."""
     result = json.loads(_run(_STEADY, directory, str(events)).stdout)
     trainer, helper = (
         max(abs(size - sizes[0]) for size in sizes) for sizes in zip(*result["sizes"], strict=True)
@@ -198,7 +198,7 @@ def _run(script: str, directory: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def commands(directory: Path) -> dict[str, float]:
-    """Return the peak MiB of printing and of delivering the newest run in a directory."""
+    """Return the peak MiB of the commands that print and that deliver the newest run in a directory."""
     run = find_run(directory / "runs", "latest").id
     where = ("--dir", str(directory / "runs"))
     return {

@@ -1,7 +1,7 @@
-"""Training loops to compare, each in a process that runs a block of steps for each number on its stdin.
+"""Training loops to compare. Each has a process, which runs a block of steps for each number on its stdin.
 
-Each loop has its own process, because its threads, its helper process and its heap would change the figures
-of the others. Blocks are interleaved, so a change of the machine's speed affects all loops.
+A loop's threads, helper process and heap would change the figures of other loops in the same process. Blocks
+are interleaved, so a change of the machine's speed affects all loops.
 """
 
 from __future__ import annotations

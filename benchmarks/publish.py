@@ -1,4 +1,4 @@
-"""Measure the microseconds of one publish, with and without its probes."""
+"""Measure the time of one publish in microseconds, with and without its probes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measure() -> dict[str, Estimate]:
 
 
 def _nothing() -> None:
-    """Do nothing: the cost of a function call is subtracted from the others."""
+    """Do nothing. The cost of this call is subtracted from the other measurements."""
 
 
 def _microseconds(call: Callable[[], object]) -> float:

@@ -1,9 +1,9 @@
 """Measure many ranks with generated journals: ``python -m benchmarks.ranks [--ranks N] [--steps N]``.
 
-The journals are those that trainers write: one device, one step after the other in all ranks. Measured are
-the search for the ranks' runs, one reading of everything, a reading when every rank has made one more step,
-and one when nothing is new. With ``--uri`` the points of rank 0's run are delivered to that MLflow server.
-``--write`` puts the table into docs/scaling.md.
+The journals are like those that trainers write, with one device; all ranks make each step at the same time.
+The benchmark measures the search for the ranks' runs, the first reading of all journals, a reading after one
+more step of every rank, and a reading when nothing is new. With ``--uri`` the points of rank 0's run are
+delivered to that MLflow server. ``--write`` puts the table into a page such as docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def measure(ranks: int, steps: int, uri: str | None) -> dict[str, float]:
     """Return processor seconds, bytes and, with a server, the seconds of delivery."""
-    # Each open journal is a descriptor; a rank has one of its own process.
+    # This process opens the journals of all ranks. In a training, a rank's process opens only its own.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, ranks + 500), hard))
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +133,7 @@ BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 
 def table(measured: Sequence[Mapping[str, float]]) -> str:
     """Return the measurements as a table of Markdown, a column for each number of ranks."""
-    # Here, because what it imports would be in the measured memory.
+    # Imported here, because its own imports would count as measured memory.
     from benchmarks.__main__ import machine
 
     steps = {found["steps"] for found in measured}
@@ -148,7 +148,7 @@ def table(measured: Sequence[Mapping[str, float]]) -> str:
 
 
 def main() -> None:
-    """Print one JSON document a measurement."""
+    """Print one JSON document for each measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 100, 1000])
     parser.add_argument("--steps", type=int, default=100)

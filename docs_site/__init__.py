@@ -1,1 +1,1 @@
-"""What builds the documentation's site beyond mkdocs: hooks, the settings' table, the chart of costs."""
+"""Additions to mkdocs for the documentation's site: hooks, the table of settings, the chart of costs."""

@@ -1,4 +1,4 @@
-"""A griffe extension: docstrings as Markdown."""
+"""Griffe extension that converts docstrings to Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LITERAL_MARK = re.compile(r"^(.*?):?:: *$", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Turns the mark of a literal block, which Markdown does not know, into what introduces the block."""
+    """Replace ``::`` at the end of a line, the mark of a literal block, by ``:``. Markdown needs no mark."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of a loaded object."""

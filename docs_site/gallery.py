@@ -1,4 +1,4 @@
-"""The gallery's reports: of the demo, and of the programs of some pages.
+"""Make the gallery's reports of the demo and of the programs on some pages.
 
 ``make gallery`` runs the programs and writes ``docs/gallery/NAME.html``.
 """
@@ -24,7 +24,7 @@ class Report(NamedTuple):
     page: str | None
     """Page whose ``train.py`` is run; ``None``: the demo."""
     arguments: tuple[str, ...] = ("",)
-    """Arguments of the program, for each time that it is run; the report is about all of these runs."""
+    """Arguments of the program, one text for each run of it. The report covers all runs."""
     fails: bool = False
     """True if the program ends with an error, as it should."""
 
@@ -41,7 +41,7 @@ def make(name: str, folder: Path) -> None:
     """Run a report's program in an empty folder, and write the report."""
     report = REPORTS[name]
     own = {key: value for key, value in os.environ.items() if not key.startswith("MEMLOG_")}
-    # The report names the command: as a user types it, not with this machine's folders.
+    # The report shows the command. It must look as a user types it, without this machine's folders.
     own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
     memlog = ["python", "-m", "memlog"]
     command = [*memlog, "demo", "--backend", "local"]

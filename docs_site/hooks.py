@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import griffe
 
+from docs_site import mermaid
 from docs_site.settings_table import table
 from memlog.cli.main import cli
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOG = logging.getLogger("mkdocs.hooks.memlog")  # mkdocs counts warnings below its own name
+_LOG = logging.getLogger("mkdocs.hooks.memlog")  # mkdocs counts warnings of loggers below its own
 
 PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
@@ -42,7 +43,7 @@ _ALTERNATIVE = re.compile(r'alt="([^"]*)"')
 
 
 def on_startup(**_: Any) -> None:
-    """Make code blocks of the lines that click's help keeps apart, and links of the pages that it names."""
+    """In the commands' help, turn lines that click does not wrap into code blocks, and pages into links."""
     for command in cli.commands.values():
         help_text = inspect.cleandoc(command.help or "")
         help_text = re.sub(r"\bdocs/\s*([\w-]+)\.md", r"[\1](../\1.md)", help_text)
@@ -54,7 +55,7 @@ def _code_block(match: re.Match[str]) -> str:
 
 
 def on_pre_build(**_: Any) -> None:
-    """Warn of each public name without a docstring; in a strict build that is an error."""
+    """Warn of each public name without a docstring; in a strict build a warning is an error."""
     for path in undocumented():
         _LOG.warning("%s has no docstring", path)
 
@@ -68,7 +69,7 @@ def undocumented() -> Iterator[str]:
 
 
 def exported(module: griffe.Object | griffe.Alias) -> list[str]:
-    """Return the public names of a module: its ``__all__``, or what it defines itself."""
+    """Return the public names of a module: its ``__all__``, or the names that it defines itself."""
     if module.exports is not None:
         return [str(name) for name in module.exports if str(name) in module.members]
     own = (name for name, member in module.members.items() if not member.is_alias)
@@ -88,18 +89,21 @@ def _undocumented_in(thing: griffe.Object | griffe.Alias) -> Iterator[str]:
 
 @cache
 def package() -> griffe.Module:
-    """Return the package memlog, read and not imported."""
+    """Return the package memlog, which griffe reads without importing it."""
     found = griffe.load("memlog", search_paths=[str(ROOT)])
     assert isinstance(found, griffe.Module)  # noqa: S101 - for the type
     return found
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages made of files outside docs/, and a page for each program that pages link to."""
+    """Add pages made of files outside docs/, a page for each program that pages link to, and Mermaid."""
     for target, source in PAGES.items():
         files.append(_generated(config, target, (ROOT / source).read_text(encoding="utf-8")))
     for program in _linked_programs(config):
         files.append(_generated(config, _page_of(program), _source_page(program)))
+    if (library := mermaid.folder()) is not None:
+        for name in mermaid.FILES:
+            files.append(_generated(config, f"mermaid/{name}", (library / name).read_text("utf-8")))
     return files
 
 
@@ -136,14 +140,17 @@ def _source_page(program: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Fill in the table of settings, mend links that leave docs/, and show a picture by the site's scheme."""
+    """Fill in the table of settings, correct links that leave docs/, and prepare pictures and diagrams."""
     markdown = markdown.replace("<!-- the table of settings -->", table(package()))
     markdown = _PICTURE.sub(_by_scheme, markdown)
+    markdown = mermaid.prepare(
+        markdown, posixpath.relpath(".", posixpath.dirname(page.file.src_uri))
+    )
     return _LINK.sub(lambda link: _mended(link, page.file.src_uri), markdown)
 
 
 def _mended(link: re.Match[str], page: str) -> str:
-    """Return a link as it has to be on this page of the site."""
+    """Return a link of a page with its target on the site."""
     source = PAGES.get(page)
     place = posixpath.dirname(source) if source else posixpath.join("docs", posixpath.dirname(page))
     path = posixpath.normpath(posixpath.join(place, link[1]))
@@ -160,7 +167,7 @@ def _mended(link: re.Match[str], page: str) -> str:
 
 
 def _by_scheme(picture: re.Match[str]) -> str:
-    """Return the two images of a ``<picture>``: the dark one is named first, in its ``<source>``."""
+    """Return a ``<picture>`` as two Markdown images. Its ``<source>`` is the dark one, and comes first."""
     dark, light = _SOURCE.findall(picture[0])
     alternative = _ALTERNATIVE.findall(picture[0])[0]
     return f"![{alternative}]({light}#only-light)![{alternative}]({dark}#only-dark)"

@@ -74,7 +74,7 @@ def panels() -> list[Panel]:
 
 
 def _bars(page: str) -> list[Bar]:
-    """Return the rows that have a ratio in their third column, the cheapest first."""
+    """Return the bars of the rows that have a ratio in their third column, the cheapest first."""
     found = []
     for line in page.splitlines():
         cells = line.split(" | ")

@@ -18,7 +18,7 @@ _CONFIG_NAMES = {
     "on_alert": None,
     "config": None,
 }
-"""Arguments whose key in a configuration is not their own name; ``None``: they have none."""
+"""Keys in a configuration, by argument; ``None``: no key. Other arguments have their name as key."""
 _FIELDS = {"backend": "backends", "dir": "directory"}
 _OLD_KEYS = {"enabled": "enable_memory_monitoring", "verbose_batches": "memory_monitor_batches"}
 _ENVIRONMENT = {"backend": "MEMLOG_BACKEND", "dir": "MEMLOG_DIR", "enabled": "MEMLOG_ENABLED"}
@@ -86,5 +86,5 @@ def _described(thing: griffe.Object, section: str) -> Iterator[tuple[str, str]]:
 
 
 def _number(value: object) -> str:
-    """Return a default as the program has it, large sizes in bytes with separators."""
+    """Return a default as Python prints it; whole numbers get thousands separators."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)

@@ -27,7 +27,7 @@ MIB = 1024**2
 INSTRUCTIONS = """\
 To measure it on your GPU, with your data:
   memlog run -- python train.py        # every step's memory, with nothing changed in the script
-  memlog.init(model=model, layers=True)   # and, now and then, of which layer it is
+  memlog.init(model=model, layers=True)   # and, at some steps, the memory of each layer
   memlog advise latest                 # what would make the worst step smaller, and by how much
   memlog compare RUN_A RUN_B           # what a change did"""
 

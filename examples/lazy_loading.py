@@ -1,4 +1,4 @@
-"""Memory saved by an LRU cache of simulations compared to loading all of them, measured by memlog.
+"""Memory that an LRU cache of simulations saves compared to loading all of them, measured by memlog.
 
 python examples/lazy_loading.py                     # 20 simulations, 505 MB, 5 of them cached
 python examples/lazy_loading.py --max-cached-sims 3

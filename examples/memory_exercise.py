@@ -36,7 +36,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 WIDTH, TOKENS, BATCH = 128, 32, 64
 STEPS = 30
 ROUNDS, STEPS_A_ROUND = 8, 3
-"""Rounds of the measurement of times, and steps of each configuration in one round."""
+"""Rounds in which times are measured, and steps of each configuration in one round."""
 MIB = 1024**2
 ENOUGH = 0.30
 """Share of memory that the exercise asks to save."""
@@ -274,7 +274,7 @@ def train(configuration: Configuration) -> tuple[str, float]:
     training = Training(configuration)
     training.step()  # leaves torch's one-time set-up out of the measurement
     name, model = configuration.name, training.model
-    # memlog traces the first step: its peak, by layer and by purpose.
+    # memlog traces the first step, and so knows its peak by layer and by purpose.
     with memlog.init("local", name=name, model=model, layers=True) as session:
         for _ in range(STEPS):
             training.step()

@@ -89,11 +89,11 @@ _LOADED_ON_USE = {
     "MemoryTracer": "memlog.tracer",
     "estimate": "memlog.estimates",
 }
-"""Names whose modules not every training script needs."""
+"""Names that are imported on first use, because not every training script needs their modules."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load the layer tracer and estimates on first use."""
+    """Import a name of `_LOADED_ON_USE` from its module, on first use."""
     if name not in _LOADED_ON_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_LOADED_ON_USE[name]), name)

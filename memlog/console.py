@@ -1,4 +1,4 @@
-"""Lines printed for the user. One subscriber prints them; publishers never print.
+"""Lines printed for the user. `Console` prints the events of a session, `show` those of a monitor.
 
 Sizes are in "MB" of 1024² bytes, as in the monitors that memlog replaces. docs/monitors.md lists the lines
 that differ from theirs. Without an accelerator a line shows the host's memory.
@@ -95,20 +95,11 @@ class Console:
     """Printer of a line for each of the first batches and for each alert.
 
     Args:
-        verbose_batches: Number of batches for which a line is printed.
-        write: Prints a line for a batch.
-        warn: Prints a line for an alert; ``None``: to the standard error.
+        verbose_batches: Number of the run's first batches for which a line is printed.
     """
 
-    def __init__(
-        self,
-        verbose_batches: int,
-        write: Callable[[str], object] = terminal.out,
-        warn: Callable[[str], object] | None = None,
-    ) -> None:
+    def __init__(self, verbose_batches: int) -> None:
         self._left = verbose_batches
-        self._write = write
-        self._warn = warn or terminal.err
 
     def announce(self) -> None:
         """Print that monitoring is on, if lines for batches follow.
@@ -117,17 +108,17 @@ class Console:
             Exception: Any error of the stream.
         """
         if self._left:
-            show(Announcement(self._left), self._write)
+            show(Announcement(self._left))
 
     def __call__(self, event: Event) -> None:
         """Print the event's line, if it has one."""
         if isinstance(event, Batch) and self._left > 0:
             self._left -= 1
-            self._write(batch_line(event))
+            terminal.out(batch_line(event))
         elif isinstance(event, Alert) and not event.is_of_finding:
-            self._warn(alert_line(event))
+            terminal.err(alert_line(event))
 
-    def silence(self) -> None:
+    def stop_printing_batches(self) -> None:
         """Print no more batches, because a monitor of the trainer prints them."""
         self._left = 0
 

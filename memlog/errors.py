@@ -1,4 +1,4 @@
-"""Everything that memlog raises on purpose.
+"""Errors that memlog raises on purpose.
 
 ::
 
@@ -21,7 +21,7 @@
     │   ├── TrackerUnavailableError         a later attempt can succeed, and nothing is lost until then
     │   ├── TrackerRejectedError            the tracker refused the content, and trying again does not help
     │   │   └── RunRefusedError               the tracker's run is deleted or missing; its data is kept
-    │   └── UntrustedAddressError           a run's folder names an address that the environment lacks
+    │   └── UntrustedAddressError           a run's folder names an address that must not get credentials
     └── SnapshotError                     the file is not an allocator snapshot
         └── UnsafeSnapshotError             the file may be an attack; memlog executed nothing from it
 

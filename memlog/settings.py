@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         initial_step: Number of the first step, for resumed training.
         layers: Trace a step from time to time, layer by layer.
         budget: Share of training time that tracing may cost, 0 to 1.
-        verbose_batches: Number of batches per epoch for which a line is printed.
+        verbose_batches: Number of the run's first batches for which a line is printed.
         quiet: Print no line about the run itself; alerts, findings and problems are printed nevertheless.
         bind_grace: Seconds after the first step that a named backend waits for a run of the user
             before it opens one of its own.
@@ -140,7 +140,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
     def described(self) -> dict[str, str]:
-        """Return ``every`` and all settings that differ from their defaults, as text for trackers."""
+        """Return ``every`` and all settings that differ from their defaults, as text for trackers.
+
+        Settings in `_NOT_DESCRIBED` are left out.
+        """
         defaults = msgspec.structs.asdict(Settings())
         return {
             name: ", ".join(value) if isinstance(value, tuple) else str(value)
@@ -155,7 +158,8 @@ def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
     It is ``directory``, else ``$MEMLOG_DIR``, else ``./memlog_runs``.
 
     Raises:
-        ConfigurationError: No folder can have that path, or other programs can't receive it as text.
+        ConfigurationError: The path is no valid UTF-8, or it is relative and the working directory no longer
+            exists.
     """
     named = Path(directory or os.environ.get("MEMLOG_DIR") or DEFAULT_DIRECTORY)
     remedy = "pass dir=… or set MEMLOG_DIR to"
@@ -180,8 +184,8 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
             named ``memlog`` or ``trainer_params``. Other keys are ignored.
 
     Raises:
-        ConfigurationError: A value has the wrong type or is out of range, or a key is a misspelling of one of
-            memlog's.
+        ConfigurationError: A value has the wrong type or is out of range; a key in the section ``memlog`` is
+            unknown; or another key is a misspelling of a key of the replaced monitors.
     """
     launcher = launcher_options()
     values = {**launcher, **_from_config(config or {}), **_without_none(arguments)}
@@ -237,8 +241,8 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _known(section: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """Return the keys of one section that belong to memlog, under memlog's own names.
 
-    In memlog's own section an unknown key is an error. In other sections only a misspelling of a memlog key
-    is.
+    In memlog's own section an unknown key is an error. In other sections only a misspelling of one of
+    `_MONITOR_KEYS` is an error.
     """
     names = {**_MONITOR_KEYS, "backend": "backends", "dir": "directory"}
     names.update({field: field for field in Settings.__struct_fields__})
@@ -262,7 +266,7 @@ def _refuse_misspelling(key: str, known: Iterable[str], *, strict: bool) -> None
 
 
 def _rules(value: Any) -> Any:
-    """Return alert rules.
+    """Return alert rules as a tuple.
 
     YAML reads ``error: host.rss > 80%`` without quotes as a mapping, which is an error.
     """

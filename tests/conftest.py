@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for every test."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.fork_server import end_servers, server_pids
 from support.seeds import SeedsPlugin
 
@@ -27,14 +27,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 pytest.register_assert_rewrite("memlog.testing")  # what a contract finds is told with its values
 
 # The same examples at every run; HYPOTHESIS_PROFILE=default looks for new ones.
-settings.register_profile("the same", derandomize=True)
+# Without limits of time: a busy machine took ten times as long.
+settings.register_profile(
+    "the same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "the same"))
 
 pytest_plugins = ["pytester"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets docs/seeds.md be judged at the end of a whole run."""
+    """Let docs/seeds.md be judged at the end of a whole run."""
     config.pluginmanager.register(SeedsPlugin(), "memlog-seeds")
 
 
@@ -49,6 +52,7 @@ LONGEST = (
     "integration/journal/test_crash.py",
     "integration/ranks/test_torchrun.py",
     "integration/wandb/test_wandb_in_process.py",
+    "integration/wandb/test_wandb_in_process_ends.py",
     "slow/test_memory_exercise.py",
     "integration/cli/test_cli_programs.py",
     "integration/trainers/test_hydra.py",
@@ -73,21 +77,21 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first: a worker that meets one last would keep the others waiting."""
+    """Put the longest files first, so that no worker begins one last while the others wait."""
     here = Path(__file__).parent
     rank = {here / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what is imported by now out of garbage collections, of which some tests ask for many."""
+    """Keep imported objects out of garbage collections, because some tests collect often."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Lets a worker hand over what a test printed of names that are no UTF-8."""
+    """Escape the names that are no UTF-8 in a test's output, so that a worker can send it."""
     report = yield
     report.sections = [
         (title, text.encode("utf-8", "backslashreplace").decode())
@@ -114,7 +118,7 @@ def _no_server_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> None:
-    """No session traces a step in a process that has compiled, so no test inherits that from another."""
+    """Reset torch's count of compilations: no session traces a step in a process that has compiled."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if getattr(frames, "cached_backends", None):
         import torch._dynamo
@@ -124,7 +128,7 @@ def _nothing_compiled() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_tracking_address() -> Iterator[None]:
-    """No test inherits the address that another has set in MLflow's module."""
+    """Reset the address in MLflow's module after each test."""
     yield
     module = sys.modules.get("mlflow.tracking._tracking_service.utils")
     if module is not None:
@@ -133,14 +137,14 @@ def _no_tracking_address() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def few_objects() -> None:
-    """A search through all objects finds those alone that a test makes: others are frozen."""
+    """Freeze all objects, so that a search through all objects finds only those that the test makes."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def without_mlflows_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process as before, and no files of MLflow's in the working directory."""
+    """Restore the environment, and keep MLflow's files out of the working directory."""
     from support.mlflow_server import environment_without_mlflow
 
     monkeypatch.chdir(tmp_path)

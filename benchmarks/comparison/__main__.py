@@ -1,7 +1,7 @@
 """Compare memlog with other tools: ``python -m benchmarks.comparison [--python TOOL=INTERPRETER …]``.
 
-A tool whose interpreter is not named runs in this one. What is not installed is left out,
-and the text says so.
+A tool runs in this interpreter, unless another one is named for it. A tool that is not installed is left out,
+and the report names it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DISTRIBUTIONS = {"traceml_ai": "traceml-ai", "composer": "mosaicml"}
 MEASURED_FROM = SPIKE_STEP + 10
 """First step whose time is measured."""
 BASES = ("Lightning", "Composer")
-"""Trainers alone, beside which their arms with a tool are measured; other arms are measured beside `bare`."""
+"""Arms of a trainer alone. A trainer's arms with a tool are compared with it, other arms with ``bare``."""
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 
 
@@ -52,13 +52,13 @@ class Done(NamedTuple):
 
     arm: str
     seconds: float
-    """Of the whole program, from its start to its exit."""
+    """Duration of the whole program, from its start to its exit."""
     step_ms: float
-    """Median of the steps on the clock."""
+    """Median wall-clock milliseconds of a step."""
     processor_ms: float
-    """Mean processor time of the training process per step, its threads included."""
+    """Mean processor milliseconds of the training process per step, its threads included."""
     peak_mib: float
-    """The process's largest resident set, by the kernel."""
+    """The process's largest resident set, as the kernel reports it."""
     readings: list[Reading]
     text: str
 
@@ -108,7 +108,7 @@ def first_word(arm: str) -> str:
 
 
 def version_of(module: str, python: str) -> str:
-    """Return the version of a tool, as its interpreter has it; empty if it is not installed there."""
+    """Return the version of a tool in its interpreter; empty if it is not installed there."""
     name = DISTRIBUTIONS.get(module, module)
     code = (
         "from importlib.metadata import version; "
@@ -119,7 +119,7 @@ def version_of(module: str, python: str) -> str:
 
 
 def run(arm: str, scenario: str, steps: int, pythons: Mapping[str, str]) -> Done:
-    """Run an arm in a folder of its own, and read what it has left there."""
+    """Run an arm in a folder of its own, and read the files that it leaves there."""
     python = pythons.get(first_word(arm), sys.executable)
     arguments = [arm, scenario, str(steps)]
     command = [python, str(SCRIPT), *arguments]
@@ -169,7 +169,7 @@ def run(arm: str, scenario: str, steps: int, pythons: Mapping[str, str]) -> Done
 
 
 def described(versions: Mapping[str, str], rounds: int, steps: int) -> str:
-    """Return what was measured where, and what could not be."""
+    """Return sentences about the machine, the tools and the rounds, and about tools that are missing."""
     there = ", ".join(f"{tool} {version}" for tool, version in versions.items() if version)
     missing = ", ".join(tool for tool, version in versions.items() if not version)
     return (
@@ -188,7 +188,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def cost_table(done: Mapping[str, list[Done]]) -> str:
-    """Return what a run with each tool takes beyond the run of the same trainer without it."""
+    """Return the table of costs: time of a run with each tool, and time added to the trainer without it."""
     lines = [
         "| tool | whole run, s | step on the clock, ms | added processor time per step, ms |",
         "|---|---|---|---|",
@@ -208,7 +208,7 @@ def cost_table(done: Mapping[str, list[Done]]) -> str:
 
 
 def found_table(done: Mapping[str, Mapping[str, list[Done]]]) -> str:
-    """Return what each tool says of one step's peak, after a SIGKILL, and of a leak."""
+    """Return the table of findings: on the peak of one step, after a SIGKILL, and on a leak."""
     head = (
         "tool",
         "readings of a run",

@@ -1,7 +1,7 @@
 """One training with one tool, in a process of its own: ``arms.py ARM SCENARIO STEPS``.
 
-It runs in the interpreter that has the tool, so it imports nothing else of the benchmark. Each tool is used
-as its documentation shows, with its defaults, except where a comment gives the reason.
+This file runs in the interpreter that has the tool, so it imports nothing else of the benchmark. Each tool is
+used as its documentation shows, with its defaults, unless a comment gives the reason for another choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 SPIKE_STEP = 60
-"""The step that takes `SPIKE_BYTES` more, for as long as they take to fill."""
+"""The step that allocates `SPIKE_BYTES` more, and frees them as soon as they are filled."""
 SPIKE_BYTES = 512 * 1024**2
 KILLED_STEP = 150
 
@@ -41,7 +41,7 @@ class Training:
         self.inputs = torch.randn(64, 512)
         self.validation_losses: list[torch.Tensor] = []
         self.begun: list[tuple[float, float]] = []
-        """When each step began: on the clock, and in seconds of the process's processor time."""
+        """Start of each step: on the clock, and in the process's processor time. Both are seconds."""
 
     def loss(self, step: int) -> torch.Tensor:
         self.begun.append((time.perf_counter(), time.process_time()))
@@ -49,7 +49,7 @@ class Training:
             torch.ones(SPIKE_BYTES // 4)
         if self.scenario == "killed" and step == KILLED_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.scenario == "leak":  # each keeps the graph that made it
+        if self.scenario == "leak":  # each loss keeps the graph that made it
             self.validation_losses.append(self.model(self.inputs).square().mean())
         loss: torch.Tensor = self.model(self.inputs).square().mean()
         return loss

@@ -1,4 +1,4 @@
-"""What a tool has left on the disk about the process's memory."""
+"""Readings of the process's memory that a tool has left on the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memlog._internal.units import MIB
 
 
 class Reading(NamedTuple):
-    """Memory of the process in MiB, and its step; ``None`` if the tool does not say it."""
+    """Memory of the process in MiB, and the step; ``None`` if the tool does not record the value."""
 
     mib: float | None
     step: int | None
@@ -24,7 +24,7 @@ def none(_folder: Path) -> Iterator[Reading]:
 
 
 def memlog(folder: Path) -> Iterator[Reading]:
-    """Read the peaks from the journal: the kernel's watermark if it is the step's own."""
+    """Read the resident set of each step from the journal, or the kernel's watermark if it is higher."""
     from memlog.events import Batch
     from memlog.journal import list_runs
 
@@ -38,17 +38,17 @@ def memlog(folder: Path) -> Iterator[Reading]:
 
 
 def mlflow(folder: Path) -> Iterator[Reading]:
-    """Count readings of the machine's memory: MLflow reads no process's."""
+    """Count readings of the machine's memory: MLflow does not read that of the process."""
     with sqlite3.connect(folder / "mlflow.db") as database:
         rows = database.execute(
             "select step from metrics where key = 'system/system_memory_usage_megabytes'"
         ).fetchall()
     for _ in rows:
-        yield Reading(None, None)  # its step counts readings, not the training's steps
+        yield Reading(None, None)  # MLflow's step counts readings, not the training's steps
 
 
 def wandb(folder: Path) -> Iterator[Reading]:
-    """Read W&B's own file of an offline run, without its framing: key and value are text in it."""
+    """Search W&B's own file of an offline run for the readings: it has their keys and values as text."""
     for file in folder.glob("wandb/offline-run-*/*.wandb"):
         for found in re.findall(
             rb"proc\.memory\.rssMB[^0-9]{1,4}([0-9]+\.?[0-9]*)", file.read_bytes()
@@ -70,7 +70,7 @@ def traceml(folder: Path) -> Iterator[Reading]:
 
 
 def device_stats(folder: Path) -> Iterator[Reading]:
-    """Count readings of the machine's memory, in per cent: on a CPU the monitor reads no process's."""
+    """Count readings of the machine's memory: on a CPU the monitor does not read that of the process."""
     for file in folder.glob("lightning_logs/*/metrics.csv"):
         head, *rows = (line.split(",") for line in file.read_text().splitlines())
         at = next(i for i, name in enumerate(head) if name.endswith("batch_end/cpu_vm_percent"))
@@ -105,6 +105,6 @@ _TEXT = (".txt", ".log", ".json", ".md")
 
 
 def text_about(folder: Path, printed: str) -> str:
-    """Return all that a tool has printed or written as text, without source code that it copied."""
+    """Return all text that a tool has printed or written, without source code that it copied."""
     files = (file for file in folder.rglob("*") if file.suffix in _TEXT and file.is_file())
     return "\n".join([printed, *(file.read_text(errors="replace") for file in files)])

@@ -1,1 +1,1 @@
-"""How close estimates of a training step's memory are to what the allocator counts."""
+"""Comparison of estimates of a training step's memory with the allocator's own figures."""

@@ -75,7 +75,7 @@ def measured(only: str) -> Iterator[Row]:
         for name, batch in zip((names[at % 4], names[(at + 2) % 4]), case.batches, strict=True):
             try:
                 yield compared(case, name, batch)
-            except memlog.ConfigurationError as error:  # noqa: PERF203 - others are not refused
+            except memlog.ConfigurationError as error:  # noqa: PERF203 - the others go on
                 print(f"{case.name}: refused, because {error}", flush=True)
 
 
@@ -102,7 +102,7 @@ def compared(case: Case, optimizer: str, batch: int) -> Row:
             step(trained, stepped, batch)
 
     begun = time.perf_counter()
-    train(_STEPS)  # also warms up what torch sets up once
+    train(_STEPS)  # torch's one-time set-up happens here, not in the measurement of the peak
     steps_time = time.perf_counter() - begun
     return Row(
         case.name, optimizer, batch, peak(lambda: train(2)), found.peak, steps_time, estimate_time
@@ -110,7 +110,7 @@ def compared(case: Case, optimizer: str, batch: int) -> Row:
 
 
 def peak(run: Callable[[], None]) -> int:
-    """Return the most bytes that torch's CPU allocator held during a call, by its own events."""
+    """Return the peak of torch's CPU allocator during a call in bytes, from the profiler's memory events."""
     gc.collect()
     profile: Any = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -128,7 +128,7 @@ def peak(run: Callable[[], None]) -> int:
 
 
 def summary(rows: list[Row]) -> str:
-    """Return the figures that the literature gives, as a table."""
+    """Return a table with the figures that papers on memory estimates give."""
     errors = sorted(abs(row.error) for row in rows)
     slow = [row.estimate_time / row.steps_time for row in rows]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The models of the benchmark: plain ones, of torchvision, and of transformers with random weights."""
+"""Models of the benchmark, with random weights: in plain PyTorch, of torchvision, and of transformers."""
 
 # PyTorch leaves some of these without types.
 # mypy: allow-untyped-calls
@@ -19,7 +19,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 class Case(NamedTuple):
-    """A model, and how a batch of it is made and judged."""
+    """A model, with the functions that make a batch and compute the loss."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -119,7 +119,7 @@ class Checkpointed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention written out: the matrix of scores is kept."""
+    """Attention in single operations, so that the matrix of scores is kept for the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,8 +222,8 @@ def of_torchvision() -> Iterator[Case]:
 def _torchvision() -> Any:
     """Import torchvision's models; ``None``: it is not installed.
 
-    Its wheel for CUDA lacks its own operations beside a torch without CUDA. The models need none of them, but
-    the import wants their names.
+    With a torch without CUDA, torchvision's wheel for CUDA can't load its own operations. The models need
+    none of these, but the import fails if their names are not defined.
     """
     try:
         importlib.import_module("torchvision")

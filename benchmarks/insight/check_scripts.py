@@ -1,6 +1,6 @@
 """Check without memlog that faulty scripts grow and healthy ones do not.
 
-``python -m benchmarks.insight.check_scripts [NAME …] [--seed N] [--jobs N] [--write]``
+``python -m benchmarks.insight.check_scripts [NAME …] [--seed N] [--jobs N]``
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.insight.series import MIB, Series, measure
 LEAST_RATE = 0.3 * MIB
 """Bytes per step from which a script counts as growing, whatever its level."""
 LEAST_GROWTH = 0.2
-"""Share of the level by which a script that grows less per step has to grow over the run."""
+"""Share of its level by which a script that grows more slowly has to grow over the run."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measured(names: Iterable[str], seed: int, jobs: int) -> Iterator[tuple[str, Series | str]]:
-    """Measure scripts, some at a time, and yield each with its series or, if it failed, the message."""
+    """Measure scripts, ``jobs`` at a time. Yield each with its series or, if it failed, the message."""
 
     def one(name: str) -> tuple[str, Series | str]:
         try:
@@ -54,7 +54,7 @@ def measured(names: Iterable[str], seed: int, jobs: int) -> Iterator[tuple[str, 
 
 
 def judge(expected: Expected, series: Series) -> str:
-    """Return what is wrong with a script's series, or an empty text."""
+    """Return a message if a script's series contradicts the expected one, else an empty text."""
     if len(series.levels) < 40:
         return f"only {len(series.levels)} steps"
     rate = series.rate()
@@ -70,10 +70,10 @@ def judge(expected: Expected, series: Series) -> str:
 
 
 def _late_rise(levels: Sequence[int]) -> int:
-    """Return by how much the maximum of the last quarter exceeds that of the quarter before.
+    """Return the bytes by which the maximum of the last quarter exceeds that of the quarter before.
 
-    Maxima, because a saw's average depends on where in a tooth the quarters begin. The first half is left
-    out: a cache may fill and a curriculum may end there.
+    Maxima are compared because the average of a sawtooth depends on the point at which a quarter begins. The
+    first half is left out: a cache may fill and a curriculum may end there.
     """
     half, quarter = len(levels) // 2, len(levels) // 4
     return max(levels[-quarter:]) - max(levels[half:-quarter])

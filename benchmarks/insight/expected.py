@@ -34,19 +34,19 @@ KINDS = frozenset(
 """The kinds of findings that memlog documents."""
 
 MARKER = "# leak"
-"""Comment at the end of the line of a script that is at fault."""
+"""Comment at the end of a script's line that is at fault."""
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is true of one script.
+    """The truth about one script.
 
     Attributes:
-        faulty: Whether it has a fault.
-        source: Where the pattern was seen: an issue or a forum thread.
+        faulty: True if it has a fault.
+        source: Address of the issue or forum thread with the pattern.
         kinds: Kinds of findings that name the cause, the best one first; empty if healthy.
-        where: Texts of which a finding has to contain one to name the place, besides the marked line.
-        rate_mib: Lowest and highest growth in MiB per step, as measured without memlog; 0 to 0 if a
-            faulty script wastes memory and does not grow.
+        where: Texts that name the place. A finding has to contain one of them, or the marked line.
+        rate_mib: Lowest and highest growth in MiB per step, as measured without memlog; both 0 if the
+            script does not grow.
     """
 
     faulty: bool
@@ -57,7 +57,7 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def grows(self) -> bool:
-        """Whether memory grows from step to step."""
+        """True if memory grows from step to step."""
         return self.faulty and self.rate_mib[1] > 0
 
 

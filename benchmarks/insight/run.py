@@ -1,4 +1,4 @@
-"""Run the scripts through ``memlog run --layers`` and judge what memlog finds.
+"""Run the scripts through ``memlog run --layers`` and judge memlog's findings.
 
 ``python -m benchmarks.insight.run [--only NAME …] [--seeds N] [--jobs N] [--keep FILE] [--write FILE]``
 """
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,17 +31,17 @@ MEMLOG = Path(sys.executable).with_name("memlog")
 
 
 class Result(NamedTuple):
-    """What came out of one script with one seed.
+    """Result of one script with one seed.
 
     Attributes:
         name: The script.
         seed: Its seed.
-        score: The judgement; None if the script failed.
+        score: Judgement of the findings; None if the script failed.
         findings: memlog's findings.
         verdict: memlog's verdict, if it gave one.
-        cost: Time with memlog divided by the time without; None if not measured.
+        cost: Time with memlog divided by the time without memlog; None if not measured.
         rate: Measured growth in bytes per step; None if not measured.
-        error: Why it failed.
+        error: Message of the failure; None if the script did not fail.
     """
 
     name: str
@@ -84,7 +85,8 @@ def run(
 ) -> list[Result]:
     """Run scripts: the faulty ones with seed 0, the healthy ones with all seeds.
 
-    What the file ``keep`` has is not run again; results are added to it, one a line.
+    They run seed by seed, so that an interrupted benchmark has complete seeds. Runs whose result is in the
+    file ``keep`` are left out; new results are added to the file, one per line.
     """
     kept = keep.read_bytes().splitlines() if keep is not None and keep.exists() else []
     results = {
@@ -96,7 +98,7 @@ def run(
     with ThreadPoolExecutor(jobs) as pool:
         pending = [
             pool.submit(one, name, table[name], seed)
-            for name, seed in tasks
+            for name, seed in sorted(tasks, key=itemgetter(1))
             if (name, seed) not in results
         ]
         for future in track(as_completed(pending), description="scripts", total=len(pending)):
@@ -148,7 +150,7 @@ def _timed(command: Sequence[str], seed: int) -> float:
     """Run a command in an empty folder and return its seconds.
 
     Raises:
-        RuntimeError: It failed, with the end of its output.
+        RuntimeError: The command failed; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
         begun = time.perf_counter()
@@ -179,9 +181,9 @@ def _truth(
 
 
 def _room(findings: Sequence[Finding], document: dict[str, Any]) -> float | None:
-    """Return the bytes between the last level and the limit at the run's end.
+    """Return the bytes that were left until the limit when the run ended; ``None``: unknown.
 
-    The limit is the finding's own if it names it, else what the machine had available.
+    If no forecast names a limit, the machine's available memory is returned.
     """
     metrics = document.get("metrics", {})
     forecasts = [finding.forecast for finding in findings if finding.forecast is not None]

@@ -1,4 +1,4 @@
-"""Judge what memlog found against the truth: pure functions on records."""
+"""Judge memlog's findings against the truth: pure functions on records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A finding of `memlog show --json`; docs/show-json.md explains the fields. Others are ignored."""
+    """A finding of `memlog show --json`; docs/show-json.md explains the fields. Other fields are ignored."""
 
     kind: str
     title: str = ""
@@ -32,12 +32,12 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def tells_growth(self) -> bool:
-        """Whether it says that memory grows, and how fast."""
+        """True if the finding names a rate at which memory grows."""
         return self.rate is not None and self.rate > 0
 
 
 class Truth(NamedTuple):
-    """What was measured of a script that grows, without memlog.
+    """Measurements of a script that grows, without memlog.
 
     Attributes:
         rate: Growth in bytes per step.
@@ -53,15 +53,18 @@ class Truth(NamedTuple):
 class Score(NamedTuple):
     """The result for one run of one script.
 
+    ``cause`` and the fields after it are about the first finding that detects the fault. They are None if no
+    finding does, except for ``kind``.
+
     Attributes:
-        detected: Whether the fault was found; None if the script has none.
-        false_alarm: Whether a fault was found that the script does not have.
-        cause: Whether the first finding that detects it has one of the right kinds; None if not detected.
-        best_cause: Whether it has the first of these kinds.
-        place: Whether it names the place.
-        rate_error: Relative error of its rate; None without a rate or a true one.
-        forecast_error: Relative error of the middle of its forecast; None without a forecast.
-        kind: The kind of this finding, or of the false alarm.
+        detected: True if the fault was found; None if the script has none.
+        false_alarm: True if a fault was found that the script does not have.
+        cause: True if the finding has one of the right kinds.
+        best_cause: True if the finding has the first of these kinds.
+        place: True if the finding names the place.
+        rate_error: Relative error of the finding's rate; None if no rate, or no true rate, is known.
+        forecast_error: Relative error of the middle of the finding's forecast; None without a forecast.
+        kind: Kind of the finding; if none detects the fault, that of the run's first finding.
     """
 
     detected: bool | None
@@ -87,15 +90,15 @@ def judge(
 ) -> Score:
     """Compare the findings of a run with the truth about its script.
 
-    If memory grows, only a finding with a rate counts as detection, whatever its kind. If the fault is
-    another one (memory that is wasted once), only a finding of an expected kind does, and one with a rate is
-    a false alarm. Any finding about a healthy script is one.
+    If memory grows, only a finding with a rate counts as detection, whatever its kind. If the script wastes
+    memory once, only a finding of an expected kind does, and a finding with a rate and another kind is a
+    false alarm. Any finding about a healthy script is a false alarm.
 
     Args:
         expected: The truth about the script.
         findings: The findings, the most important one first.
         truth: The measured growth.
-        marks: The marked lines as ``script.py:12``, which name the place too.
+        marks: The marked lines as ``script.py:12``, which name the place, too.
     """
     if not expected.faulty:
         return Score(None, bool(findings), kind=findings[0].kind if findings else None)
@@ -121,7 +124,7 @@ def judge(
 
 
 def names_place(finding: Finding, texts: Iterable[str]) -> bool:
-    """Return whether one of the texts occurs as a whole word in the finding's place, title or evidence."""
+    """Return True if one of the texts occurs as a whole word in the finding's place, title or evidence."""
     said = "\n".join((finding.where or "", finding.title, *finding.evidence))
     return any(re.search(_whole(text), said) for text in texts)
 
@@ -150,17 +153,17 @@ class Summary(NamedTuple):
     """Figures over all scripts: shares from 0 to 1, None if there was nothing to count.
 
     Attributes:
-        recall: Detected faults of all faults.
-        precision: Detected faults of all scripts (first seed) about which memlog reported a fault.
-        cause: Right causes of the detected faults.
-        best_cause: Of these the shares with the best kind.
-        place: Named places of the detected faults.
+        recall: Share of the faults that are detected.
+        precision: Detected faults divided by detected faults plus false alarms, over the first seed.
+        cause: Share of the detected faults with a right cause.
+        best_cause: Share of the detected faults with the best cause.
+        place: Share of the detected faults whose place is named.
         rate_error: Median relative error of the rate.
         forecast_error: Median relative error of the forecast.
         forecasts: Number of forecasts that could be judged.
         false_alarms: Runs of healthy scripts with a finding, over all seeds.
         healthy_runs: Runs of healthy scripts.
-        cost: Median of the time with memlog divided by the time without.
+        cost: Median of the time with memlog divided by the time without memlog.
     """
 
     recall: float | None
@@ -182,7 +185,7 @@ def summarise(first: Sequence[Score], more: Sequence[Score], costs: Sequence[flo
     Args:
         first: One score of each script, of the first seed.
         more: Scores of healthy scripts with further seeds.
-        costs: The time with memlog divided by the time without, of each script.
+        costs: For each script, the time with memlog divided by the time without memlog.
     """
     faulty = [score for score in first if score.detected is not None]
     hits = [score for score in faulty if score.detected]

@@ -37,8 +37,8 @@ class Series(NamedTuple):
     def rate(self, begin: float = 0.4) -> float:
         """Return the growth in bytes per step from the share ``begin`` of the steps on.
 
-        The slope between the medians of the first and of the last quarter of this range: a few readings that
-        are off do not change it, and neither does a step in the middle that is undone.
+        The result is the slope between the medians of the first and of the last quarter of this range. A few
+        outliers do not change it, and neither does a rise in the middle that ends before the last quarter.
         """
         regime = self.levels[int(len(self.levels) * begin) :]
         quarter = max(len(regime) // 4, 1)
@@ -46,13 +46,13 @@ class Series(NamedTuple):
         return rise / max(len(regime) - quarter, 1)
 
     def growth(self, begin: float = 0.4) -> float:
-        """Return the growth from the share ``begin`` of the steps on, as a share of the level there."""
+        """Return the growth from the share ``begin`` of the steps on, divided by the level at that step."""
         regime = self.levels[int(len(self.levels) * begin) :]
         return self.rate(begin) * len(regime) / regime[0]
 
 
 def environment(seed: int) -> dict[str, str]:
-    """Return the environment for a script: one core, a seed, and nothing of memlog's settings."""
+    """Return the environment for a script: one thread, a seed, and none of memlog's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMLOG_")}
     return kept | {"SEED": str(seed), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -61,7 +61,7 @@ def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
     """Run a script and return its series.
 
     Raises:
-        RuntimeError: The script failed, with the end of its output.
+        RuntimeError: The script failed; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
         out = Path(folder) / "series.json"
@@ -91,8 +91,8 @@ def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
 def anonymous_bytes() -> int:
     """Return the anonymous and shared memory of this process and its descendants in bytes.
 
-    Of each process ``RssAnon`` and ``RssShmem`` of /proc/PID/status (proc(5)); not RSS, which a mapped file
-    raises.
+    It is the sum of ``RssAnon`` and ``RssShmem`` in /proc/PID/status (proc(5)). The resident set is not used,
+    because it includes mapped files.
     """
     return sum(_status_bytes(pid) for pid in _family(os.getpid()))
 

@@ -1,4 +1,7 @@
-"""Learning of fluids from simulations, and of simulations' parameters from results, recorded by memlog."""
+"""Experiments on simulated fluids, recorded by memlog.
+
+One trains a network that continues simulations. The other recovers a simulation's start or a coefficient.
+"""
 
 import logging
 

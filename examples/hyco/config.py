@@ -10,7 +10,7 @@ import msgspec
 
 
 class Data(msgspec.Struct, frozen=True):
-    """Simulations on disk, and the number of them that are kept in memory."""
+    """Simulations on disk, and the number of simulations that are kept in memory."""
 
     data_dir: str
     resolution: int
@@ -102,8 +102,8 @@ def read_config(composed: Mapping[str, Any]) -> Config:
     """Check the configuration that Hydra composed.
 
     Raises:
-        ValueError: a value is missing, has the wrong type (`msgspec.ValidationError`), or does not fit to
-            another one; the message says which.
+        ValueError: a value is missing, has the wrong type (`msgspec.ValidationError`), or does not fit
+            another one; the message names it.
     """
     kind = composed["run_params"]["model_type"]
     models, given = composed["model"], composed["trainer_params"]

@@ -36,7 +36,7 @@ class SimulationCache:
                 self.get(number)
 
     def get(self, number: int) -> Tensor:
-        """Return a simulation, ``[frame, channel, x, y]``. Copy parts that you use after the next call."""
+        """Return a simulation, ``[frame, channel, x, y]``. Copy parts to keep: a view keeps all in memory."""
         held = self._held.get(number)
         if held is not None:
             self.hits += 1

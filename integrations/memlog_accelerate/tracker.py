@@ -32,7 +32,7 @@ class MemlogTracker(GeneralTracker):  # type: ignore[misc] # mypy does not read 
         super().__init__()
         running = memlog.current_session()
         self._own = running is None
-        # Here, not in start(), which an Accelerator calls on the main process only.
+        # Not in start(), which an Accelerator calls on the main process only.
         self._session = running or memlog.init(project=project, **settings)
 
     @property

@@ -25,7 +25,7 @@ class MemlogCallback(Callback):
     program was started, whatever a job's working directory is.
 
     Args:
-        settings: Settings by the names of `memlog.init`'s arguments, such as ``backend`` and ``alerts``.
+        settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
 
     Raises:
         ConfigurationError: A setting is invalid.
@@ -33,7 +33,7 @@ class MemlogCallback(Callback):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = _plain(OmegaConf.create(settings))
-        # Now: a job may have its own working directory, or run on another machine.
+        # Resolved now, because a job may have its own working directory or run on another machine.
         self._directory = resolve({}, {_SECTION: self._settings}).directory
 
     def on_job_start(
@@ -44,7 +44,7 @@ class MemlogCallback(Callback):
         try:
             memlog.init(config={_SECTION: self._settings_of(config)})
         except Exception as error:  # noqa: BLE001 - an error of memlog's must not end a job
-            say(" ".join(f"this job is not recorded, it goes on ({error})".split()))
+            say(" ".join(f"this job goes on without being recorded ({error})".split()))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """End the job's session. If the job failed, the run has failed."""
@@ -70,7 +70,7 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _name(config: DictConfig) -> str:
-    """Return the job's name; in a multirun with its overrides, or its number if it has none."""
+    """Return the job's name; in a multirun followed by its overrides or, without overrides, its number."""
     job = config.hydra.job
     if config.hydra.mode != RunMode.MULTIRUN:
         return str(job.name)

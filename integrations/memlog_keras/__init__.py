@@ -1,4 +1,4 @@
-"""memlog in Keras 3: a callback that says the step, because Keras steps no PyTorch optimizer."""
+"""memlog in Keras 3: a callback that reports the steps, because Keras steps no PyTorch optimizer."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _contained(hook: Hook) -> Hook:
 class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Report the steps of ``model.fit`` and its evaluations to the session that runs.
 
-    Without a session it does nothing. In each run of a tracker steps are numbered from 0 over all epochs, and
-    go on in the next ``fit``.
+    Without a session the callback does nothing. A run's steps are numbered from 0, over all epochs and over
+    later calls of ``fit``.
     """
 
     _validation: Any = None
-    """The phase that any callback has begun last: Keras reports no end of an evaluation that raises."""
+    """The phase that any callback began last. Keras does not report the end of an evaluation that raises."""
 
     @_contained
     def on_train_begin(self, session: memlog.Session, *_: Any, **__: Any) -> None:
@@ -46,7 +46,7 @@ class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     @_contained
     def on_train_end(self, session: memlog.Session, *_: Any, **__: Any) -> None:
-        """Leave the count of steps to memlog."""
+        """Let memlog count optimizer steps again."""
         session.release_steps()
 
     @_contained

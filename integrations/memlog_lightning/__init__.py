@@ -1,7 +1,7 @@
-"""memlog in a Lightning trainer: `MemlogCallback`, which joins a trainer by itself.
+"""memlog in a Lightning trainer: `MemlogCallback`, which each trainer gets by itself.
 
-Lightning and ``pytorch_lightning`` call `callbacks` for each ``Trainer`` on the machine: their groups of
-entry points name it. So importing this package loads neither memlog nor Lightning.
+`callbacks` is an entry point of Lightning and ``pytorch_lightning``. They call it for each new ``Trainer``,
+also in programs without memlog. So importing this package loads neither memlog nor Lightning.
 """
 
 from __future__ import annotations

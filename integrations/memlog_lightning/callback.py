@@ -36,11 +36,12 @@ def _contained(hook: Callable[..., None]) -> Callable[..., None]:
 class MemlogCallback(Callback):
     """Report a trainer's steps, its loggers' runs and its phases to the session that runs.
 
-    A trainer gets one by itself. Without a session it does nothing. It keeps nothing in checkpoints.
+    Each trainer gets a callback by itself. Without a session the callback does nothing. It stores nothing in
+    checkpoints.
     """
 
     _session_id: str | None = None
-    """The session that knows the loggers' runs."""
+    """Id of the session that has joined the loggers' runs."""
 
     def is_first_in(self, trainer: Any) -> bool:
         """Return False if an earlier callback of the trainer does the same."""
@@ -58,8 +59,8 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_train_batch_end(self, trainer: Any, session: memlog.Session, *_: Any, **__: Any) -> None:
-        """Count a step if the optimizers stepped, under the number of Lightning's own rows."""
-        if self._session_id != session.id:  # it has begun since `setup`
+        """Count a step if the optimizers stepped; its number is that of Lightning's own rows."""
+        if self._session_id != session.id:  # the session has begun since `setup`
             self._join(trainer, session)
         loop = trainer.fit_loop.epoch_loop
         if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts by these two
@@ -79,12 +80,12 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_exception(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
-        """End what an exception has interrupted, so that the session can go on with another fit."""
+        """End an interrupted validation and fit, so that the session can record another fit."""
         session.end_phase("validation")
         self.teardown(trainer)
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Leave the trainer as it was before `fit`, and the count of steps to memlog."""
+        """Restore the trainer as it was before `fit`, and let memlog count optimizer steps again."""
         if getattr(vars(trainer).get("save_checkpoint"), "func", None) is _save:
             del trainer.save_checkpoint
             if (session := memlog.current_session()) is not None:
@@ -113,6 +114,6 @@ def _join_run(session: memlog.Session, logger: Any) -> None:
 
 
 def _save(save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Save a checkpoint as the phase ``checkpoint``."""
+    """Save a checkpoint, in the phase ``checkpoint``."""
     with memlog.phase("checkpoint"):
         save(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Trainers that are made before the session."""
+"""Trainers that are made before a session begins."""
 
 from __future__ import annotations
 

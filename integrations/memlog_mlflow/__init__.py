@@ -1,7 +1,7 @@
 """memlog's integration with MLflow.
 
-Importing this package, for `backend`, does not import mlflow. The sink calls MLflow; `backend.open_sink`
-imports it in memlog's helper process.
+Importing this package does not import mlflow. Only the sink calls MLflow; `backend.open_sink` imports the
+sink in memlog's helper process.
 """
 
 from memlog_mlflow.backend import MlflowBackend

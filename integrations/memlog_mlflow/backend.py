@@ -20,7 +20,7 @@ class _Seen(threading.local):
 
 
 class MlflowBackend:
-    """Finds the user's MLflow run and gathers what MLflow's client needs to connect."""
+    """Backend that finds the user's MLflow run and gathers the settings that a client needs to connect."""
 
     name = "mlflow"
     requires = "mlflow"
@@ -33,7 +33,7 @@ class MlflowBackend:
     def active_run(self) -> TrackerRun | None:
         """Return the run that the user has open on this thread.
 
-        ``None`` also if mlflow is not imported. Errors of mlflow's own are not caught.
+        The result is ``None`` also if mlflow is not imported. Errors of mlflow's own are not caught.
         """
         mlflow = _imported_mlflow()
         run = None if mlflow is None else mlflow.active_run()
@@ -50,7 +50,7 @@ class MlflowBackend:
         return seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return a run that a logger holds, in the store ``uri``; ``None``: MLflow's present one."""
+        """Return a logger's run. Its store is ``uri`` or, if that is ``None``, MLflow's current one."""
         mlflow = _imported_mlflow()
         address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
         return TrackerRun(run_id, None if address is None else absolute_uri(address), name)

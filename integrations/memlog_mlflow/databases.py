@@ -35,7 +35,7 @@ def make_if_missing(uri: str) -> None:
         with made.open("rb") as whole, beside(path) as (copy, temporary):
             shutil.copyfileobj(whole, copy)
             copy.flush()
-            # It fails if another process, such as the user's client, was first, or if the file system has no
-            # links; then MLflow's client creates the database as usual.
+            # Linking fails if another process, such as the user's client, was first, or if the file system
+            # has no links. Then MLflow's client creates the database as usual.
             with suppress(OSError):
                 os.link(temporary, path)

@@ -20,7 +20,7 @@ _NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
-"""Prefixes of variables with credentials for that cloud only, which no other tracker gets."""
+"""Prefixes of variables with credentials for one cloud. Other trackers do not get them."""
 _OF_DATABASES = ("PGPASSWORD", "MYSQL_PWD")
 _CREDENTIALS = "~/.mlflow/credentials"
 
@@ -43,8 +43,8 @@ _BOUNDS = {
 }
 
 _DEFAULTS = {
-    # Seconds. A value of the user's own is kept: it may be for a slow server, which would get nothing if its
-    # answers always came too late.
+    # Seconds. A value that the user has set is kept: a slow server may need more time, and with less every
+    # request would fail.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 

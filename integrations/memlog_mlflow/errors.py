@@ -29,7 +29,7 @@ _REJECTED = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-"""Error codes of refusals. All others are temporary, also ENDPOINT_NOT_FOUND of a restarting proxy."""
+"""Error codes of refusals. All others are temporary, such as a restarting proxy's ENDPOINT_NOT_FOUND."""
 
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
@@ -72,11 +72,11 @@ def refused(status: str) -> TrackerUnavailableError:
 
 
 def unavailable(text: str, address: str | None = None) -> TrackerUnavailableError:
-    """Return the error for a tracker that can't be reached, or has a failure.
+    """Return the error for a tracker that can't be reached or fails.
 
     Args:
         text: Description of the failure, such as a client's message.
-        address: Address of the tracker; ``None``: as in the text.
+        address: Address of the tracker; ``None``: the one in the text.
     """
     detail = in_full(text)
     if answered := _ANSWERED.search(text):

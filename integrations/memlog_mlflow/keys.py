@@ -11,9 +11,9 @@ import hashlib
 import re
 
 ARTIFACTS = "memlog/artifacts"
-"""Artifact path of memlog's files: a folder for each kind, in which the files keep their names."""
+"""Artifact path of memlog's files. It has a folder for each kind, in which files keep their names."""
 MAX_KEY = 250
-"""Characters."""
+"""Maximum number of characters."""
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_\-. :/]")
 _DIGEST_BYTES = 5
@@ -23,8 +23,8 @@ def safe_key(name: str) -> str:
     """Return a key that MLflow accepts, always the same for a name.
 
     An accepted name stays as it is. Any other one is changed, and gets a digest of the original at the end,
-    so that two names don't become one metric. Only ASCII letters are accepted: MLflow takes others, too,
-    but each becomes six bytes in JSON, and a request may have at most a million bytes.
+    so that two names don't become one metric. Letters outside ASCII are changed, too, although MLflow accepts
+    them: each becomes six bytes in JSON, and a request may have at most a million bytes.
     """
     cleaned = _cleaned(name)
     if name and cleaned == name and len(name) <= MAX_KEY:

@@ -17,8 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Seconds to wait for a connection. The answer may take as long as to any request of MLflow's: otherwise a
-slow server would never get data."""
+"""Seconds to wait for a connection. The answer may take as long as MLflow's client waits for any answer:
+otherwise a slow server would never get data."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429
@@ -68,11 +68,11 @@ def _ask_server(uri: str) -> None:
 def _ask_sqlite(uri: str) -> None:
     """Check a database file without creating it.
 
-    MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted, it
-    would create the folder in its place.
+    MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted,
+    MLflow would create the folder in the share's place.
     """
-    # Imported here: with a tracking server, the client may have no SQLAlchemy. It parses the URI because its
-    # versions disagree on whether a path is percent-encoded.
+    # Imported here, because a client for tracking servers may lack SQLAlchemy. SQLAlchemy parses the URI,
+    # because its versions disagree on whether a path is percent-encoded.
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     database = make_url(uri).database

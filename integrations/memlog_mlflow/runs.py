@@ -112,8 +112,8 @@ def find_or_create(client: MlflowClient, target: Target) -> Run:
 def _real(run: Run) -> Run:
     """Return the run; raise if the answer is not from an MLflow server.
 
-    From another kind of server's answer, MLflow's client makes an empty run without an artifact URI. Then it
-    would write files to the working directory.
+    If another kind of server answers, MLflow's client makes an empty run without an artifact URI, and would
+    write files to the working directory.
 
     Raises:
         TrackerUnavailableError: the answer is not from an MLflow server.
@@ -124,10 +124,9 @@ def _real(run: Run) -> Run:
 
 
 def _experiment_id(client: MlflowClient, project: str | None) -> str:
-    """Return the id of the project's experiment, or else of the one that MLflow would choose.
+    """Return the id of the project's experiment; without a project, of the one that MLflow would choose.
 
-    `mlflow.set_experiment` overrides the variables, and writes its choice to ``MLFLOW_EXPERIMENT_ID``; so
-    that variable is read first.
+    ``MLFLOW_EXPERIMENT_ID`` is read first, because `mlflow.set_experiment` writes the user's choice there.
     """
     if project:
         return _named(client, project)

@@ -28,7 +28,7 @@ from memlog_mlflow.replays import StoredRows
 from memlog_mlflow.uris import is_folder, link_to
 
 MAX_VALUE = 6000
-"""Characters of a parameter's value."""
+"""Maximum number of characters of a parameter's value."""
 
 _OWN_TABLE = "| memory | by memlog |"
 """Line in every description that memlog makes (`memlog.reports.description`)."""
@@ -41,14 +41,13 @@ _STATUSES: Mapping[Status, str] = {
 
 
 class MlflowSink:
-    """A `memlog.sink.Sink` for MLflow; its methods raise what that says.
+    """A `memlog.sink.Sink` for MLflow. Its methods raise the errors that the protocol names.
 
-    It has a client of its own and names the run by its id, because the fluent API's active run belongs to the
-    user's thread.
+    The sink has its own client and names the run by its id, because the fluent API's active run belongs to
+    the user's thread.
 
     Args:
         target: The run to write to.
-        diagnostics: Counts drops; ``None``: the sink makes its own.
 
     Attributes:
         diagnostics: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
@@ -59,8 +58,8 @@ class MlflowSink:
     resolution: Resolution = "bucketed"
     max_points = 1000
 
-    def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
+    def __init__(self, target: Target) -> None:
+        self.diagnostics = Diagnostics()
         self._target = target
         self._uri = _uri_of(target)
         self._open: _OpenRun | None = None
@@ -120,7 +119,10 @@ class MlflowSink:
         self._opened().store(artifact, file)
 
     def wants_description(self) -> bool:
-        """Return True if memlog opened the run, and nobody but memlog before a restart has described it."""
+        """Return True if memlog has to describe the run.
+
+        It has if it opened the run, and the description is missing or memlog's own from before a restart.
+        """
         if self._target.joined is not None:
             return False
         note = self._opened().tag(MLFLOW_RUN_NOTE)
@@ -245,19 +247,19 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Return whether MLflow would store ``metric`` twice if it is sent again.
+        """Return True if MLflow would store ``metric`` twice, or refuse it, if it is sent again.
 
-        A folder always does. A database does not; but older versions refuse a batch with a NaN that they have
-        already, because it does not equal itself when they compare it.
+        A folder stores each metric again. A database does not, but older versions of MLflow refuse a batch
+        with a NaN that they have already, because a NaN does not equal itself.
         """
         return self._doubles or math.isnan(metric.value)
 
 
 def _uri_of(target: Target) -> str:
-    """Return the URI of the store: for a run that exists, the store that it is in.
+    """Return the URI of the store; for a run that exists, of the store that contains it.
 
-    The journal's address has no credentials. The environment's address is used if it is the same without
-    credentials. Otherwise it is another tracker's.
+    The journal names that store without credentials. The environment's address may have them, and is used if
+    it is the same apart from credentials. Otherwise it belongs to another tracker.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened
@@ -269,7 +271,7 @@ def _uri_of(target: Target) -> str:
 def _quieten() -> None:
     """Keep MLflow's loggers from repeating memlog's messages, in a process of memlog's own."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    # It prints a traceback with every row of a batch, and raises the same error.
+    # This logger prints a traceback with every row of a batch. MLflow raises the same error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
@@ -277,7 +279,8 @@ def _quieten() -> None:
 def _only_warnings() -> Iterator[None]:
     """Keep MLflow from logging each table of a new database.
 
-    Older versions configure those loggers again, and some of the loggers have no package's name.
+    Setting the loggers' levels would not suffice: older versions set them again, and some of the loggers are
+    not named after a package.
     """
     before = logging.root.manager.disable
     logging.disable(logging.INFO)

@@ -20,16 +20,16 @@ from memlog_mlflow.probe import probe
 from memlog_mlflow.uris import absolute_uri, local_path
 
 _UNKNOWN = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"})
-"""Error codes for a run's id that does not exist, or that can't be an id."""
+"""Error codes for a run's id that is unknown or malformed."""
 _MAX_KINDS = 100
-"""Folders that are listed at most, with one request each."""
+"""Maximum number of folders that are listed. Each takes one request."""
 
 
 class MlflowStore:
-    """A `memlog.sink.ArtifactStore` for MLflow; its methods raise what that says.
+    """A `memlog.sink.ArtifactStore` for MLflow. Its methods raise the errors that the protocol names.
 
     Args:
-        connection: How to reach MLflow; without a URI, at MLflow's own default.
+        connection: How to reach MLflow; without a URI, MLflow's own default is used.
     """
 
     def __init__(self, connection: Connection) -> None:

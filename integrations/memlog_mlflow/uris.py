@@ -18,7 +18,7 @@ _NAMED = frozenset({"databricks", "databricks-uc", "uc"})
 
 
 def scheme_of(uri: str) -> str:
-    """Return the scheme in lower case and without a driver, as ``"postgresql"``; ``""`` for a path."""
+    """Return the scheme in lower case, without a driver, such as ``"postgresql"``; ``""`` for a path."""
     if uri in _NAMED:
         return uri
     match = _SCHEME.match(uri)
@@ -26,7 +26,7 @@ def scheme_of(uri: str) -> str:
 
 
 def absolute_uri(uri: str) -> str:
-    """Return ``uri``; if it names a relative path, with the path resolved against the working directory."""
+    """Return ``uri``. A relative path in it is resolved against the working directory."""
     path = _sqlite_path(uri)
     if path is not None:
         query = uri[len(_SQLITE) + len(path) :]
@@ -58,8 +58,8 @@ def _sqlite_path(uri: str) -> str | None:
 def link_to(uri: str, experiment_id: str, run_id: str) -> str | None:
     """Return the address of a run's page, or the command that serves it.
 
-    ``None`` if the page is elsewhere (Databricks), or if the server of the page needs a password for the
-    database.
+    The result is ``None`` if the page is elsewhere (Databricks), or if the command would need the password of
+    a database.
     """
     if scheme_of(uri) in ("http", "https"):
         return f"{bare_address(uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"

@@ -27,11 +27,12 @@ _LONGEST_WAIT = 3.0
 class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.TrainContextCallback):
     """Record each worker of a Ray Train run.
 
-    The runs' folder, the tracker's address and the settings that are not passed are the driver's. memlog
-    joins an MLflow run that the driver has open when it calls ``fit``, and a run that the loop opens.
+    The workers use the driver's folder of runs, tracker's address and settings, except for the settings that
+    are passed here. memlog joins an MLflow run that the driver has open when it calls ``fit``, and a run that
+    the loop opens.
 
     Args:
-        settings: Settings by the names of `memlog.init`'s arguments, such as ``backend`` and ``alerts``.
+        settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
 
     Raises:
         ConfigurationError: A setting is invalid.
@@ -44,7 +45,7 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         self._groups = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give the copy, which ``fit`` makes on the driver, the state of the driver. Never raises."""
+        """Return the state of the copy that ``fit`` makes, with the driver's state in it. Never raises."""
         driver = self._driver
         if not driver.directory:
             driver = Driver(str(Path.cwd()))
@@ -53,18 +54,18 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         return {**self.__dict__, "_driver": driver}
 
     def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
-        """Count, in the controller, the groups of workers: Ray starts another one after a failure."""
+        """Count, in Ray's controller, the groups of workers: Ray starts a new one after a failure."""
         del worker_group_context
         self._groups += 1
 
     def after_init_train_context(self) -> None:
         """Begin the session, on the worker's main thread. Never raises."""
-        with _contained("this worker is not recorded, it goes on"):
+        with _contained("this worker goes on without being recorded"):
             context = get_train_context()
             settings = {"name": context.get_experiment_name(), **self._settings}
             for name, address in self._driver.addresses.items():
                 os.environ.setdefault(name, address)
-            with variables(  # Ray sets some of them, later, and for PyTorch only
+            with variables(  # Ray itself sets only some of them, later, and for PyTorch only
                 RANK=str(context.get_world_rank()),
                 WORLD_SIZE=str(context.get_world_size()),
                 LOCAL_RANK=str(context.get_local_rank()),
@@ -78,7 +79,7 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
 
     @contextmanager
     def on_checkpoint_transfer(self) -> Iterator[None]:
-        """Mark a checkpoint's upload as a phase, unless it goes on beside the training loop."""
+        """Mark a checkpoint's upload as a phase, unless it runs in a thread beside the training loop."""
         waits = threading.current_thread().name.startswith("TrainingThread")
         with memlog.phase("checkpoint") if waits else nullcontext():
             yield
@@ -106,7 +107,7 @@ def _finish(session: memlog.Session) -> None:
 
 @contextmanager
 def _contained(what: str) -> Iterator[None]:
-    """Print an error of memlog's instead of raising it: Ray would end the training."""
+    """Print an error of memlog's instead of raising it, because Ray would end the training."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above

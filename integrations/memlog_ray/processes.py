@@ -1,4 +1,4 @@
-"""What memlog's processes beside a worker inherit from the driver, and the one that outlives the worker."""
+"""Environment of memlog's processes beside a worker, and the process that outlives the worker."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ADDRESS = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_BASE_URL"}
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """State of the driver when it calls ``fit``: there the user has set up the trackers."""
+    """State of the driver when it calls ``fit``. The user sets up the trackers in the driver."""
 
     directory: str = ""
     addresses: dict[str, str] = {}
-    """Variables with the addresses of the backends that are named: memlog may open a run there."""
+    """Environment variables with the addresses of the named backends, where memlog may open a run."""
     runs: dict[str, TrackerRun] = {}
-    """Open runs by backend, but those that only the driver's process can write to."""
+    """Open runs by backend, except those that only the driver's process can write to."""
 
     def look(self, names: Sequence[str]) -> None:
-        """Note the addresses and runs of the named backends; if none is named, the runs of all."""
+        """Note the addresses and runs of the named backends; if none is named, the runs of all backends."""
         for name, backend in backends_to_look_in(names).items():
             uri = backend.connection().uri
             if names and name in _ADDRESS and uri is not None:
@@ -55,7 +55,8 @@ def variables(**values: str) -> Iterator[None]:
 def deliver_without_this_process(session: Session, driver: Driver) -> None:
     """Start ``memlog sync`` for an ended session whose helper process still delivers.
 
-    Ray kills a worker's children with the worker, but not their children. So a shell starts it, and ends.
+    Ray kills a worker's children with the worker, but not the children's own. So a shell starts the command
+    in the background, and ends.
     """
     folder = session.directory
     if folder is None or not _helper_lives():

@@ -1,8 +1,7 @@
 """memlog's integration with TensorBoard.
 
-Importing this package, for `backend`, does not import tensorboard. The sink writes event files;
-`backend.open_sink` imports tensorboard's file format for it in memlog's helper process, but neither torch nor
-TensorFlow.
+Importing this package does not import tensorboard. Only the sink needs tensorboard's file format;
+`backend.open_sink` imports the sink in memlog's helper process, but neither torch nor TensorFlow.
 """
 
 from memlog_tensorboard.backend import TensorboardBackend

@@ -25,11 +25,11 @@ _WRITING_THREADS = {
     "tensorboard.summary.writer.event_file_writer": "_AsyncWriterThread",
     "tensorboardX.event_file_writer": "_EventLoggerThread",
 }
-"""Class of the thread that each open writer has, by module. Writers are registered nowhere else."""
+"""Class of an open writer's thread, by module. No other list of the open writers exists."""
 
 
 class TensorboardBackend:
-    """Finds the folder that the user's ``SummaryWriter`` writes to."""
+    """Backend that finds the folder to which the user's ``SummaryWriter`` writes."""
 
     name = "tensorboard"
     requires = "tensorboard"
@@ -97,7 +97,7 @@ def _folder_of(thread: threading.Thread) -> Path | None:
     """Return the folder that a writer's thread writes to; ``None`` if it is not on this machine."""
     records = getattr(thread, "_record_writer", None)
     file = getattr(records, "_writer", None)
-    # tensorboardX; the file of tensorboard's own stub of TensorFlow; TensorFlow's file
+    # In this order: tensorboardX, tensorboard's own stub of TensorFlow, TensorFlow.
     names = (getattr(records, "_file_name", None), getattr(file, "filename", None))
     found = next((name for name in (*names, getattr(file, "name", None)) if name), None)
     if found is None:

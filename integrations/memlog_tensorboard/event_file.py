@@ -80,7 +80,7 @@ class EventFile:
                 )
 
     def _read_back(self, file: io.BufferedRandom) -> None:
-        """Read what the file has, and cut off an incomplete record at its end."""
+        """Read the file's records, and cut off an incomplete record at its end."""
         self._stored.clear()
         self.texts.clear()
         end = 0
@@ -102,13 +102,13 @@ class EventFile:
             file.flush()
             os.fsync(file.fileno())
         except OSError:
-            self._size = -1  # part of it may be there: the next call reads the file back
+            self._size = -1  # the file may have a part of the data: the next call reads it back
             raise
         self._size += len(buffer.getbuffer())
 
 
 def _records(file: io.BufferedRandom) -> Iterator[bytes]:
-    """Yield the intact records from the beginning of a file: length, its check, data, its check."""
+    """Yield the intact records at the beginning of a file: a length, its checksum, data, their checksum."""
     file.seek(0)
     while True:
         header = file.read(_LENGTH.size + _CHECK.size)
@@ -143,7 +143,7 @@ def _events(entries: Iterable[Entry], *, is_first: bool) -> Iterator[Any]:
             if event is not None:
                 yield event
             elif is_first:
-                # TensorBoard takes a run's start from it.
+                # TensorBoard takes a run's start from this event.
                 yield Event(wall_time=entry.seconds, file_version=_VERSION)
             event = Event(step=entry.step, wall_time=entry.seconds)
         event.summary.value.append(entry.value)

@@ -34,16 +34,15 @@ _MAX_NAME = 100
 
 
 class TensorboardSink:
-    """A `memlog.sink.Sink` for TensorBoard; its methods raise what that says.
+    """A `memlog.sink.Sink` for TensorBoard. Its methods raise the errors that the protocol names.
 
     A run is a folder. In it memlog has one file of its own, so the user's files stay as they are.
 
     Args:
         target: The run to write to; a joined run's id is the path of its folder.
-        diagnostics: Counts drops; ``None``: the sink makes its own.
 
     Attributes:
-        diagnostics: Counts ``too_large``: a value beyond the 32 bits that TensorBoard has for one.
+        diagnostics: Counts ``too_large``: values beyond the range of TensorBoard's 32-bit floats.
     """
 
     durable = True
@@ -51,14 +50,14 @@ class TensorboardSink:
     max_points = 1000
     has_files = False
 
-    def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
+    def __init__(self, target: Target) -> None:
+        self.diagnostics = Diagnostics()
         self._target = target
         self._known = target.joined or target.opened
         self._root = Path(target.connection.uri or "runs").absolute()
         self._folder = Path(self._known.run_id) if self._known else self._root / _own_run(target)
         # TensorBoard reads a folder's files in the order of their names, and may not come back to an earlier
-        # one. Sorted before the user's files, this one does not keep it from following those.
+        # file. This file comes before the user's files, so TensorBoard goes on to follow those.
         run = _UNSAFE.sub("_", target.memlog_run)
         self._file = EventFile(self._folder / f"events.out.tfevents.0000000000.memlog-{run}")
 
@@ -68,10 +67,10 @@ class TensorboardSink:
         return self.diagnostics.dropped
 
     def probe(self) -> None:
-        """Check that the folder is there, or can be made."""
+        """Check that the folder exists or can be made."""
         if self._folder.is_dir():
             return
-        # A folder of which the parent is missing, too, may be on a disk that is not mounted.
+        # If the parent is missing, too, the folder may be on a disk that is not mounted.
         parent = self._root.parent if self._known is None else self._folder.parent
         if not parent.is_dir():
             raise TrackerUnavailableError(
@@ -180,7 +179,7 @@ def _own_run(target: Target) -> Path:
 
 
 def _scalar(point: Point) -> Any:
-    # Not as a tensor of 64 bits: TensorBoard's default server shows none.
+    # Not as a 64-bit tensor, which TensorBoard's default server does not show.
     return Summary.Value(tag=_bytes(point.name).decode(), simple_value=point.value)
 
 

@@ -1,7 +1,7 @@
 """memlog's integration with Trackio.
 
-Importing this package, for `backend`, does not import trackio. The sink calls trackio; `backend.open_sink`
-imports it in memlog's helper process.
+Importing this package does not import trackio. Only the sink calls trackio; `backend.open_sink` imports the
+sink in memlog's helper process.
 """
 
 from memlog_trackio.backend import TrackioBackend

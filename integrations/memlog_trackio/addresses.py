@@ -1,4 +1,4 @@
-"""Address of a Trackio run as one text: a folder's or server's, then ``?project=…&run=…``."""
+"""Address of a Trackio run as one text: that of its folder or server, then ``?project=…&run=…``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _FOLDER = "file://"
 _SPACE = ".hf.space"
 
 
-class Place(NamedTuple):
-    """Where a run is."""
+class RunAddress(NamedTuple):
+    """Address of a run, in its parts."""
 
     location: str
     """``file:///folder``, or the server's address without its write token."""
     project: str | None = None
     run: str | None = None
-    """The run's name. Its id is another thing."""
+    """The run's name, which is not its id."""
 
     def __str__(self) -> str:
         query = {key: value for key, value in self._asdict().items() if value}
@@ -38,11 +38,11 @@ class Place(NamedTuple):
         return (urlsplit(self.location).hostname or "").endswith(_SPACE)
 
 
-def place_of(uri: str) -> Place:
-    """Return the place that an address names."""
+def run_address(uri: str) -> RunAddress:
+    """Return the parts of an address."""
     location, _, query = uri.partition("?")
     found = parse_qs(query)
-    return Place(location, *(found.get(key, [None])[0] for key in ("project", "run")))
+    return RunAddress(location, *(found.get(key, [None])[0] for key in ("project", "run")))
 
 
 def in_folder(folder: Path) -> str:
@@ -63,8 +63,8 @@ def in_space(space_id: str) -> str:
     return f"https://{subdomain}{_SPACE}/"
 
 
-def link_to(place: Place) -> str:
+def link_to(address: RunAddress) -> str:
     """Return the address of the project's page, or the command that serves it."""
-    if place.folder is None:
-        return str(place._replace(run=None))
-    return f"trackio show --project {shlex.quote(place.project or '')}"
+    if address.folder is None:
+        return str(address._replace(run=None))
+    return f"trackio show --project {shlex.quote(address.project or '')}"

@@ -10,11 +10,11 @@ from typing import Any
 from memlog._internal.credential_scope import Home
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_trackio import environment
-from memlog_trackio.addresses import Place, link_to, place_of
+from memlog_trackio.addresses import RunAddress, link_to, run_address
 
 
 class TrackioBackend:
-    """Finds the user's Trackio run and gathers what Trackio's client needs to connect."""
+    """Backend that finds the user's Trackio run and gathers the settings that a client needs to connect."""
 
     name = "trackio"
     requires = "trackio"
@@ -31,8 +31,8 @@ class TrackioBackend:
         if run is None:
             return None
         if run is not self._run:
-            place = Place(environment.location(run), run.project, run.name)
-            self._seen = TrackerRun(run.id, str(place), run.name, link_to(place))
+            address = RunAddress(environment.location(run), run.project, run.name)
+            self._seen = TrackerRun(run.id, str(address), run.name, link_to(address))
             self._run = run
         return self._seen
 
@@ -41,10 +41,10 @@ class TrackioBackend:
         active = self.active_run()
         if active is not None and active.run_id == run_id:
             return active
-        place = place_of(uri or "")
-        if place.project is None:
+        address = run_address(uri or "")
+        if address.project is None:
             return None
-        return TrackerRun(run_id, uri, name or place.run, link_to(place))
+        return TrackerRun(run_id, uri, name or address.run, link_to(address))
 
     def connection(self) -> Connection:
         """Return where Trackio stores its runs, and the client's environment variables."""
@@ -52,11 +52,11 @@ class TrackioBackend:
         return Connection(environment.location(run), environment.gathered(run))
 
     def home(self) -> Home:
-        """Return the place that the environment names, and where its credentials are."""
+        """Return the address that the environment names, and where its credentials are."""
         return environment.home()
 
     def prepare(self) -> None:
-        """Import the slow part of trackio's client. trackio itself needs a folder when it is imported."""
+        """Import the slow part of trackio's client; not trackio, which needs to know its folder first."""
         importlib.import_module("gradio_client")
 
     def open_sink(self, target: Target) -> Sink:

@@ -1,4 +1,4 @@
-"""Trackio's two ways to store a run: the databases in a folder, and a server. In memlog's processes only."""
+"""Trackio's two ways to store a run: databases in a folder, and a server. For memlog's own processes only."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from memlog.errors import (
     TrackerRejectedError,
     TrackerUnavailableError,
 )
-from memlog_trackio.addresses import Place
+from memlog_trackio.addresses import RunAddress
 from memlog_trackio.environment import DIR, WRITE_TOKEN
 
 _PROBE = 2.0
 _PATIENCE = httpx.Timeout(10.0, connect=_PROBE)
-"""Seconds for an answer, and for a connection."""
+"""Seconds to wait for an answer, and for a connection."""
 _REFUSALS = frozenset({401, 403})
 _SERVER_ERROR = 500
 
 Entries = Sequence[dict[str, Any]]
 
 
-def client_for(place: Place, environment: Mapping[str, str]) -> FolderClient | ServerClient:
-    """Return the client for a place. Its methods raise `DeliveryError`."""
-    if place.folder is not None:
-        return FolderClient(place.folder)
-    return ServerClient(place, environment.get(WRITE_TOKEN))
+def client_for(address: RunAddress, environment: Mapping[str, str]) -> FolderClient | ServerClient:
+    """Return the client for an address. Its methods raise `DeliveryError`."""
+    if address.folder is not None:
+        return FolderClient(address.folder)
+    return ServerClient(address, environment.get(WRITE_TOKEN))
 
 
 class FolderClient:
-    """Writes to the databases in Trackio's folder, as a run of the user's without a server does."""
+    """Client of the databases in Trackio's folder, which Trackio uses without a server."""
 
     _questions: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "get_run_artifacts": SQLiteStorage.get_run_artifacts,
@@ -56,24 +56,24 @@ class FolderClient:
         self._fragments = fragments.FragmentWriter()
 
     def probe(self) -> None:
-        """Check that the place can be reached."""
+        """Check that the address can be reached."""
         if self._folder != utils.TRACKIO_DIR.absolute():
             raise TrackerUnavailableError(
                 f"the run is in {self._folder}, but this process has {utils.TRACKIO_DIR}: set {DIR} to the "
                 "run's folder and call `memlog sync`"
             )
-        # Trackio makes the folders of its default, ~/.cache/huggingface/trackio.
+        # Two parents may be missing: Trackio creates those of its default, ~/.cache/huggingface/trackio.
         if not any(path.is_dir() for path in (self._folder, *self._folder.parents[:3])):
             raise TrackerUnavailableError(
                 f"there is no folder {self._folder.parent}: mount its disk, or create it again"
             )
 
     def log(self, entries: Entries) -> None:
-        """Store rows of one run, except those whose ``log_id`` is there."""
+        """Store rows of one run, except rows whose ``log_id`` is stored already."""
         self._write([fragments.metric_record(entry) for entry in entries])
 
     def alert(self, entries: Entries) -> None:
-        """Store alerts of one run, except those whose ``alert_id`` is there."""
+        """Store alerts of one run, except alerts whose ``alert_id`` is stored already."""
         self._write([fragments.alert_record(entry) for entry in entries])
 
     def store(self, project: str, file: Path) -> tuple[str, int]:
@@ -82,19 +82,19 @@ class FolderClient:
             return cas.stage_blob_into_project(file, project)
 
     def commit(self, artifact: Mapping[str, Any]) -> None:
-        """Make an artifact of contents that are stored. It replaces the artifact of that name."""
+        """Make an artifact from stored contents. It replaces an artifact of the same name."""
         with self._asked():
             SQLiteStorage.commit_artifact_version(**artifact)
 
     def ask(self, question: str, /, **arguments: Any) -> Any:
-        """Return the answer of one of Trackio's functions that read."""
+        """Call one of Trackio's reading functions, and return its answer."""
         with self._asked():
             return self._questions[question](**arguments)
 
     def fetch(
         self, project: str, digest: str, file: Path, progress: Callable[[int], object]
     ) -> None:
-        """Write a stored content to a new file."""
+        """Write the content with this digest to a new file."""
         with self._asked():
             shutil.copyfile(cas.blob_path(project, cas.validate_digest(digest)), file)
             progress(file.stat().st_size)
@@ -102,7 +102,7 @@ class FolderClient:
     def _write(self, records: list[dict[str, Any]]) -> None:
         with self._asked():
             if utils.get_storage_mode() == "jsonl":
-                # On a network file system, SQLite is unsafe: Trackio's page imports the records.
+                # SQLite is unsafe on a network file system. Trackio's page imports the records later.
                 self._fragments.write_local(records)
             else:
                 fragments.import_records(records)
@@ -115,30 +115,30 @@ class FolderClient:
 
 
 class ServerClient:
-    """Calls Trackio's server, or a Space of Hugging Face."""
+    """Client of a Trackio server or of a Space of Hugging Face."""
 
-    def __init__(self, place: Place, write_token: str | None) -> None:
-        self._place = place
+    def __init__(self, address: RunAddress, write_token: str | None) -> None:
+        self._address = address
         self._write_token = write_token
         # Only a Space gets the user's login.
-        self._login = get_token() if place.is_space else None
-        # One for all requests: to make it takes longer than a request.
+        self._login = get_token() if address.is_space else None
+        # One TLS context for all requests: making one takes longer than a request.
         self._verify = httpx.create_ssl_context()
         self._client: RemoteClient | None = None
 
     def probe(self) -> None:
-        """Check that the place can be reached."""
-        with translated(self._place.location):
-            url = f"{self._place.location}version"
+        """Check that the address can be reached."""
+        with translated(self._address.location):
+            url = f"{self._address.location}version"
             answer = httpx.get(url, headers=self._headers, timeout=_PROBE, verify=self._verify)
             answer.raise_for_status()
 
     def log(self, entries: Entries) -> None:
-        """Store rows of one run, except those whose ``log_id`` is there."""
+        """Store rows of one run, except rows whose ``log_id`` is stored already."""
         self._call("bulk_log", logs=list(entries), hf_token=self._login)
 
     def alert(self, entries: Entries) -> None:
-        """Store alerts of one run, except those whose ``alert_id`` is there."""
+        """Store alerts of one run, except alerts whose ``alert_id`` is stored already."""
         self._call("bulk_alert", alerts=list(entries), hf_token=self._login)
 
     def store(self, project: str, file: Path) -> tuple[str, int]:
@@ -155,11 +155,11 @@ class ServerClient:
         return digest, size
 
     def commit(self, artifact: Mapping[str, Any]) -> None:
-        """Make an artifact of contents that are stored. It replaces the artifact of that name."""
+        """Make an artifact from stored contents. It replaces an artifact of the same name."""
         self._call("artifact_log", **artifact, hf_token=self._login)
 
     def ask(self, question: str, /, **arguments: Any) -> Any:
-        """Return the answer of one of Trackio's functions that read."""
+        """Call one of Trackio's reading functions, and return its answer."""
         if question == "get_run_artifacts":
             arguments["run"] = arguments.pop("run_name")
         return self._call(question, **arguments)
@@ -167,14 +167,14 @@ class ServerClient:
     def fetch(
         self, project: str, digest: str, file: Path, progress: Callable[[int], object]
     ) -> None:
-        """Write a stored content to a new file."""
+        """Write the content with this digest to a new file."""
         path = f"artifact_blob/{utils.canonical_project_name(project)}/{digest}"
         arrived = hashlib.sha256()
         with (
-            translated(self._place.location),
+            translated(self._address.location),
             httpx.stream(
                 "GET",
-                self._place.location + path,
+                self._address.location + path,
                 headers=self._headers,
                 timeout=_PATIENCE,
                 verify=self._verify,
@@ -195,11 +195,11 @@ class ServerClient:
         return {**headers, "Authorization": f"Bearer {self._login}"} if self._login else headers
 
     def _call(self, api: str, /, **arguments: Any) -> Any:
-        with translated(self._place.location):
+        with translated(self._address.location):
             if self._client is None:
-                self.probe()  # Trackio's client would try for long, and then as for Gradio
+                self.probe()  # Trackio's client would try for long, then with Gradio's
                 self._client = RemoteClient(
-                    self._place.location,
+                    self._address.location,
                     self._login,
                     self._write_token,
                     httpx_kwargs={"timeout": _PATIENCE, "verify": self._verify},
@@ -234,7 +234,7 @@ def translated(address: str | None = None) -> Iterator[None]:
 
 
 def _answered(response: httpx.Response) -> DeliveryError:
-    """Return the error for an answer that is none of success."""
+    """Return the error for an answer that reports a failure."""
     try:
         text = str(response.json()["error"])
     except (ValueError, KeyError, TypeError, httpx.ResponseNotRead):

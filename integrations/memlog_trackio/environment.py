@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from memlog._internal.credential_scope import Home, secret_names
 from memlog.sink import Connection
-from memlog_trackio.addresses import in_folder, in_space, on_server, place_of
+from memlog_trackio.addresses import in_folder, in_space, on_server, run_address
 
 DIR = "TRACKIO_DIR"
 WRITE_TOKEN = "TRACKIO_WRITE_TOKEN"  # noqa: S105 - a variable's name
@@ -39,7 +39,7 @@ def gathered(run: Any = None) -> dict[str, str]:
 
 
 def location(run: Any = None) -> str:
-    """Return where Trackio stores a run: the open one, or else one that would be opened now."""
+    """Return the location of the open run or, without one, of a run that is opened now."""
     space = getattr(run, "_space_id", None) if run else os.environ.get(_SPACE)
     server = getattr(run, "_server_base_url", None) if run else os.environ.get(_SERVER)
     if space:
@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def home() -> Home:
-    """Return the place that the environment names, and its credentials."""
+    """Return the address that the environment names, and its credentials."""
     credentials = list(secret_names(gathered()))
     if Path(_LOGIN).expanduser().exists():
         credentials.append(_LOGIN)
@@ -71,10 +71,10 @@ def apply(connection: Connection, uri: str | None = None) -> None:
 
     Args:
         connection: How the client connects.
-        uri: Address of the run to write to; ``None``: one that the client would open.
+        uri: Address of the run to write to; ``None``: a new run at the connection's address.
     """
     os.environ.update(connection.environment)
-    known = place_of(uri or connection.uri or "").folder
+    known = run_address(uri or connection.uri or "").folder
     if known is not None:
         os.environ[DIR] = str(known)
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # the user did not start this process

@@ -17,7 +17,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
-from memlog_trackio.addresses import Place, link_to, place_of
+from memlog_trackio.addresses import RunAddress, link_to, run_address
 from memlog_trackio.client import client_for, translated
 
 METADATA = "memlog_name"
@@ -35,10 +35,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class TrackioSink:
-    """A `memlog.sink.Sink` for Trackio; its methods raise what that says.
+    """A `memlog.sink.Sink` for Trackio. Its methods raise the errors that the protocol names.
 
-    Each point is a row with an id that follows from the point, because Trackio leaves out a row whose id it
-    has. Several points in a row would be another row if they were sent again in other groups.
+    Each point is a row of its own. The row's id is computed from the point, because Trackio ignores a row
+    whose id it has. A row with several points would get another id if they were sent again in other groups.
 
     Args:
         target: The run to write to.
@@ -51,12 +51,12 @@ class TrackioSink:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._diagnostics = Diagnostics()
-        self._run_id, self._place = _run_of(target)
-        self._client = client_for(self._place, target.connection.environment)
+        self._run_id, self._address = _run_of(target)
+        self._client = client_for(self._address, target.connection.environment)
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Nothing: Trackio takes every point."""
+        """Losses by reason; always empty, because Trackio takes every point."""
         return self._diagnostics.dropped
 
     def probe(self) -> None:
@@ -64,16 +64,18 @@ class TrackioSink:
         self._client.probe()
 
     def open(self) -> TrackerRun:
-        """Find the user's run, or make memlog's own, which an empty row does."""
+        """Find the user's run, or make memlog's own by storing an empty row."""
         with translated():
-            SQLiteStorage.validate_project_name(self._place.project or "")
+            SQLiteStorage.validate_project_name(self._address.project or "")
         self.probe()
         if self._target.joined is None:
             self._configure("begun", {})
-        return TrackerRun(self._run_id, str(self._place), self._place.run, link_to(self._place))
+        return TrackerRun(
+            self._run_id, str(self._address), self._address.run, link_to(self._address)
+        )
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points. In a folder, each has its event's time."""
+        """Store at most `max_points` points. In a folder, each gets its event's time."""
         self._log(
             (
                 {_text(point.name): point.value},
@@ -113,7 +115,7 @@ class TrackioSink:
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Store a file as an artifact that the run has made."""
-        project = self._place.project or ""
+        project = self._address.project or ""
         digest, size = self._client.store(project, file)
         self._client.commit(
             {
@@ -124,7 +126,7 @@ class TrackioSink:
                 "metadata": {METADATA: artifact.name, KIND: artifact.kind},
                 "manifest": [{"path": artifact.name, "digest": digest, "size": size}],
                 "aliases": None,
-                "run_name": self._place.run,
+                "run_name": self._address.run,
                 "run_id": self._run_id,
                 "overwrite": True,
             }
@@ -144,15 +146,15 @@ class TrackioSink:
     @property
     def _common(self) -> dict[str, Any]:
         return {
-            "project": self._place.project,
-            "run": self._place.run,
+            "project": self._address.project,
+            "run": self._address.run,
             "run_id": self._run_id,
         }
 
     def _configure(self, what: str, more: Mapping[str, str]) -> None:
-        """Replace the configuration of memlog's own run. Trackio takes one with a row only."""
+        """Replace the configuration of memlog's own run. An empty row carries it: Trackio needs a row."""
         beside = self._target.beside
-        group = None if beside is None else place_of(beside.uri or "").run or beside.run_id
+        group = None if beside is None else run_address(beside.uri or "").run or beside.run_id
         config = {"_Created": _iso(self._begun_us), "_Group": group, **more}
         self._log([({}, 0, self._begun_us, what)], config)
 
@@ -161,7 +163,7 @@ class TrackioSink:
         rows: Iterable[tuple[dict[str, Any], int, int, object]],
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Store rows: values, step, Unix time in microseconds, and what makes the row's id."""
+        """Store rows: values, step, Unix time in microseconds, and the data from which the id is made."""
         entries = [
             {
                 **self._common,
@@ -182,24 +184,24 @@ class TrackioSink:
         return hashlib.blake2s(text, digest_size=16).hexdigest()
 
 
-def _run_of(target: Target) -> tuple[str, Place]:
-    """Return the run's id and place: of memlog's own run always the same, so that it is found again."""
+def _run_of(target: Target) -> tuple[str, RunAddress]:
+    """Return the run's id and address. Those of memlog's own run never change, so that it is found again."""
     known = target.joined or target.opened
     if known is not None:
-        place = place_of(known.uri or "")
-        if place.project is None or place.run is None:
+        address = run_address(known.uri or "")
+        if address.project is None or address.run is None:
             raise TrackerRejectedError(
                 f"the address of the Trackio run {known.run_id} does not say its project and name"
             )
-        return known.run_id, place
-    beside = place_of(target.beside.uri if target.beside and target.beside.uri else "")
+        return known.run_id, address
+    beside = run_address(target.beside.uri if target.beside and target.beside.uri else "")
     location = beside.location or target.connection.uri or ""
     run_id = f"memlog-{target.own_id}"
     if target.beside is not None:
         digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
         run_id = f"{run_id}-{digest}"
     project = target.project or beside.project or _PROJECT
-    return run_id, Place(location, project, target.name or run_id)
+    return run_id, RunAddress(location, project, target.name or run_id)
 
 
 def _safe(name: str) -> str:

@@ -8,23 +8,23 @@ from typing import Any
 
 from memlog.errors import TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
-from memlog_trackio.addresses import place_of
+from memlog_trackio.addresses import run_address
 from memlog_trackio.client import client_for
 from memlog_trackio.sink import KIND, METADATA
 
 
 class TrackioStore:
-    """A `memlog.sink.ArtifactStore` for Trackio; its methods raise what that says.
+    """A `memlog.sink.ArtifactStore` for Trackio. Its methods raise the errors that the protocol names.
 
     A run is named by its id, or by ``project/id`` if memlog does not know the run.
 
     Args:
-        connection: Its address is that of the run, or only Trackio's.
+        connection: Its address names the run, or only Trackio's folder or server.
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._place = place_of(connection.uri or "")
-        self._client = client_for(self._place, connection.environment)
+        self._address = run_address(connection.uri or "")
+        self._client = client_for(self._address, connection.environment)
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
         """Return the files that memlog stored in the run."""
@@ -50,9 +50,9 @@ class TrackioStore:
 
     def _named(self, run_id: str) -> tuple[str, str]:
         project, _, run = run_id.rpartition("/")
-        if not (project or self._place.project):
+        if not (project or self._address.project):
             raise UnknownRunError(f"Trackio has runs in projects: name it as PROJECT/{run_id}")
-        return project or str(self._place.project), run
+        return project or str(self._address.project), run
 
     def _found(self, run_id: str) -> Iterator[tuple[StoredArtifact, str]]:
         """Yield memlog's files of a run, and the digest of each content."""
@@ -61,7 +61,7 @@ class TrackioStore:
         name = next((record["name"] for record in runs if record["id"] == run), None)
         if name is None:
             raise UnknownRunError(
-                f"Trackio's project {project!r} at {self._place.location} has no run {run!r}: look up its "
+                f"Trackio's project {project!r} at {self._address.location} has no run {run!r}: look up its "
                 "id on Trackio's page"
             )
         links = self._client.ask("get_run_artifacts", project=project, run_name=name, run_id=run)

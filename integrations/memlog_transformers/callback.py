@@ -13,16 +13,16 @@ from memlog._internal.terminal import say
 class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
     """Report a Trainer's steps to the running session, under the numbers of the Trainer's own rows.
 
-    A Trainer gets one by itself if the session begins before the training. Without a session it prints one
-    line and records nothing.
+    A Trainer gets a callback by itself if the session begins before the training. Without a session the
+    callback prints one line and records nothing.
 
-    The steps are those of ``state.global_step``: one per update, however many batches its gradient is
-    accumulated from, and one for an update that a gradient scaler skipped. A training that resumes from a
-    checkpoint goes on with the checkpoint's number.
+    The steps are those of ``state.global_step``: one per update, even if its gradient comes from several
+    batches or if a gradient scaler skips it. A training that resumes from a checkpoint goes on with the
+    checkpoint's number.
     """
 
     counts = True
-    """False if another callback of the same Trainer counts."""
+    """False if another callback of the same Trainer counts the steps."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Let only this callback count the steps."""

@@ -1,40 +1,26 @@
-"""What a callback can't do: join a Trainer by itself, and see where evaluations and saving begin."""
+"""Hooks in Trainers: add the callback, and mark evaluations and checkpoints as phases."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from transformers.trainer import Trainer
 from transformers.trainer_callback import CallbackHandler
 
 import memlog
+from memlog._internal.method_wrapper import Method, wrap_method
 from memlog_transformers.callback import MemlogCallback
-
-Method: TypeAlias = Callable[..., Any]
 
 
 def install() -> None:
     """Let every Trainer of this process report to the session that runs, if one does."""
-    _wrap(CallbackHandler, "on_train_begin", _begin)
-    _wrap(Trainer, "evaluation_loop", _evaluate)
-    _wrap(Trainer, "_save_checkpoint", _save)
-
-
-def _wrap(owner: type, name: str, around: Method) -> None:
-    """Replace a method by ``around``, which takes the method before the method's own arguments."""
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(method, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
+    wrap_method(CallbackHandler, "on_train_begin", _begin)
+    wrap_method(Trainer, "evaluation_loop", _evaluate)
+    wrap_method(Trainer, "_save_checkpoint", _save)
 
 
 def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Begin a training, with one callback that counts: the Trainer's last, behind those that open runs."""
+    """Begin a training with one callback that counts, if need be a new one after those that open runs."""
     if memlog.current_session() is not None:
         ours = [one for one in handler.callbacks if isinstance(one, MemlogCallback)]
         if not ours:
@@ -47,7 +33,7 @@ def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
 def _evaluate(
     method: Method, trainer: Any, dataloader: Any, description: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluate as the phase ``validation``. A Trainer predicts with the same method."""
+    """Evaluate, in the phase ``validation``. A Trainer's predictions call the same method without a phase."""
     if description != "Evaluation":
         return method(trainer, dataloader, description, *args, **kwargs)
     with memlog.phase("validation"):
@@ -55,6 +41,6 @@ def _evaluate(
 
 
 def _save(method: Method, *args: Any, **kwargs: Any) -> Any:
-    """Save a checkpoint as the phase ``checkpoint``."""
+    """Save a checkpoint, in the phase ``checkpoint``."""
     with memlog.phase("checkpoint"):
         return method(*args, **kwargs)

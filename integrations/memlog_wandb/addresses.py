@@ -26,7 +26,7 @@ class RunPath(NamedTuple):
 
 
 def address_of(settings: Any) -> str | None:
-    """Return the address of the run with these settings; only the server's if the rest is unknown.
+    """Return the address of the run with these settings, or the server's address if the rest is unknown.
 
     An offline run often has no entity yet: it gets one when it is synced.
     """
@@ -48,7 +48,7 @@ def address_of(settings: Any) -> str | None:
 def link_to(settings: Any) -> str | None:
     """Return the address of the run's page, or the command that uploads an offline run.
 
-    ``None`` if the run is disabled, or its entity is unknown.
+    The result is ``None`` if the run is disabled, or its entity is unknown.
     """
     if getattr(settings, "_noop", False):
         return None

@@ -18,7 +18,7 @@ logger = logging.getLogger("memlog")
 
 
 class WandbBackend:
-    """Finds the user's W&B run, writes to it in process, and gathers what W&B's client needs to connect."""
+    """Backend that finds the user's W&B run, writes to it in process, and gathers a client's settings."""
 
     name = "wandb"
     requires = "wandb"
@@ -33,7 +33,7 @@ class WandbBackend:
     def active_run(self) -> TrackerRun | None:
         """Return the run that the user has open in this process; ``None`` also if wandb is not imported.
 
-        It reads only attributes that don't ask the server, as ``run.step`` would.
+        The method reads no attribute that asks the server, as ``run.step`` does.
         """
         run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         if run is None:

@@ -23,15 +23,15 @@ how often a rule fires."""
 
 
 def axis_key(axis: Axis) -> str:
-    """Return the metric for an axis: memlog's steps are not W&B's."""
+    """Return the name of an axis's own metric, which is needed because memlog's steps are not W&B's."""
     return f"memlog/{axis}"
 
 
 class Definitions:
-    """Defines each metric of a run once: its axis, and how the summary is made.
+    """Definitions of a run's metrics: the axis of each, and the kind of its summary. Each is sent once.
 
-    It uses exact names only. If the user, Lightning or Transformers has defined ``*``, W&B picks at random
-    among the globs that match.
+    Only exact names are defined. If the user, Lightning or Transformers has defined ``*``, W&B picks at
+    random among the globs that match.
     """
 
     def __init__(self, run: Any) -> None:
@@ -64,7 +64,7 @@ def row_of(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def is_storable(point: Point) -> bool:
-    """Return whether W&B can show a value. An infinity breaks the chart and the JSON of the summary."""
+    """Return True if W&B can show the value. An infinity breaks the chart and the JSON of the summary."""
     return math.isfinite(point.value)
 
 
@@ -100,6 +100,6 @@ def log_artifact(run: Any, artifact: Artifact, file: Path, memlog_run: str) -> A
     )
     made.add_file(str(file), name=artifact.name, policy="immutable")
     if artifact.is_report:
-        # In the summary, because a row of its own would be among the user's.
+        # In the summary, because a row for the report would be among the user's rows.
         run.summary[REPORT_KEY] = wandb.Html(str(file), inject=False)
     return run.log_artifact(made)

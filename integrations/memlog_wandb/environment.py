@@ -41,7 +41,7 @@ _ALWAYS = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
     "WANDB_DISABLE_CODE": "true",
-    # It sends no error reports: if the server can't be reached, that would delay the process's end by 10 s.
+    # No error reports: if the server can't be reached, they would delay the process's end by 10 s.
     "WANDB_ERROR_REPORTING": "false",
 }
 
@@ -59,7 +59,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
     # A relative path means this process's folder, which may not be the helper's.
     found[DIR] = str(Path(found.get(DIR, ".")).absolute())
     if sys.argv and sys.argv[0]:
-        found.setdefault(PROGRAM, sys.argv[0])  # in the helper, it would be memlog
+        found.setdefault(PROGRAM, sys.argv[0])  # the helper's program is memlog
     return found
 
 

@@ -28,7 +28,7 @@ _NAMED_RUN = re.compile(r"<Run (?P<path>\S+)")
 _ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _NOT_REACHED = ("Failed to execute API request", "Failed to initialize API", "error 5")
-"""Texts of an authentication error that wandb raises if the server could not be asked."""
+"""Texts of an authentication error that wandb raises if it could not reach the server."""
 _REFUSED = re.compile(r"\b40[13]\b|permission denied|PERMISSION_ERROR|user is not logged in")
 
 
@@ -51,11 +51,11 @@ def translated() -> Iterator[None]:
 
 
 def unavailable(text: str, address: str | None = None) -> TrackerUnavailableError:
-    """Return the error for a server that can't be reached, or has a failure.
+    """Return the error for a server that can't be reached or fails.
 
     Args:
         text: Description of the failure, such as a client's message.
-        address: Address of the server; ``None``: as in the text.
+        address: Address of the server; ``None``: the one in the text.
     """
     detail = in_full(text)
     reason = reason_of(text)

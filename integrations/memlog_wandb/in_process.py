@@ -23,7 +23,7 @@ class WandbInProcessRun:
 
     Args:
         run: The user's ``wandb.run``.
-        run_id: Its id.
+        run_id: The run's id.
     """
 
     def __init__(self, run: Any, run_id: str) -> None:
@@ -67,7 +67,7 @@ class WandbInProcessRun:
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
         """Put points into the open row, or into a new row after it. Raises if the run is finished.
 
-        A new row gets a step of its own: without one, the values would join the user's row.
+        A new row gets its own step: without a step, the values would join the user's row.
         """
         if self._watch is not None:
             self._watch.put(points, new_row=new_row)

@@ -8,7 +8,7 @@ import re
 MAX_KEY = 250
 MAX_NAME = 128
 MAX_TITLE = 64
-"""Characters of a metric's key, of an artifact's name or type, of an alert's title."""
+"""Maximum characters of a metric's key, of an artifact's name or type, and of an alert's title."""
 
 _FOREIGN_IN_KEY = re.compile(r"[^A-Za-z0-9_\-./ ]")
 _FOREIGN_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -33,7 +33,7 @@ def safe_key(name: str) -> str:
 
 
 def artifact_name(run_id: str, name: str) -> str:
-    """Return the name of a run's artifact. It contains the run's id: W&B keeps artifacts by project."""
+    """Return the name of a run's artifact. It contains the run's id: all runs of a project share names."""
     return _safe_name(f"memlog-{run_id}-{name}")
 
 

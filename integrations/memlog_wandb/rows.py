@@ -1,9 +1,10 @@
 """Add memlog's values to the user's rows, in the user's own call.
 
 The user's calls make W&B's rows: ``log(values, step=k)`` opens row k, and the next step's call closes it.
-Between two calls another thread can't know which row a value would join. So memlog wraps, on the user's run
-only, the method that all calls go through (also those of ``wandb.log``, which is bound when the run opens).
-The wrapper logs the user's values and memlog's together: on the same thread, in the same record.
+Between two calls another thread can't know which row a value would join. So memlog wraps a method of the
+user's run, and of no other run. All calls go through this method, also those of ``wandb.log``, which W&B
+binds when the run opens. The wrapper logs the user's values and memlog's together: on the same thread, in the
+same record.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RowWatch:
         self._users: set[str] = set()
 
     def contents_of(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Return the points as a row's values, without names under which the user logs."""
+        """Return the points as a row's values, except under names that the user logs."""
         kept = [
             point
             for point in points
@@ -83,8 +84,8 @@ class _LogWrapper:
     def __call__(
         self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
     ) -> None:
-        # With commit=False and no step, the values wait for the next row, whichever that is. A row whose
-        # step is over takes no values.
+        # With commit=False and no step, the values wait for the next row, whose step is unknown yet. A row
+        # whose step is over takes no values.
         is_part = step is None and commit is False
         is_past = step is not None and step < self._run._local_step  # noqa: SLF001 - `run.step` asks the server
         added: list[tuple[RowWatch, Sequence[Point]]] = []
@@ -118,7 +119,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
     """Begin to add the points of ``rows`` to the rows that the user logs to a run.
 
     Raises:
-        TypeError: this version of wandb makes rows in another way; the run is not changed.
+        TypeError: this version of wandb makes rows in an unknown way; the run is not changed.
     """
     wrapper = vars(run).get(_METHOD)
     if not isinstance(wrapper, _LogWrapper):
@@ -131,7 +132,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
 
 
 def _require_known(run: Any) -> None:
-    """Raise if the run's method or step differ: they are private to W&B, and the user's calls would fail."""
+    """Raise if the run's private method or step is unknown: with the wrapper, the user's calls would fail."""
     method = getattr(run, _METHOD, None)
     known = inspect.signature(_LogWrapper.__call__).parameters
     if (
@@ -147,7 +148,7 @@ def _require_known(run: Any) -> None:
 
 
 def unwatch(run: Any, made: RowWatch) -> None:
-    """Stop adding a session's points; after the last session, the run has its own method again."""
+    """Stop adding a session's points. After the last session, restore the run's own method."""
     wrapper = vars(run).get(_METHOD)
     if isinstance(wrapper, _LogWrapper) and made in wrapper.watches:
         wrapper.watches.remove(made)

@@ -22,11 +22,11 @@ from memlog_wandb.probe import probe
 from memlog_wandb.upload_failures import rows_given_up
 
 INIT_TIMEOUT = 20.0
-"""Seconds for opening a run; wandb itself tries for about twice as long."""
+"""Seconds to open a run; wandb itself tries for about twice as long."""
 FINISH_TIMEOUT = 60.0
-"""Seconds for uploading the rest."""
+"""Seconds to upload the rest when a run ends."""
 ARTIFACT_TIMEOUT = 120
-"""Seconds for uploading a file."""
+"""Seconds to upload a file."""
 _PROBE_INTERVAL = 30.0
 """Seconds between checks of the server while a run is open: wandb buffers and tries again by itself."""
 
@@ -34,25 +34,24 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 
 
 class WandbSink:
-    """A `memlog.sink.Sink` for W&B; its methods raise what that says.
+    """A `memlog.sink.Sink` for W&B. Its methods raise the errors that the protocol names.
 
-    It writes only to runs of memlog's own: a run of the user's is written from the trainer's process. wandb
-    uploads in the background, so no data is safe until the run has finished.
+    The sink writes only to runs of memlog's own: a run of the user's is written from the trainer's process.
+    wandb uploads in the background, so no data is safe until the run has finished.
 
     Args:
         target: The run to write to.
-        diagnostics: Counts drops; ``None``: the sink makes its own.
 
     Attributes:
-        diagnostics: Counts ``not_finite``: infinities and NaN, which spoil a chart.
+        diagnostics: Counts ``not_finite``: infinities and NaN, which break a chart.
     """
 
     durable = False
     resolution: Resolution = "full"
     max_points = 1000
 
-    def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
+    def __init__(self, target: Target) -> None:
+        self.diagnostics = Diagnostics()
         self._target = target
         self._run: _OpenRun | None = None
         self._broken = False
@@ -154,7 +153,7 @@ class _OpenRun:
         try:
             self.run = _opened_run(target, settings)
         except Exception:
-            # Otherwise wandb's own process would treat the run's id as one that is in use.
+            # Otherwise wandb's own process would treat the run's id as in use.
             _OpenRun._teardown(1)
             raise
         self.definitions = contents.Definitions(self.run)

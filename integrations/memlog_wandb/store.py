@@ -31,13 +31,13 @@ _API_TIMEOUT = 20
 
 
 class WandbStore:
-    """A `memlog.sink.ArtifactStore` for W&B; its methods raise what that says.
+    """A `memlog.sink.ArtifactStore` for W&B. Its methods raise the errors that the protocol names.
 
     A run is named by its id, its path, or its address.
 
     Args:
-        connection: Its environment was applied before wandb was imported. If its address is that of a run,
-            that run's entity and project override the environment's.
+        connection: Its environment was applied before wandb was imported. If its address names a run, the
+            entity and project in the address override the environment's.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -109,7 +109,7 @@ class WandbStore:
 
 @contextmanager
 def _folders_elsewhere() -> Iterator[None]:
-    """Let W&B's client make its folders (one for each run it reads) in a temporary one, which is deleted."""
+    """Let W&B's client create its folders, one for each run that it reads, in a temporary folder."""
     before = os.environ.get(DIR)
     with tempfile.TemporaryDirectory(prefix="memlog-wandb-") as scratch:
         os.environ[DIR] = scratch
@@ -143,7 +143,7 @@ class _Patience:
         self._arrived = 0
 
     def check(self, arrived: int) -> None:
-        """Raise if nothing arrives, or too little; ask the server now and then if it still answers."""
+        """Raise if nothing arrives, or too little; check now and then that the server still answers."""
         now = time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._received, self._asked = arrived, now, now

@@ -37,7 +37,7 @@ _POOL = re.compile(
 
 
 def reason_of(text: str) -> str | None:
-    """Return why a connection failed, read from a client's message; ``None`` if it has no known one."""
+    """Return why a connection failed, read from a client's message; ``None`` if unknown."""
     for signs, reason in _REASONS:
         if any(sign in text for sign in signs):
             return reason
@@ -58,8 +58,8 @@ def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -
     Args:
         tracker: The tracker's display name, such as ``"MLflow"``.
         address: The tracker's address, which may hold a password (it is removed); ``None``: unknown.
-        text: The client's message. It names another server than the address if the tracker has redirected
-            to it, or keeps its files there.
+        text: The client's message. It may name another server: one that the tracker redirects to, or one that
+            stores its files.
         reason: Cause in a few words.
     """
     named = address_in(text)

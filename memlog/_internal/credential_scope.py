@@ -16,7 +16,7 @@ import msgspec
 
 from memlog._internal.redact import bare_address
 
-# So strict that no two URL parsers can read different hosts from one address.
+# Strict, so that all URL parsers read the same host from an address that matches.
 _SERVER = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?#][^\s\\@]*)?",
     re.IGNORECASE,
@@ -70,7 +70,7 @@ def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tu
     Args:
         address: Address that a run's folder names; ``None``: it names none.
         home: The tracker's address and credentials in the environment.
-        trusted: More addresses that the user allows.
+        trusted: Further addresses that the user allows.
 
     Returns:
         Names of variables and files; empty if memlog may connect to ``address``.

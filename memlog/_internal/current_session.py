@@ -34,11 +34,15 @@ class Publisher(Protocol):
     def claim_steps(self, *, only_first: bool = False) -> None:
         """Make the caller the only one that counts steps from now on.
 
-        ``only_first``: only if no step was recorded before.
+        Args:
+            only_first: Do so only if no step was recorded before.
         """
 
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
-        """Count a step that has ended; ``step``: the caller's own number of it.
+        """Count a step that has ended.
+
+        Args:
+            step: Number of the step in the caller's own count; ``None``: the caller has none.
 
         Returns:
             The session's step, and its event if one was published; ``None`` if the session counts no steps.
@@ -67,7 +71,7 @@ def publisher() -> Publisher | None:
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Set the running session; ``None``: none runs. A session removes the function of `begin_on_demand`."""
+    """Set the running session; ``None``: none runs. A session clears the function of `begin_on_demand`."""
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
     if new is not None:
@@ -89,7 +93,7 @@ def before_finish(settle: Callable[[float], None]) -> None:
     """Register a function that publishes pending events; it is called before a session ends.
 
     Args:
-        settle: Takes the seconds that it may take.
+        settle: Called with the time limit in seconds.
     """
     _before_finish.append(settle)
 
@@ -98,7 +102,7 @@ def settle(seconds: float) -> None:
     """Call every function that `before_finish` registered.
 
     Args:
-        seconds: Time that each may take.
+        seconds: Time limit of each function.
     """
     for callback in _before_finish:
         callback(seconds)

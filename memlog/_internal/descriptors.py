@@ -15,7 +15,7 @@ class Descriptor:
         number: An open descriptor, which this object takes over.
 
     Attributes:
-        number: Its number; -1 once it is closed.
+        number: The descriptor's number; -1 once it is closed.
     """
 
     def __init__(self, number: int) -> None:
@@ -37,5 +37,5 @@ class Descriptor:
         self.number = -1
 
     def __del__(self) -> None:
-        """Close the file if an interruption came before `close`."""
+        """Close the file if an interruption kept `close` from being called."""
         self.close()

@@ -6,28 +6,30 @@ import errno
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from memlog._internal import fork
 from memlog._internal.redact import without_credentials
 from memlog._internal.signals import raised_by_handler
 
 logger = logging.getLogger("memlog")
+_T = TypeVar("_T")
 
 _MAX_LOGGED = 200
-"""Most causes that are logged; later causes are only counted."""
+"""Maximum number of causes that are logged; later causes are only counted."""
 
 
 NOT_NOTICED = (
     "memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside torch.compile): "
     "call session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"
 )
-"""Why a run recorded nothing, and the remedy."""
+"""Message with the reason why a run recorded nothing, and the remedy."""
 
 
 def warn(message: str, to: logging.Logger = logger) -> bool:
-    """Log a warning. Raises nothing but the exception of a signal handler that ran meanwhile.
+    """Log a warning. Only an exception of a signal handler that ran meanwhile is raised.
 
     The log handler and its stream are the user's. The stream may be closed, full, or a pipe without a reader.
 
@@ -73,7 +75,7 @@ class Diagnostics:
         """Count and log an error inside memlog, so that training goes on.
 
         Args:
-            where: What memlog was doing, as the subject of a sentence ("writing the journal").
+            where: Activity of memlog that failed, as the subject of a sentence ("writing the journal").
             error: The error.
 
         Raises:
@@ -84,8 +86,8 @@ class Diagnostics:
             try:
                 raise error
             finally:
-                # Its traceback holds this frame: a reference cycle that would keep the user's variables
-                # alive.
+                # The error's traceback holds this frame, which holds the error: a reference cycle that would
+                # keep the user's variables alive.
                 del error
         cause = f"{where}: {type(error).__name__}"
         self.count_fault(cause)
@@ -99,8 +101,8 @@ class Diagnostics:
 
     def _count(self, counts: Counter[str], cause: str, count: int) -> None:
         with self._lock:
-            # With the key present, Python runs no signal handler within `+=`. Without it, one could run in
-            # Counter.__missing__, which is Python code, and its count would be lost.
+            # With the key present, Python runs no signal handler within `+=`. Without it, a handler could run
+            # in Counter.__missing__, which is Python code, and a count that the handler adds would be lost.
             counts.setdefault(cause, 0)
             counts[cause] += count
 
@@ -121,19 +123,26 @@ class Diagnostics:
         except Exception as error:  # noqa: BLE001 - the one place that keeps memlog's errors from training
             self.fault(where, error)
 
-    @contextmanager
-    def contained_callback(self, where: str) -> Iterator[None]:
-        """Run a callback that the user passed to memlog: not even ``sys.exit`` in it ends training.
+    def contained_callback(
+        self, where: str, callback: Callable[[_T], object] | None
+    ) -> Callable[[_T], None]:
+        """Return a function that calls the user's callback and counts its errors, even ``SystemExit``.
 
-        Only Ctrl-C and exceptions of the user's signal handlers pass: they concern the program, not the
-        callback.
+        Only Ctrl-C and exceptions of the user's signal handlers are raised: they concern the program, not
+        the callback. If ``callback`` is ``None``, the function does nothing.
         """
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - SystemExit in a loss hangs optimisers
-            self.fault(where, error)
+
+        def call(argument: _T) -> None:
+            if callback is None:
+                return
+            try:
+                callback(argument)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - in a loss, SystemExit hangs some optimisers
+                self.fault(where, error)
+
+        return call
 
 
 def _shown(error: BaseException) -> str:

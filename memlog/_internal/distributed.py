@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 _NO_ID = "none"
-"""Id that torchrun gives to every training of which the user names none."""
+"""Id that torchrun gives to a training if the user gives it none."""
 _BATCH_STEP = 4_000_000_000
-"""Numbers from here on are steps of SLURM's own, such as the batch script: its process trains no rank."""
+"""Lowest number of SLURM's own steps, such as the batch script, whose process trains no rank."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
@@ -24,9 +24,9 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         rank: Number of the process, from 0.
         world_size: Number of processes.
-        job: Text that the processes of one training have in common. A later training may have the same.
+        job: Text that the processes of one training have in common. A later training may have the same text.
         local_rank: Number of the process on its machine; ``None``: unknown.
-        restart: How often the launcher has started the training again.
+        restart: Number of times that the launcher has started the training again.
     """
 
     rank: int
@@ -58,7 +58,7 @@ _LAUNCHERS = (
 def place() -> Place | None:
     """Return this process's place; ``None`` if it trains alone, or if that is not known yet.
 
-    It comes from the launcher's environment variables, or from torch's process group if one exists.
+    The place comes from the launcher's environment variables, or from torch's process group if one exists.
     """
     return place_in(os.environ) or _of_the_process_group()
 
@@ -89,7 +89,7 @@ def lower_ranks_are_here(place: Place) -> bool:
 def described() -> dict[str, str]:
     """Return this process's place as parameters: ``rank``, ``local_rank``, ``world_size``, ….
 
-    The result is empty for a process that trains alone.
+    For a process that trains alone the result is empty, or holds the variables that a launcher has set.
     """
     found = place()
     if found is None:
@@ -118,7 +118,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _in_a_step(environment: Mapping[str, str]) -> bool:
-    """Return whether `srun` started this process: a batch script has the variables of a first task, too."""
+    """Return True if `srun` started this process. A batch script has the same variables as its first task."""
     step = _number(environment, "SLURM_STEP_ID")
     if step is None:
         step = _number(environment, "SLURM_STEPID")
@@ -126,7 +126,7 @@ def _in_a_step(environment: Mapping[str, str]) -> bool:
 
 
 def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
-    """Return what the ranks of one training have in common, from the most to the least certain source."""
+    """Return text that the ranks of one training have in common, from the most reliable source."""
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID", "")
     slurm = f"slurm {environment.get('SLURM_JOB_ID', '')}.{step}"
     if launcher.rank == "SLURM_PROCID":
@@ -145,7 +145,7 @@ def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
 
 
 def _of_the_rendezvous(environment: Mapping[str, str]) -> str:
-    """Return the address at which the ranks meet; on one machine their parent process if there is none."""
+    """Return the address at which the ranks meet; without one, their parent process on this machine."""
     port = environment.get("MASTER_PORT")
     return f"{environment.get('MASTER_ADDR', '')}:{port}" if port else _common_parent()
 
@@ -155,7 +155,7 @@ def _common_parent() -> str:
 
 
 def _of_the_process_group() -> Place | None:
-    """Return the place of a process that another one started without variables, as `mp.spawn` does."""
+    """Return the place in torch's process group. Processes of `mp.spawn`, for example, have no variables."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     # In a torch built without distributed support the module exists but lacks this function.
     initialized = getattr(distributed, "is_initialized", None)

@@ -1,4 +1,4 @@
-"""Run a tracker's client that downloads files without reporting its progress."""
+"""Progress of a download whose client reports none."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def watched(
         download: Downloads into ``directory``. Its result is returned, and its exception is raised.
         directory: Folder that contains only this download.
         progress: Called with the number of bytes that have arrived since the last call.
-        on_wait: Called repeatedly with the number of bytes that have arrived so far. May raise, which ends
-            the waiting.
+        on_wait: Called repeatedly with the number of bytes that have arrived so far. An exception that it
+            raises ends the waiting.
     """
     results: list[_T] = []
     errors: list[BaseException] = []

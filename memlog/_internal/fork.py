@@ -10,7 +10,10 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 generation = 0
-"""Number of forks between the first process and this one. An object that stored another number was copied."""
+"""Number of forks between the first process and this one.
+
+An object that stored a smaller number was copied by a fork.
+"""
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
 """Functions that create each lock, by owner and attribute name."""

@@ -1,10 +1,10 @@
 """Local variables of running functions, read without an effect on the program.
 
 Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary that stays with the
-frame, and would keep the values alive. So the dictionary is emptied again. It is also the dictionary that
-``locals()`` gives the program, so a function that may use it is left out. While a trace function is set, all
-are: Python may write the dictionary back into the variables. Of other threads' functions that is not known,
-so theirs must not be read up to Python 3.12.
+frame, and would keep the values alive. So the dictionary is emptied again. ``locals()`` returns the same
+dictionary to the program, so a function that may use it is not read. While a trace function is set, no
+function is read, because Python may write the dictionary back into the variables. A trace function of another
+thread can't be noticed, so up to Python 3.12 the functions of other threads must not be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USES_LOCALS_ALONE: Final = ("vars", "dir")
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 _PREPARES: Final = ("PUSH_NULL", "CACHE", "PRECALL")
 _OWN_REFERENCES: Final = 3
-"""References to a frame's dictionary: the frame's, a variable's and an argument's."""
+"""References to a frame's dictionary: by the frame, by a variable here, and by getrefcount's argument."""
 
 
 def local_variables(frame: FrameType) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Python process, and each import, even ``__future__``, would delay that start.
 
 import sys
 
-TYPE_CHECKING = False  # as typing has it, whose import takes milliseconds
+TYPE_CHECKING = False  # the name from typing, whose import takes milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -67,12 +67,12 @@ class _CallbackLoader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        """Do what the module's own loader does."""
+        """Call the module's own loader."""
         created: ModuleType | None = self._loader.create_module(spec)
         return created
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Do what the module's own loader does, restore it on the module, and call the callback."""
+        """Restore the module's own loader, call it, and call the callback."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -22,7 +22,7 @@ _DEFAULTS = ("directory", "backends", "alerts", "project", "name", "every", "lay
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The options of ``memlog run``, by the names of `memlog.settings.Settings`.
+    """The options of ``memlog run``. Their names are those of `memlog.settings.Settings`.
 
     Attributes:
         pid: Process id of the launched process. It is the first field: ``launch/site/sitecustomize.py``

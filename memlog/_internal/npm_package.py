@@ -1,7 +1,7 @@
 """Fetch the browser libraries that memlog's pages use, through npm's client, and verify them.
 
-memlog's repository contains no code of these libraries. npm's client fetches each package, whose hash must be
-the pinned one, when memlog's wheel is built or, if the wheel lacks it, at first use. The build
+memlog's repository contains no code of these libraries. npm's client fetches each package when memlog's wheel
+is built or, if the wheel lacks it, at first use. The package's hash must be the pinned one. The build
 (`hatch_build.py`) loads this file by its path, in an environment without memlog's dependencies, so this file
 imports the standard library only.
 """
@@ -41,7 +41,7 @@ class FetchError(Exception):
     """A package can't be fetched; one line with the reason.
 
     Attributes:
-        remedy: What to do.
+        remedy: Action that the user can take.
     """
 
     def __init__(self, why: str, remedy: str = ASK_NPM) -> None:
@@ -75,8 +75,8 @@ class NpmPackage:
     """Paths of the wanted files in the tarball; the first group is the name of the unpacked file."""
     needed: str
     """Name of an unpacked file without which the package is incomplete."""
-    installed: Path
-    """Folder of the files in memlog's wheel."""
+    installed: Path | None = None
+    """Folder of the files in memlog's wheel; ``None``: the wheel has none."""
     other_licenses: Path | None = None
     """File with the licences of libraries that the package bundles."""
 
@@ -93,7 +93,7 @@ class NpmPackage:
         """
         cached = cache_directory() / f"{self.name}-{self.version}"
         for folder in (self.installed, cached):
-            if self.is_complete(folder):
+            if folder is not None and self.is_complete(folder):
                 return folder
         if announce is None:
             return None
@@ -104,7 +104,7 @@ class NpmPackage:
         return cached
 
     def is_complete(self, folder: Path) -> bool:
-        """Return True if ``folder`` contains the files. `fetch` moves them there as a whole."""
+        """Return True if ``folder`` is complete. Two files show that: `fetch` moves a folder as a whole."""
         return (folder / self.needed).is_file() and (folder / LICENSES).is_file()
 
     def fetch(self, target: Path) -> None:
@@ -127,7 +127,7 @@ class NpmPackage:
         """Compare a tarball's hash with `integrity`.
 
         Raises:
-            FetchError: It differs.
+            FetchError: The hash differs.
         """
         digest = hashlib.sha512(tarball.read_bytes()).digest()
         found = f"sha512-{base64.b64encode(digest).decode()}"
@@ -140,7 +140,7 @@ class NpmPackage:
         """Unpack the wanted files and collect the licences.
 
         Args:
-            tarball: A package whose hash was compared, so its entries are those of the one package.
+            tarball: A package that `verify` has accepted, so the names of its entries are trusted.
             target: Folder for the files.
 
         Raises:
@@ -232,7 +232,7 @@ SPEEDSCOPE = NpmPackage(
     name="speedscope",
     version="1.25.0",
     integrity="sha512-cpf9HWTZf1ijLXBJrk87Ve/54tnYx6rlf0gUThvn3ook6h63hLXVOQiMf44PT+XoV503cPfvfiT5gP5vojp6Ag==",
-    # Without its example and its reader for Java's recordings, which the page loads on demand only.
+    # Without the example and the reader for Java's recordings, which the page would load only on demand.
     files=re.compile(
         r"package/dist/release/((?!perf-vertx-.*\.txt$|jfrview_.*\.wasm$)[A-Za-z0-9_][A-Za-z0-9._-]*)"
     ),

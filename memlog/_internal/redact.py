@@ -27,7 +27,7 @@ _PART = re.compile(
     rf"(?:{_BRACED}|(?:(?!{_ENCODED_END})[^&;#\s])*)",
     re.IGNORECASE,
 )
-# In a database's connection string, such as password='it''s' host=db, and in clients' messages.
+# Secrets in a database's connection string, such as password='it''s' host=db, and in clients' messages.
 _SETTING = re.compile(
     r"(?P<name>\b\w{0,64}?(?:passw(?:or)?d|passphrase|pwd|secret|api_?key|access_?key|credentials?|token)"
     r"['\"]?\s*[=:]\s*)(?P<value>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|\{[^}]{0,999}\}"
@@ -39,7 +39,7 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 
-# In a command line, such as --api-key s3cret or wandb.api_key=s3cret.
+# Secrets in a command line, such as --api-key s3cret or wandb.api_key=s3cret.
 _SECRET_OPTION = re.compile(
     r"(?:passw(?:or)?d|passphrase|pwd|secret|key|credentials?|token|auth)$", re.IGNORECASE
 )
@@ -56,11 +56,11 @@ _LOOSE = {solid: blank for blank, solid in _SOLID.items()}
 _MAX_ADDRESS = 4096
 """Longest address that `remember` reads, in characters."""
 _MAX_PATTERNS = 16
-"""Most patterns of one address."""
+"""Maximum number of patterns of one address."""
 _MAX_REMEMBERED = 64
-"""Most patterns of all addresses, the newest."""
+"""Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Fewest characters of a secret with blanks that is removed also from text without its address."""
+"""Minimum characters of a secret with blanks that is removed from texts even without its address."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped: each string is one library's choice."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
@@ -74,7 +74,7 @@ _known: re.Pattern[str] | None = None
 def without_credentials(text: str) -> str:
     """Return ``text`` without users, passwords, keys and tokens.
 
-    An address is taken to end at a blank, unless `remember` was called with it.
+    An address ends at the first blank, unless `remember` was called with it.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)

@@ -17,12 +17,12 @@ from typing import Any
 from memlog._internal.units import format_bytes
 
 MAX_ANSWER = 32 * 1024**2
-"""Unpacked bytes of an answer that a client reads into memory. A list of thousands of files has 2 MiB.
-Downloads go to a file; `memlog pull` limits their size."""
+"""Maximum unpacked bytes of an answer that a client reads into memory. A list of thousands of files has
+2 MiB. Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
-"""Time for an answer that is read into memory, and for one whose client sets no limit."""
+"""Seconds for an answer that is read into memory, and for an answer whose client sets no limit."""
 RATE = 1024
-"""Bytes a second that an answer must transfer after its client's time limit for a single read."""
+"""Bytes a second that an answer must transfer to go on after its time limit."""
 
 
 def bound_answers() -> None:
@@ -49,7 +49,10 @@ def bound_answers() -> None:
 
 @contextmanager
 def waiting_at_most(seconds: float) -> Iterator[None]:
-    """Give each answer at most ``seconds``, even if its client would wait longer."""
+    """Limit the time of each answer to ``seconds``, even if its client would wait longer.
+
+    Bytes that arrive extend the time, as `RATE` says.
+    """
     before, _TimedReader.limit = _TimedReader.limit, seconds
     try:
         yield
@@ -58,7 +61,7 @@ def waiting_at_most(seconds: float) -> Iterator[None]:
 
 
 def patience(seconds: float) -> float:
-    """Return the seconds that an answer gets: ``seconds``, or less within `waiting_at_most`."""
+    """Return an answer's time limit in seconds: ``seconds``, or less within `waiting_at_most`."""
     return seconds if _TimedReader.limit is None else min(seconds, _TimedReader.limit)
 
 
@@ -84,7 +87,7 @@ class _TimedReader(io.RawIOBase):
     """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long.
 
     Attributes:
-        limit: Longest time for each answer in this process, in seconds; ``None``: each client's own.
+        limit: Upper bound of the time limits of all answers in this process, in seconds; ``None``: none.
     """
 
     limit: float | None = None

@@ -41,7 +41,7 @@ def open_plain(root: Path, name: str) -> BinaryIO:
 
 
 def open_to_append(root: Path, name: str) -> BinaryIO:
-    """Open a file below ``root`` to append to it. The file and its folder are created if they are missing.
+    """Open a file below ``root`` to append to it. The file and missing folders are created.
 
     Raises:
         OSError: the file can't be written, is not a regular file, or a link leads to it.

@@ -9,7 +9,7 @@ from pathlib import Path
 def source_name(file: str) -> str:
     """Return a source file's name without its folder; for a notebook's cell ``cell In[3]``.
 
-    IPython gives the file of a cell a number for a name, which says nothing to a reader.
+    IPython names the file of a cell with a number, which tells a reader nothing.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()

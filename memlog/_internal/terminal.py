@@ -25,8 +25,8 @@ def err(text: str) -> None:
 def say(message: str) -> None:
     """Print a message on standard error, on one line that begins with ``memlog:``.
 
-    Errors of the stream are ignored, because no other place exists to report them. Only an exception of a
-    user's signal handler that ran meanwhile passes.
+    Errors of the stream are ignored, because no other place exists to report them. Only an exception that
+    a user's signal handler raised meanwhile is raised again.
     """
     try:
         err(f"memlog: {message}")

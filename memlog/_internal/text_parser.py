@@ -1,6 +1,6 @@
 """Parser for users' short expressions: words, numbers, sizes, and errors with a caret under the mistake.
 
-Alert rules (``host.rss > 80%``) and comparison gates (``device.peak > +5%``) use it.
+Alert rules (``host.rss > 80%``) and comparison gates (``device.peak > +5%``) use this parser.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Comparison: TypeAlias = Literal[">", ">=", "<", "<="]
 
 DEVICE_MEASURES = ("allocated", "reserved", "peak", "fragmentation")
 SIZE_NAMES = "B, KiB, MiB, GiB or TiB"
-"""KB, MB, GB and TB mean the same: everywhere in memlog "MB" is 1024² bytes."""
+"""Units of sizes. KB means KiB, MB means MiB, and so on: everywhere in memlog "MB" is 1024² bytes."""
 
 _COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
 _SIZES: dict[str, int] = {"b": 1} | {

@@ -1,7 +1,7 @@
 """Conversion of bytes to MiB, and of bytes and durations to text for people.
 
-Everywhere in memlog "MB" and "MiB" mean 1024² bytes, as in the tools that it replaces. Names of metrics use
-``mib``.
+Everywhere in memlog "MB" and "MiB" mean 1024² bytes, as in the tools that memlog replaces. Names of metrics
+use ``mib``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation
 from memlog.metrics import fragmentation
 
 COOLDOWN_S = 300.0
-"""Least seconds between two alerts of one rule about the same device or host."""
+"""Minimum seconds between two alerts of one rule about the same device or host."""
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
 
@@ -31,7 +31,7 @@ def engine_for(
     publish: Callable[[Event], object],
     diagnostics: Diagnostics,
     pid: int,
-    on_alert: Callable[[Alert], object] | None = None,
+    on_alert: Callable[[Alert], object] = lambda _: None,
     files: Callable[[], int | None] = lambda: None,
     *,
     sampled: bool = False,
@@ -41,9 +41,9 @@ def engine_for(
     Args:
         rules: All rules.
         publish: Takes the alerts.
-        diagnostics: Counts errors.
+        diagnostics: Logs that a limit is unknown.
         pid: The trainer's process id. The memory limit of its control group is 100% of a host figure.
-        on_alert: Called with each alert after it was published; its errors are counted.
+        on_alert: Called with each alert after it was published.
         files: As for `AlertEngine`.
         sampled: True in the helper process.
     """
@@ -61,11 +61,11 @@ class AlertEngine:
     Args:
         rules: The rules.
         publish: Takes the alerts, on the thread of the event that caused them.
-        diagnostics: Counts the callback's errors and logs unknown limits.
+        diagnostics: Logs that a limit is unknown.
         limit: Bytes that are 100% of a host figure; ``None``: unknown.
-        cooldown: Seconds between two alerts of one rule about the same device or host, in the events' own
-            time.
-        on_alert: Called with each alert after it was published; ``None``: no callback.
+        cooldown: Minimum seconds between two alerts of one rule about the same device or host, in the events'
+            own time.
+        on_alert: Called with each alert after it was published.
         files: Returns the bytes of this process's resident set that are pages of mapped files; ``None`` if
             unknown. Reading a file is not counted as growth.
     """
@@ -78,11 +78,10 @@ class AlertEngine:
         *,
         limit: int | None = None,
         cooldown: float = COOLDOWN_S,
-        on_alert: Callable[[Alert], object] | None = None,
+        on_alert: Callable[[Alert], object] = lambda _: None,
         files: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._publish = publish
-        self._diagnostics = diagnostics
         self._on_alert = on_alert
         self._limits: dict[str, int | None] = {"host": limit}
         # A signal handler may publish while its own thread holds the lock.
@@ -104,7 +103,8 @@ class AlertEngine:
                 for judge in judges:
                     judge(event, alerts)
             for alert in alerts:
-                self._raise_alert(alert)
+                self._publish(alert)
+                self._on_alert(alert)
         elif isinstance(event, Device):
             self._limits[event.name] = event.capacity
 
@@ -118,12 +118,6 @@ class AlertEngine:
             for alert in alerts:
                 if alert.rule == watch.text:
                     watch.recall(alert)
-
-    def _raise_alert(self, alert: Alert) -> None:
-        self._publish(alert)
-        if self._on_alert is not None:
-            with self._diagnostics.contained_callback("on_alert"):
-                self._on_alert(alert)
 
 
 class _Series:
@@ -198,7 +192,7 @@ class _Watch:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return growth without garbage that Python had not collected; ``None`` if too little is left."""
+        """Return growth without Python's uncollected garbage; ``None`` if the rest raises no alert."""
         if self._rule.figure != "host.rss":
             return growth
         from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only
@@ -271,7 +265,7 @@ _NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
     (Sample,): "nothing was sampled",
 }
 _ATTRIBUTES = {"tree": "tree_pss"}
-"""Fields of events that have another name than in rules."""
+"""Names of fields in events, by their names in rules, if the two differ."""
 
 
 def _kinds(rule: Rule) -> tuple[type[Reading], ...]:

@@ -1,4 +1,4 @@
-"""Rules with ``grows``: choice of the levels to judge, and decision which growth raises a new alarm."""
+"""Rules with ``grows``: the levels that are judged, and the growth that raises a new alarm."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from memlog.alerts.rules import Rule
 from memlog.growth import FEW, JOINED, MOST, LevelWindow, keeps_growing, trend
 
 LEAST_STEPS = 20
-"""Fewest steps by which a rule is judged: growth has to outlast warm-up."""
+"""Minimum number of steps over which a rule is judged: growth has to outlast warm-up."""
 LEAST_EPOCHS = 3
 _LONGER = 2
-"""Windows longer than the rule's own: they show growth in large steps, or growth hidden by noise."""
+"""Number of windows longer than a rule needs. They show growth in large steps, or growth hidden by noise."""
 _LOOKS = 8
 """Number of times that a window is judged while all its levels are replaced once."""
 _OVER = 0.5
-"""Share of a rule's growth below which growth counts as ended."""
+"""Share of the growth that a rule names. Less than this counts as no growth."""
 _GARBAGE = 0.25
-"""Least share of a growth that a garbage collection must free to count as a possible cause."""
+"""Minimum share of a growth that a garbage collection must free to count as a possible cause."""
 _LARGER = 2
-"""Factor over the last alarm's growth from which growth raises a new alarm."""
+"""Growth this many times as fast as at the last alarm raises a new alarm."""
 
 
 class _Look(NamedTuple):
@@ -44,16 +44,16 @@ class _Alarm(NamedTuple):
 
     pace: float
     window: int
-    """Number of the window that showed it."""
+    """Number of the window that showed the growth."""
     time_us: int
 
 
 class GrowthMeter:
     """State of one rule for one series of levels.
 
-    Windows of several lengths hold the levels. The shortest window that can covers as many steps or epochs as
-    the rule names, so memory is bounded for any rule. All windows are cleared after an alarm and when growth
-    ends: the next alarm is about later growth.
+    Windows of several lengths hold the levels, each a bounded number of them. The levels of each window are
+    judged once they cover as many steps or epochs as the rule names. All windows are cleared after an alarm
+    and when growth ends: the next alarm is about later growth.
 
     Args:
         rule: A rule with a `Growth`.
@@ -87,7 +87,7 @@ class GrowthMeter:
         """True once there were enough levels to judge."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
-        """Take the level at an epoch or step; return a growth that raises an alarm.
+        """Take the level at an epoch or step; return the growth if it raises an alarm.
 
         Args:
             level: Value of the rule's figure.
@@ -95,7 +95,7 @@ class GrowthMeter:
             time_us: Unix time of the event in microseconds.
 
         Returns:
-            Growth in as many epochs or steps as the rule names; ``None``: no alarm.
+            Growth over as many epochs or steps as the rule names; ``None``: no alarm.
         """
         if self._first is None:
             self._first = index
@@ -121,16 +121,16 @@ class GrowthMeter:
         return None
 
     def without_garbage(self, freed: int, left: int) -> float | None:
-        """Return the last alarm's growth without garbage; withdraw the alarm if too little is left.
+        """Return the last alarm's growth without garbage; withdraw the alarm if the rest is too little.
 
-        Much garbage may hide a leak. So the bytes in use after two collections are compared, too.
+        Garbage may hide a leak. So the growth is at least that of the bytes in use between two collections.
 
         Args:
             freed: Bytes that a garbage collection has just freed.
-            left: Bytes in use after it.
+            left: Bytes in use after the collection.
 
         Returns:
-            Growth in as many epochs or steps as the rule names; ``None``: the alarm is withdrawn.
+            Growth over as many epochs or steps as the rule names; ``None``: the alarm is withdrawn.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -145,7 +145,7 @@ class GrowthMeter:
         return pace * self._every
 
     def why_not_judged(self) -> str:
-        """Return why there were never enough levels."""
+        """Return why the rule was never judged: too few steps or epochs came, or too few had a reading."""
         seen = 0 if self._first is None else self._last - self._first + 1
         least = f"fewer than {self._reach} {self._axis}s came"
         return least if seen < self._reach else f"it was read fewer than {FEW} times"
@@ -171,7 +171,7 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return True if new growth differs from a repetition of the last alarm's rise."""
+        """Return True if new growth raises another alarm, because it is later, higher or much faster."""
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace
@@ -195,7 +195,7 @@ class _Window(LevelWindow):
 
     Args:
         reach: Epochs or steps that the judged levels must cover.
-        least: Fewest levels that are judged.
+        least: Minimum number of levels that are judged.
     """
 
     __slots__ = ("_least", "_reach")
@@ -206,7 +206,7 @@ class _Window(LevelWindow):
         super().__init__()
 
     def look(self, wanted: float, *, cursory: bool) -> _Look | None:
-        """Judge the newest levels; return ``None`` if too few levels, or too few new ones, are there.
+        """Judge the newest levels; return ``None`` if there are too few levels or too few new ones.
 
         Args:
             wanted: The rule's growth per epoch or step.

@@ -15,11 +15,11 @@
 Growth has to last: it is judged over as many steps as the rule names or holds for, at least 20 steps or three
 epochs (see `memlog.growth`).
 
-Sizes are written in B, KiB, MiB, GiB or TiB; KB, MB, GB and TB mean the same: everywhere in memlog "MB"
-is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine has), to
-the device's capacity, or, for fragmentation, to 1.
+Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
+"MB" is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine
+has), to the device's capacity, or, for fragmentation, to 1.
 
-YAML reads an unquoted rule with a level in front as a mapping. With ``as error`` at its end it stays text.
+YAML reads an unquoted rule with a level in front as a mapping. A rule with ``as error`` at its end is text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLED_FIGURES = ("host.tree", "host.available")
 """Figures that the helper process reads, about once a second and after some fast steps."""
 
 MAX_COUNT = 10**9
-"""Most steps or epochs that a rule may name."""
+"""Maximum number of steps or epochs that a rule may name."""
 
 _LEVELS: tuple[Level, ...] = get_args(Level)
 _FIGURES = (*HOST_FIGURES, *(f"device.{measure}" for measure in DEVICE_MEASURES))
@@ -54,7 +54,7 @@ class Growth(msgspec.Struct, frozen=True):
     axis: GrowthAxis
 
     def __str__(self) -> str:
-        """Return it as text: ``epoch``, ``100 steps``."""
+        """Return the period as text: ``epoch``, ``100 steps``."""
         return self.axis if self.every == 1 else f"{self.every} {self.axis}s"
 
 

@@ -1,24 +1,24 @@
-"""Decision when a rule fires: once when its threshold is crossed, not again while the value stays near it."""
+"""Decision when a rule fires: once when a value crosses the threshold, not again while it stays near."""
 
 from __future__ import annotations
 
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Part of the threshold by which a value has to go back before the rule can fire again."""
+"""Fraction of the threshold by which a value has to go back before the rule can fire again."""
 
 
 class Trigger:
     """State of one rule for one series of values.
 
-    It fires at the first value beyond the threshold, or once values were beyond it for ``rule.hold`` steps.
-    It fires again only after a value was clearly back on the other side, and no earlier than ``cooldown_us``
-    later.
+    The rule fires at the first value beyond the threshold or, with ``rule.hold``, once the values have been
+    beyond it for that many steps. It fires again only after a value was clearly back on the other side, and
+    no earlier than ``cooldown_us`` later.
 
     Args:
         rule: Gives the direction and the steps for which the condition has to hold.
         threshold: Threshold in the values' unit.
-        cooldown_us: Least microseconds between two alerts, in the events' own time.
+        cooldown_us: Minimum microseconds between two alerts, in the events' own time.
     """
 
     __slots__ = (

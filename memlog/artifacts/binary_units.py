@@ -20,7 +20,7 @@ def in_binary_units(content: bytes, title: str) -> bytes:
     """Return a file with its profiles of bytes in MiB, or in KiB if a profile has less than 1 MiB.
 
     Args:
-        content: The file, which is checked.
+        content: The file, which `memlog.artifacts.flamegraph.check` has accepted.
         title: Title if the file has none.
     """
     try:

@@ -15,7 +15,7 @@ MAX_BYTES = 128 * 1024**2
 """Maximum decompressed bytes of a file. Speedscope's page takes seconds for a tenth of it."""
 MAX_PICKLE = 512 * 1024**2
 """Maximum decompressed bytes of a pickle. It may be larger than other files, because its flame graph is much
-smaller. Reading it takes ten times as much memory, at most forty times."""
+smaller. Reading one usually takes ten times as much memory, at most forty times."""
 
 PICKLE = b"\x80"
 """First byte of a pickle, from protocol 2 on."""

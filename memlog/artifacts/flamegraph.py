@@ -1,7 +1,7 @@
 """Recognise and check speedscope files before its page loads them.
 
-The page checks nothing: on a fault that this module finds, it stops with "something went wrong". Speedscope's
-JSON schema finds few of these faults.
+The page checks nothing: a fault that this module finds would stop it with "something went wrong".
+Speedscope's JSON schema finds few of these faults.
 """
 
 from __future__ import annotations

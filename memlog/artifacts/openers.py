@@ -37,7 +37,7 @@ class Page(msgspec.Struct, frozen=True):
     files: dict[str, tuple[str, bytes]]
     """Media type and content, by name."""
     notes: tuple[str, ...] = ()
-    """Remarks for the user on what the file lacks."""
+    """Remarks for the user on data that the file lacks."""
 
 
 class Opener(Protocol):
@@ -79,7 +79,8 @@ class FlamegraphOpener:
             if path.is_file()
         }
         files[self._profile] = (_TYPES[".json"], in_binary_units(content, title))
-        # Without `title`, which would replace the name of every profile. Layers that hold most come first.
+        # Without a `title`, which would replace the name of every profile. `left-heavy` shows the layers that
+        # hold most first.
         entry = f"index.html#profileURL={self._profile}&view=left-heavy"
         return Page(entry, files)
 

@@ -20,7 +20,7 @@ _BYTES_PER_CONTAINER = 8
 """Minimum bytes of a pickle for each list, dictionary, tuple and mark in it. A snapshot has more than 10. One
 byte can ask for an empty dictionary, which takes 64 bytes."""
 _CONTAINERS = 1000
-"""Containers that a pickle of any size may build."""
+"""Containers that a pickle may build in addition to the number that its size allows."""
 _OTHER_KEYS = 4096
 """Maximum number of keys in a pickle that are not text. Numbers can be chosen to have the same hash; each is
 then compared with all before it."""
@@ -65,7 +65,7 @@ class _Memo(list[Any]):
         if index == len(self):
             self.append(value)
         else:
-            super().__setitem__(index, value)  # picklers count up: any other number is an error
+            super().__setitem__(index, value)  # picklers count up: a larger number is an error
 
 
 class _Unpickler(_InPython):  # type: ignore[misc]
@@ -101,7 +101,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
             raise _unsafe("has numbers as keys")
 
     def refuse(self, opcode: str) -> None:
-        """Raise an error that names what the pickle would call."""
+        """Raise an error that names the function that the pickle would call, or else the opcode."""
         called: list[str] = []
         if opcode in ("GLOBAL", "INST"):
             called = [self.readline().strip().decode("utf-8", "replace") for _ in range(2)]

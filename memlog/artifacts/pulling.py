@@ -43,7 +43,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     files: list[StoredArtifact]
     refused: list[str]
-    """Names that could lead out of a folder. memlog makes none of them."""
+    """Names that could lead out of a folder. memlog itself gives no file such a name."""
 
     @property
     def size(self) -> int | None:
@@ -75,7 +75,7 @@ def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
 
 
 class Puller:
-    """Downloader of files into one folder, each under a temporary name first.
+    """Downloader of files into one folder, each by way of a temporary folder.
 
     Args:
         store: The store of the files.

@@ -20,7 +20,7 @@ from memlog.artifacts.openers import Page
 LOOPBACK = "127.0.0.1"
 
 _HOST = re.compile(rf"(?:{re.escape(LOOPBACK)}|localhost)(?::[0-9]{{1,5}})?", re.IGNORECASE)
-"""Accepted ``Host`` headers. Any port is accepted: one that ssh forwards may have another number here."""
+"""Accepted ``Host`` headers, with any port: through ssh's forwarding, a browser may use another port."""
 _TIMEOUT = 30.0
 """Seconds after which an idle connection is closed."""
 _HEADERS = {
@@ -55,7 +55,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((LOOPBACK, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking a name server for this machine's name, as the parent class does."""
+        """Bind without asking a name server for this machine's name; the parent class would ask."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
 
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - http.server's names
-        """Answer requests that http.server refuses with a status only: its page would name the software."""
+        """Answer a refused request with a status only: http.server's own page would name the software."""
         self.close_connection = True
         self.send_response_only(code)
         self.send_header("Content-Length", "0")

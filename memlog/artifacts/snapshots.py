@@ -16,7 +16,8 @@ from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
-"""Maximum bytes of a snapshot. One with a history of 65,536 entries with stacks has a few hundred million."""
+"""Maximum bytes of a snapshot. A snapshot with a history of 65,536 entries with stacks has a few hundred
+million bytes."""
 
 
 def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
         The snapshot, with the keys ``segments`` and ``device_traces``.
 
     Raises:
-        UnsafeSnapshotError: The file would import something, or contains other than plain types.
+        UnsafeSnapshotError: The file would import something, or contains values of other than plain types.
         SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
     file = Path(path)

@@ -3,7 +3,7 @@
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
 clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
 once. If several optimizers alternate, one of them is counted. If the clock becomes inactive, or another
-optimizer replaces it, that one is the clock from then on.
+optimizer replaces it, the other optimizer is the clock from then on.
 
 Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
 however many there are.
@@ -28,19 +28,19 @@ OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
 """Steps by other optimizers after which the clock counts as inactive."""
 _SETTLED = 2
-"""Steps of the clock after which the usual number of other optimizers' steps between them is known."""
+"""Steps of the clock after which memlog knows how many steps others usually make between two of them."""
 _PARTNERS = 32
-"""Most optimizers that are remembered as alternating with the clock."""
+"""Maximum number of optimizers that are remembered as alternating with the clock."""
 
 
 class OptimizerClock:
     """Filter that decides which optimizer steps count.
 
     If optimizers alternate, the first is the clock. Suppose another optimizer steps after the clock has been
-    inactive for longer than ever before. Its steps count at once, because it may have replaced the clock. If
-    the old clock steps again within `INACTIVE_AFTER` steps, the two alternate after all. The old clock is
-    then the clock again, and as many of its steps are skipped as were counted meanwhile. So the step number
-    is again the number of its own steps.
+    inactive for longer than ever before. The other optimizer's steps count at once, because it may have
+    replaced the clock. If the old clock steps again within `INACTIVE_AFTER` steps, the two alternate after
+    all. The old clock is then the clock again, and as many of its steps are skipped as were counted
+    meanwhile. So the step number is again the number of the old clock's steps.
 
     Args:
         on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
@@ -60,7 +60,7 @@ class OptimizerClock:
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step, within the backward pass of that number or outside of one."""
+        """Handle the beginning of a step; ``backward``: number of the backward pass around it, if any."""
         nested = bool(self._running) and id(optimizer) not in self._running
         self._running.append(id(optimizer))
         # True from the second step within one backward pass on.
@@ -77,7 +77,8 @@ class OptimizerClock:
 
     def end(self, optimizer: Any) -> None:
         """Handle the end of a step."""
-        if id(optimizer) in self._running:  # together with nested steps that raised
+        if id(optimizer) in self._running:
+            # Nested steps that raised are removed too, because they have no end.
             del self._running[self._running.index(id(optimizer)) :]
         period = self._period
         if period is None:
@@ -120,10 +121,10 @@ class _ClockPeriod:
 
     Attributes:
         clock: Weak reference to the optimizer.
-        steps: Number of its steps.
-        others: Steps of other optimizers since its last step.
-        separate: Those of ``others`` that were not nested in a third optimizer's step.
-        partners: Optimizers that made such steps at any time.
+        steps: Number of the clock's steps.
+        others: Steps of other optimizers since the clock's last step.
+        separate: Steps among ``others`` that were not nested in a third optimizer's step.
+        partners: Weak references to optimizers that alternate with the clock.
     """
 
     def __init__(self, optimizer: Any) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import remember
 from memlog.autolog.run_steps import RunOffsets
-from memlog.delivery.helper.protocol import Bind, Connect, Message
+from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.errors import MemlogError
 from memlog.journal import Binding, JournalWriter, binding_of
@@ -27,7 +27,7 @@ from memlog.sink import (
 
 @dataclass(eq=False)
 class RunDetector:
-    """Search for active runs on the publishing thread, because MLflow's active run belongs to a thread."""
+    """Detector of active runs, on the publishing thread, because MLflow's active run belongs to a thread."""
 
     _backends: Mapping[str, Backend]
     _journal: JournalWriter
@@ -45,13 +45,15 @@ class RunDetector:
     """Returns, by a backend's name, whether memlog has opened a run of its own there."""
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
-    _bound: dict[str, TrackerRun] = field(default_factory=dict, init=False)
-    _passed_over: dict[str, str | None] = field(default_factory=dict, init=False)
+    _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
+    """The run that was joined last, by backend."""
+    _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
+    """Id of the run that was active when `join` joined another one, by backend."""
     _missing: set[str] = field(default_factory=set, init=False)
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Count the steps of each run."""
+        """Create the offsets of the runs' step counts."""
         self._offsets = RunOffsets(self._opened_own)
 
     def join_new_runs(self, next_step: int = 0) -> bool:
@@ -61,7 +63,7 @@ class RunDetector:
             next_step: The session's next step.
 
         Returns:
-            True if there was one.
+            True if a run was joined.
         """
         joined = False
         for name, backend in self._backends.items():
@@ -70,7 +72,7 @@ class RunDetector:
                 if run is None or not self._is_new(name, run) or not self._is_wanted(name, run):
                     continue
                 if self._may_join():
-                    self._bind(name, run, next_step)
+                    self._join(name, run, next_step)
                     joined = True
             except Exception as error:  # noqa: BLE001 - a tracker's error must not reach the trainer
                 self._diagnostics.fault(f"looking for a run in {name}", error)
@@ -79,11 +81,11 @@ class RunDetector:
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
         """Join a run that a logger holds, until the user opens another one.
 
-        Never raises. If the session was told to use other backends only, nothing happens.
+        Never raises. If the session uses other backends only, nothing happens.
 
         Args:
             name: The backend's name.
-            known: What the caller knows of the run.
+            known: The run, as far as the caller knows it.
             next_step: The session's next step.
         """
         if not self._may_join():
@@ -101,9 +103,9 @@ class RunDetector:
                     f"{name} run {known.run_id} is not open in this process, so memlog can't join it",
                 )
                 return
-            self._passed_over[name] = None if active is None else active.run_id
+            self._not_wanted[name] = None if active is None else active.run_id
             if self._is_new(name, run):
-                self._bind(name, run, next_step)
+                self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
         """Print a line if there is no such backend, or its client is not installed."""
@@ -117,11 +119,11 @@ class RunDetector:
                 )
 
     def begin_step(self, step: int, number: int | None) -> bool:
-        """Join new runs at a step, and count from it in runs that have no step so far. Never raises.
+        """Join new runs at a step, which is also the first step of runs that have none so far. Never raises.
 
         Args:
             step: The session's step.
-            number: The trainer's own number of the step; ``None``: it gave none.
+            number: The trainer's own number of the step; ``None``: the trainer gave none.
 
         Returns:
             True if a run was joined since the last step.
@@ -129,8 +131,8 @@ class RunDetector:
         self.join_new_runs(step)
         for name, run_id, offset in self._offsets.begin_at(step, number):
             with self._diagnostics.contained("counting the steps of a run"):
-                if self._bound[name].run_id == run_id:
-                    self._point_to(name, self._bound[name], offset)
+                if self._runs[name].run_id == run_id:
+                    self._point_to(name, self._runs[name], offset)
         joined, self.joined = self.joined, False
         return joined
 
@@ -155,24 +157,24 @@ class RunDetector:
                     self._tell(Connect(name, connection))
 
     def _is_new(self, name: str, run: TrackerRun) -> bool:
-        bound = self._bound.get(name)
-        if bound is None or run.run_id != bound.run_id:
+        known = self._runs.get(name)
+        if known is None or run.run_id != known.run_id:
             return True
         writer = self._writers.get(name)
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
         """Return False for the run that was active already when `join` joined another one."""
-        if name not in self._passed_over:
+        if name not in self._not_wanted:
             return True
-        if run.run_id == self._passed_over[name]:
+        if run.run_id == self._not_wanted[name]:
             return False
-        del self._passed_over[name]
+        del self._not_wanted[name]
         return True
 
-    def _bind(self, name: str, run: TrackerRun, next_step: int) -> None:
-        is_first = name not in self._bound
-        self._bound[name] = run
+    def _join(self, name: str, run: TrackerRun, next_step: int) -> None:
+        is_first = name not in self._runs
+        self._runs[name] = run
         self.joined = True
         self.connect()
         remember(run.uri)
@@ -190,13 +192,13 @@ class RunDetector:
             writer.count_from(run.run_id, offset)
             run = TrackerRun(run.run_id, binding.uri)
         run = msgspec.structs.replace(run, name=binding.name)
-        self._tell(Bind(name, run, in_process=writer is not None, offset=offset))
+        self._tell(Join(name, run, in_process=writer is not None, offset=offset))
         self._journal.bind(name, binding)
         return binding
 
 
 def _completed(backend: Backend, known: TrackerRun) -> TrackerRun | None:
-    """Return a run with what its backend knows of it; ``None`` if memlog can't write to it."""
+    """Return a run completed by its backend; ``None`` if memlog can't write to it."""
     if isinstance(backend, JoinableBackend):
         return backend.run_of(known.run_id, known.uri, known.name)
     return known

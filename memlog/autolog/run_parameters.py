@@ -22,7 +22,8 @@ class RunParameters:
     """Publisher of the run's parameters and of new devices.
 
     Attributes:
-        published: True after the parameters were published. Set it to False for another run of the user.
+        published: True after the parameters were published. Set it to False if the user opens another run,
+            which then gets them too.
     """
 
     _settings: Settings

@@ -13,12 +13,12 @@ MAX_NUMBER = 2**53
 class RunOffsets:
     """Offsets of the tracker's runs, `memlog.journal.Binding.offset`: the session's step minus the run's.
 
-    The first run of a backend counts as the session does, since it also gets what was recorded before it.
+    The first run of a backend counts as the session does, since it also gets the data recorded before it.
     Each later run begins at 0. A run to which the user returns keeps its count.
 
     Args:
-        opened_own: Returns, by a backend's name, whether memlog has opened a run of its own there, which has
-            everything that was recorded so far.
+        opened_own: Returns, by a backend's name, whether memlog has opened a run of its own there. That run
+            then has everything that was recorded so far.
     """
 
     def __init__(self, opened_own: Callable[[str], bool]) -> None:
@@ -41,7 +41,8 @@ class RunOffsets:
 
         Args:
             step: The session's step.
-            number: The number that the trainer gave the step, which it has in these runs; ``None``: none.
+            number: The number that the trainer gave the step; these runs use it, too. ``None``: the trainer
+                gave none.
 
         Returns:
             The runs whose offset has changed: backend, run and offset.
@@ -65,7 +66,7 @@ class TrainerNumbers:
     def step_of(self, number: int, next_step: int) -> int:
         """Return the session's step for a trainer's number.
 
-        A number that jumps ahead makes the step jump, too. One that goes back is counted on.
+        If the number jumps ahead, the step does, too. If it goes back, the step is the next one.
         """
         if number + self._shift < next_step:
             self._shift = next_step - number
@@ -77,7 +78,7 @@ class TrainerNumbers:
 
 
 def checked_number(number: object, diagnostics: Diagnostics) -> int | None:
-    """Return a step's number as an integer; ``None`` if there is none. Count one that memlog can't take."""
+    """Return a step's number as an integer; ``None`` for no number or an invalid one, which is counted."""
     if number is None:
         return None
     with diagnostics.contained("reading a step's number"):

@@ -37,7 +37,7 @@ class BatchRecorder:
     Attributes:
         parameters: Publishes the run's parameters and devices.
         health: Publishes memlog's own cost and errors.
-        host: Has read the host's memory at the last step.
+        host: Reader of the host's memory; holds the figures of the last step.
     """
 
     def __init__(
@@ -101,7 +101,11 @@ class BatchRecorder:
         self._record(own)
 
     def claim(self, *, only_first: bool) -> None:
-        """Let only the caller count the steps until `release`; ``only_first``: if no step is recorded yet."""
+        """Let only the caller count the steps until `release`.
+
+        Args:
+            only_first: True to do nothing if a step was recorded before.
+        """
         if not (only_first and self._begun):
             self._claimed = True
 
@@ -141,7 +145,7 @@ class BatchRecorder:
 
     @property
     def last_or_first_step(self) -> int:
-        """Last completed step, or the first one if there is none yet: many phases come before it."""
+        """Last completed step; before there is one, the first step, for the phases that end before it."""
         return self._next - 1 if self._begun else self._next
 
     @property
@@ -165,7 +169,7 @@ class BatchRecorder:
         try:
             if self._run_detector.begin_step(step, number):
                 self._due_from = step
-                self.parameters.published = False  # every run of the user gets them
+                self.parameters.published = False  # every run of the user gets the parameters
             due = (step - self._due_from) % self._settings.every == 0
             if due:
                 self._publish(step)

@@ -9,8 +9,8 @@ from memlog._internal.diagnostics import warn
 from memlog._internal.import_hook import ImportWatch
 
 _PACKAGES = {"transformers.trainer": "memlog_transformers"}
-"""The package for each module that trains, if its library finds no callbacks by itself. These are no entry
-points, because reading entry points would take milliseconds at every ``init``."""
+"""memlog's package for each trainer's module, for libraries that do not find memlog's callbacks by
+themselves. A table here, because reading entry points would take milliseconds at every ``init``."""
 
 
 class TrainerWatch:

@@ -1,4 +1,4 @@
-"""Addresses of trackers: the journal's, which have no credentials, and the environment's, which may."""
+"""Addresses of trackers: the journal's, without credentials, and the environment's, which may have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ trust_option = click.option(
     "trusted",
     metavar="ADDRESS",
     multiple=True,
-    help="Send your environment's credentials also to this tracker, if the run names it.",
+    help="Also send your environment's credentials to this address, if the run names it.",
 )
 
 
@@ -35,7 +35,7 @@ class Guard:
         self._trusted = tuple(trusted)
 
     def require(self, address: str | None) -> None:
-        """Return if memlog may connect to ``address``.
+        """Check that memlog may connect to ``address``.
 
         Raises:
             UntrustedAddressError: the address would get credentials of another tracker.
@@ -47,9 +47,9 @@ class Guard:
         known = "names none" if home is None else f"names {bare_address(home)}"
         shown = bare_address(str(address))
         raise UntrustedAddressError(
-            f"{self._backend.name}: the run names {shown} as its tracker, your environment {known}: nothing "
-            f"was sent, because your credentials ({', '.join(credentials)}) would go there; if you trust "
-            f"that address, pass --trust-address {shown}"
+            f"{self._backend.name}: the run names {shown} as its tracker, but your environment {known}. "
+            f"Nothing was sent, because {shown} would get your credentials ({', '.join(credentials)}): if "
+            f"you trust it, pass --trust-address {shown}"
         )
 
     def open_sink(self, target: Target) -> Sink:

@@ -1,4 +1,4 @@
-"""Candidates for the shell's completion: runs and backends. Nothing is printed here, also no warning."""
+"""Candidates for the shell's completion: runs and backends. Nothing is printed here, not even a warning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def complete_runs(
 def complete_files_and_runs(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return the same, and let the shell add files."""
+    """Return the candidates of `complete_runs`, and let the shell add files."""
     return [*complete_runs(context, parameter, incomplete), CompletionItem(incomplete, "file")]
 
 

@@ -1,4 +1,4 @@
-"""``memlog estimate``: whether a training step fits into a device's memory, without the device."""
+"""``memlog estimate``: estimate of a training step's memory, and answer whether a device has as much."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class EstimatedStep(msgspec.Struct, frozen=True):
     reserved: int | None
     needed: int
     fits: bool | None
+    uncounted: tuple[str, ...]
+    """Sentences on what the figures leave out, if anything."""
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):
@@ -58,7 +60,9 @@ class EstimateDocument(msgspec.Struct, frozen=True):
 )
 @click.argument("target", metavar="SCRIPT.PY:FUNCTION")
 @click.option("--batch", "batches", metavar="8,16,32", help="Batch sizes, separated by commas.")
-@click.option("--length", "lengths", metavar="512,1024", help="Sequence lengths, likewise.")
+@click.option(
+    "--length", "lengths", metavar="512,1024", help="Sequence lengths, separated by commas."
+)
 @click.option("--device", "memory", metavar="SIZE", help='The device\'s memory, such as "80 GiB".')
 @click.option(
     "--cpu", is_flag=True, help="Estimate a step on the CPU; by default on a CUDA device."
@@ -72,7 +76,7 @@ def estimate_step(
     cpu: bool,
     as_json: bool,
 ) -> None:
-    """Estimate the memory of a training step, without running it and without a GPU.
+    """Estimate the memory of a training step, without computing it and without a GPU.
 
     FUNCTION in SCRIPT.PY gets a batch size (and a length, if it has a second argument), and returns the
     arguments of memlog.estimate as a dictionary: step, model, optimizer. It makes the model on fake tensors,
@@ -154,8 +158,8 @@ def _estimated(
         inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
         raise ConfigurationError(
-            f"the function {function.__name__}{inspect.signature(function)} has other arguments than --batch "
-            f"and --length give ({error})"
+            f"the function {function.__name__}{inspect.signature(function)} does not take the "
+            f"arguments that --batch and --length give ({error})"
         ) from None
 
     def make() -> Mapping[str, Any]:
@@ -173,7 +177,7 @@ def _estimated(
 
 @contextmanager
 def _own_exit_code() -> Iterator[None]:
-    """Print the traceback of the user's error: Python would end with exit code 1, as if no row fitted."""
+    """Turn an error of the script into exit code 2 and a traceback. Exit code 1 means that no row fits."""
     try:
         yield
     except MemlogError:
@@ -194,6 +198,7 @@ def _row(found: Estimate, limit: int | None) -> EstimatedStep:
         reserved=found.reserved,
         needed=found.needed,
         fits=None if limit is None else found.fits(limit),
+        uncounted=found.uncounted,
     )
 
 
@@ -218,6 +223,8 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
         console.print(rows)
         console.print()
         console.print(plain(_note(found[-1]), "dim"))
+        for sentence in found[-1].uncounted:
+            console.print(plain(f"Warning: {sentence}"))
         _print_advice(console, found[-1])
 
 

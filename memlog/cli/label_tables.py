@@ -1,4 +1,4 @@
-"""Tables of blocks and points that the user recorded, by label."""
+"""Tables of blocks, phases and points that the user recorded, by label."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
 
 
 def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
-    """Return a table with a row for each label's phases, and a row below it for each accelerator."""
+    """Return a table with rows for each label's phases: one for the host, and one for each accelerator."""
     made = _made(console, ("label", "of", "count", "time", "peak", "made", "errors"))
     for label, facts in list(by_label.items())[:_SHOWN]:
         once = (

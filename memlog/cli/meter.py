@@ -21,7 +21,7 @@ from memlog.delivery.uploader.uploader import Uploader
 class Meter(Progress):
     """Progress bar of a delivery on standard error, if that is a terminal: bytes and points.
 
-    Its own thread draws it, and reads the uploader's state each time.
+    A thread of its own draws the bar, and reads the uploader's state each time.
 
     Args:
         uploader: The uploader that delivers.

@@ -81,8 +81,9 @@ def _newest(run: RunDirectory) -> Path:
             f"layers=True), or with `memlog run --layers`; `{run.command('report')}` writes the run's report"
         )
     raise UnopenableFileError(
-        f"none of the {len(events):,} files of run {run.id} is still here and can be shown: "
-        f"`{run.command('show')}` lists them, `{run.command('pull')} --backend B -o DIR` fetches them"
+        f"run {run.id} has no file that can be shown: its {len(events):,} files were deleted here, or are "
+        f"of other kinds; `{run.command('show')}` lists them, `{run.command('pull')} --backend B -o DIR` "
+        "fetches them from a tracker"
     )
 
 

@@ -114,7 +114,7 @@ def _sources(
             found = find_run(root, name)
         except RunNotFoundError as error:
             raise RunNotFoundError(
-                f"{error}; a tracker's own run needs the tracker's name: --backend B"
+                f"{error}; if it is a tracker's run, name the tracker: --backend B"
             ) from error
         return [Source(LOCAL, found.id, JournalStore(found))]
     backend = load_backend(backend_name)

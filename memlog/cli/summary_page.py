@@ -329,7 +329,7 @@ def _health(summary: Summary) -> dict[str, str | Text]:
         "published": _published(health),
         "dropped": _counted(health.dropped),
         "faults": _counted(health.faults),
-        "overhead": _overhead(health),
+        "overhead": health.overhead_text,
     }
     if health.journal_queued:
         facts["journal"] = plain(
@@ -355,14 +355,6 @@ def _counted(counts: Mapping[str, int]) -> str | Text:
     if not counts:
         return "none"
     return plain(_listed(f"{name} {count:,}" for name, count in counts.items()), "yellow")
-
-
-def _overhead(health: HealthFacts) -> str:
-    if health.overhead_ms_total is None:
-        return "unknown"
-    a_step = health.overhead_ms_per_step
-    per_step = "" if a_step is None else f"{a_step:.3f} ms a step, "
-    return f"{per_step}{health.overhead_ms_total:,.1f} ms in all"
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ from memlog.sink import (
 _RETRY = 1.0
 """Seconds between two attempts to reach a tracker."""
 _LEAST = 5.0
-"""Shortest time for an answer of the tracker, in seconds, even if the timeout is less."""
+"""Seconds that the tracker always gets for an answer, even if the timeout is shorter."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -169,7 +169,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
     run, name, complete = delivery.run, delivery.name, delivery.is_complete
     state = next((state for state in read_states(run) if state.backend == name), None)
     if state is not None and complete and _is_done(run, state):
-        outcome = f"nothing is left to deliver, it has {state.delivered:,} points"
+        outcome = f"nothing is left to deliver, {state.delivered:,} points were delivered"
         return f"{name}: {outcome}{_where(state, delivery.known)}", None
     backend = load_backend(name)
     with TakenOver(run, name, timeout, is_over=complete):
@@ -213,14 +213,14 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
 
 
 def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
-    """Return a function for the points that the trainer itself wrote to the user's runs; ``None`` if none."""
+    """Return a function for the state of runs that the trainer writes; ``None`` if the backend has none."""
     if not writes_in_process(backend):
         return None
     return claims_of(run, name, complete=summary.status != "running")
 
 
 def _is_done(run: RunDirectory, state: UploadState) -> bool:
-    """Return True if an uploader has delivered the whole journal, without a request to the tracker."""
+    """Return True if an uploader has delivered the whole journal. This needs no request to the tracker."""
     if state.stage != "done":
         return False
     sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}

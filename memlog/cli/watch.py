@@ -24,7 +24,7 @@ from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0
 _IN_A_PIPE = 10.0
-"""Seconds between two readings, unless --interval names them."""
+"""Seconds between two readings, unless --interval sets them."""
 _RANKS_EVERY = 5.0
 """Seconds between searches for other ranks, which may begin later."""
 _LAST_WORDS = 3.0
@@ -121,7 +121,7 @@ def _follow(follower: _Follower, pause: float, show: Callable[[LiveState], objec
         show(state)
         time.sleep(pause)
         state = follower.read()
-    # Its helper process may be about to write how it ended.
+    # The run's helper process may still write how the run ended.
     deadline = time.monotonic() + _LAST_WORDS
     while was_running and state.status == "killed" and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -25,9 +25,9 @@ _LEAST_BAR, _MOST_BAR = 8, 60
 _TIGHT, _FULL = 0.8, 0.95
 """Shares of a limit from which a bar is yellow, and red."""
 _LEAST_RANGE = 0.2
-"""Smallest part of the highest value that a sparkline's height stands for."""
+"""Least range of values that a sparkline's height covers, as a share of the highest value."""
 _BESIDE_BAR = 54
-"""Columns that the other cells of a row of memory take."""
+"""Width in columns of a memory row without its bar."""
 _ENDS: dict[RunStatus, str] = {
     "running": "is still running",
     "finished": "has finished",

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
-"""Steps from which on the journal is read during the run, so that its end need not wait for that."""
+"""Number of steps above which the journal is read during the run, to shorten the end of the run."""
 _EACH = 500
-"""Events that are read at once: some milliseconds, in which the helper process takes no sample."""
+"""Number of events to read at once. It takes some milliseconds, in which the helper takes no sample."""
 
 
 def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -> Artifact | None:
@@ -98,7 +98,7 @@ class HelpersReport:
 def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
     """Make the report of a run in a child process, and return in this one at once.
 
-    The child keeps what this process has locked.
+    The child keeps the locks that this process holds.
 
     Args:
         run: The run, which is over.
@@ -124,7 +124,7 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
 
 @contextmanager
 def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBus]:
-    """Open a bus for events of a run that is over: a journal file of this process gets them.
+    """Open a bus for events of a run that is over; this process writes them to a journal file of its own.
 
     Raises:
         UnwritableDirectoryError: The run's folder can't be written.

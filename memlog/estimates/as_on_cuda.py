@@ -10,7 +10,7 @@ So an estimate runs on the CPU, and the operations that keep other tensors on a 
 * optimizers update all parameters at once (``foreach``), which takes a temporary copy of them.
 """
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def as_on_cuda() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     types = [*torch_optimizer._foreach_supported_types, FakeTensor]
     onednn = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)  # its LSTM hides what it keeps
+    torch._C._set_mkldnn_enabled(False)  # oneDNN's LSTM keeps memory that no tensor shows
     try:
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
@@ -84,8 +84,27 @@ def _attention(
         kept, hidden = (torch.full((), value, dtype=query.dtype) for value in (0.0, -torch.inf))
         attn_mask = torch.where(attn_mask, kept, hidden)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    learned = attn_mask if attn_mask is not None and attn_mask.requires_grad else None
+    attn_mask = None if attn_mask is None else attn_mask.detach()
     out: Tensor = fused(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    if learned is not None:
+        scores = (*query.shape[:-1], key.shape[-2])
+        out = _WithMaskGradient.apply(out, learned.expand(scores))
     return out
+
+
+class _WithMaskGradient(torch.autograd.Function):
+    """Result of attention whose mask has a gradient, such as a learned bias: one value for each score."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (mask,) = ctx.saved_tensors
+        return gradient, gradient.new_empty(mask.shape, dtype=mask.dtype)
 
 
 def _in_float32(name: str) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ _SEGMENT_ROUNDING: Final = 2 * 1024**2
 
 
 class OutOfMemoryError(Exception):
-    """The limit is too small for an allocation, also after unused segments are released."""
+    """Error: the limit is too small for an allocation, even after unused segments are released."""
 
 
 class _Block:
@@ -48,7 +48,7 @@ class _Block:
         return rest
 
     def absorb_next(self) -> None:
-        """Take the bytes of the block behind, which ends."""
+        """Take over the bytes of the next block, which ceases to exist."""
         assert self.after is not None  # noqa: S101 - the caller has looked
         self.size += self.after.size
         self.after = self.after.after
@@ -89,7 +89,7 @@ class CachingAllocator:
 
     Args:
         limit: Most bytes that it may reserve; ``None``: no limit.
-        expandable: Whether segments grow, as with ``expandable_segments:True``.
+        expandable: True if segments grow, as with ``expandable_segments:True``.
 
     Attributes:
         reserved: Bytes that it holds.
@@ -111,7 +111,7 @@ class CachingAllocator:
         """Allocate bytes under a key.
 
         Raises:
-            OutOfMemoryError: They do not fit below the limit.
+            OutOfMemoryError: The bytes do not fit below the limit.
         """
         size = _up(max(size, 1), ROUNDING)
         pool = self._small if size <= SMALL else self._large
@@ -139,7 +139,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def _join(self, block: _Block, *, listed: bool = True) -> None:
-        """Join a block with the free one behind it, which is ``listed`` in its pool or not."""
+        """Join a block with the free block behind it; ``listed``: whether the pool lists that block."""
         assert block.after is not None  # noqa: S101 - the caller has looked
         if listed:
             block.pool.remove(block.after)
@@ -162,7 +162,7 @@ class CachingAllocator:
         """Extend the pool's one segment at its end, where a free block may be."""
         added = self._lacking(pool, size)
         if self._is_too_much(added):
-            self._release()  # perhaps what is free at the end, too
+            self._release()  # this may also release the free block at the end
             added = self._lacking(pool, size)
         self._reserve(added)
         end = self._ends.get(pool)
@@ -179,7 +179,7 @@ class CachingAllocator:
         return block
 
     def _lacking(self, pool: _Pool, size: int) -> int:
-        """Return the pages that the pool lacks for ``size`` bytes, in bytes."""
+        """Return the bytes of the pages that the pool has to add for ``size`` bytes."""
         end = self._ends.get(pool)
         there = end.size if end is not None and end.free else 0
         return _up(size - there, pool.segment)

@@ -1,36 +1,71 @@
-"""Workspaces of operations on the CPU, for fake tensors: measured with real ones of a small batch.
+"""Workspaces of operations on the CPU, for fake tensors: measured with small real ones.
 
-oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. The backward
-pass of a batch normalisation takes as much as its input for a moment. A pointwise operation on several types
-copies some arguments to another type. A fake operation has no such copies. They grow with the batch, so two
-measurements, of batches of two and four, tell those of any batch.
+oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. `fold` copies
+its whole input, a softmax over a transposed tensor copies it, and the mean of bfloat16 values is computed in
+float32. A fake operation has no such copies. Their sizes depend on shapes, layouts, types, and the processor,
+so the operation runs on real tensors:
+
+* If its arguments and results have at most 1 MiB, it runs once, as it is.
+* Otherwise it runs twice, with fewer samples. Copies grow linearly with the batch, so the sizes for two
+  batches give the size for any batch.
+* If a few samples are too large, or the large tensor has no samples (such as an embedding's table), other
+  dimensions are cut, too. Operations that can't be cut to 32 MiB are not measured.
+* A product of matrices is cut in each dimension. oneDNN copies blocks, which have a maximum size. A matrix in
+  a layout that BLAS can't read is also copied as a whole.
 """
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fractions import Fraction
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memlog.errors import ConfigurationError
+from memlog._internal.units import MIB
+from memlog.estimates import lstm_on_cpu
+from memlog.estimates.real_tensors import bytes_of, real_tensor
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.torch_private import operation_name
 
-_BATCHES = (2, 4)
-_RECURRENT = "mkldnn_rnn_layer"
-_OPERATIONS = {"convolution": 1, "convolution_backward": 2, "native_batch_norm_backward": 2}
-"""Operations that are measured, and how many of their first arguments have the batch as first dimension.
+_WHOLE: Final = MIB
+"""Bytes of arguments and results up to which an operation is measured as it is."""
+_MOST: Final = 32 * MIB
+"""Most bytes of arguments and results. Operations that can't be cut to this size are not measured."""
+_FEW: Final = 2
+"""Fewest samples of the smaller of the two batches."""
+_FEW_ROWS: Final = 4
+"""Fewest rows of the shorter of the two images."""
+_FEW_VALUES: Final = 16
+"""Least length of other dimensions: that of a vector of the processor, and of a block of oneDNN's."""
+_FEW_POINTS: Final = 16
+"""Samples from which on ATen uses oneDNN for kernels of one point even with a single thread
+(``use_mkldnn`` in ATen's Convolution.cpp)."""
 
-Another operation may be told the batch's size by a number, and then reads past a smaller tensor's end."""
+_CONVOLUTIONS = ("convolution", "convolution_backward")
+_PRODUCTS = ("mm", "addmm")
+_BATCHED_PRODUCTS = ("bmm", "baddbmm")
+_HALF = 2  # bytes of a half-precision value
+_OUTER, _INNER = 1024, 2048
+"""Sides of half-precision matrices up to which oneDNN's blocks grow; the inner side is summed over. For other
+types MKL multiplies, which allocates nothing."""
+
+_PARAMETERS = frozenset(
+    ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
+)
+"""Names of tensors without samples, in the schemas of torch's operations."""
+_SIZES = frozenset(["N", "size", "input_size", "input_sizes", "self_sizes"])
+"""Names of arguments that are the batch size, or a list that begins with it. An operation that relied on
+another such argument would read past a smaller tensor's end; torch has no such operation."""
 
 
 @contextmanager
@@ -40,56 +75,286 @@ def measured_on_small_batches() -> Iterator[None]:
         yield
 
 
-def _workspace(func: Any, args: Any, kwargs: Any) -> Workspace | None:
+def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
     """Return the workspace of an operation on fake tensors; ``None`` if it can't be measured."""
     name = operation_name(func).rstrip("_")
-    if name.startswith(_RECURRENT):
-        raise ConfigurationError(
-            "what oneDNN's LSTM keeps for its backward pass can't be known without running it: estimate this "
-            "model for device='cuda'"
+    if name in lstm_on_cpu.OPERATIONS:
+        return lstm_on_cpu.workspace(func, args)
+    if torch.Tag.inplace_view in func.tags:
+        return Workspace(0, 0)
+    if any(isinstance(value, torch.Generator) for value in (kwargs or {}).values()):
+        return None  # the program's own generator: a measurement would change its state
+    call = _Call(func, args, kwargs or {}, out)
+    large = call.size(()) > _WHOLE
+    with _disable_current_modes(), torch.no_grad(), _same_random_numbers(func):
+        if name in _PRODUCTS and large:
+            return _of_product(func, args, kwargs)
+        sizes = _allocations(call, _dimensions(call) if large else (), _WHOLE)
+    return None if sizes is None else op_workspace.workspace_of(sizes)
+
+
+def _same_random_numbers(func: Any) -> AbstractContextManager[None]:
+    """Keep a measurement from using up the program's random numbers."""
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return torch.random.fork_rng(devices=()) if random else nullcontext()
+
+
+class _Dimension(NamedTuple):
+    """A dimension that tensors of an operation share, to be cut in all of them."""
+
+    length: int
+    fewest: int
+    """Least length at which the operation works in the same way as at the full length."""
+    places: Mapping[int, tuple[int, int | Fraction]]
+    """By a tensor's `id`: index of the dimension in it, and elements that it loses for each one cut off."""
+    numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
+    """Function that adapts an argument to a new length; called with its name, its value and the length."""
+
+
+_Cuts: TypeAlias = tuple[tuple[_Dimension, int], ...]
+"""Dimensions that are cut, each with its new length."""
+
+
+class _Call:
+    """An operation on fake tensors, to be repeated with real ones."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self.func = func
+        self.out = out
+        self.name = operation_name(func)
+        names = [argument.name for argument in func._schema.arguments]
+        self.args = dict(zip(names, args, strict=False))
+        self.kwargs = kwargs
+        self.given = _tensors(
+            [(name, each) for name, each in (*self.args.items(), *kwargs.items())]
         )
-    if name in _OPERATIONS:
-        with_batch = args[: _OPERATIONS[name]]
-    elif torch.Tag.pointwise in func.tags:
-        with_batch = _longest(args)
+        self.all = [*(each for _, each in self.given), *(each for _, each in _tensors([("", out)]))]
+
+    def size(self, cuts: _Cuts) -> int:
+        """Return the bytes of arguments and results with some dimensions cut."""
+        return sum(bytes_of(each, _shape(each, cuts)) for each in self.all)
+
+    def measured(self, cuts: _Cuts) -> list[int] | None:
+        """Return the bytes of allocations and (below 0) frees on real tensors; ``None`` if the call fails."""
+        args = dict(self.args)
+        for dimension, few in cuts:
+            args = {name: dimension.numbers(name, value, few) for name, value in args.items()}
+        given = tree_map_only(
+            Tensor,
+            lambda each: real_tensor(each, _shape(each, cuts)),
+            (list(args.values()), self.kwargs),
+        )
+        try:
+            return op_workspace.allocations(self.func, *given)[1]
+        except Exception:  # noqa: BLE001 - the operation does not work with zeros, or with these lengths
+            return None
+
+
+def _tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
+    return [
+        (name, each)
+        for name, value in named
+        for each in tree_leaves(value)
+        if isinstance(each, Tensor) and each.layout is torch.strided
+    ]
+
+
+def _shape(tensor: Tensor, cuts: _Cuts) -> list[int]:
+    shape = list(tensor.shape)
+    for dimension, few in cuts:
+        if id(tensor) in dimension.places:
+            at, step = dimension.places[id(tensor)]
+            shape[at] -= int((dimension.length - few) * step)
+    return shape
+
+
+def _allocations(
+    call: _Call, dimensions: Sequence[_Dimension], most: int, cuts: _Cuts = ()
+) -> list[int] | None:
+    """Return the allocations of an operation, measured as it is or with some dimensions cut.
+
+    Args:
+        call: The operation.
+        dimensions: Dimensions that may be cut, one after the other.
+        most: Bytes of arguments and results up to which no further dimension is cut.
+        cuts: Dimensions that are cut already.
+
+    Returns:
+        Bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+    """
+    size = call.size(cuts)
+    if size <= most or not dimensions:
+        return call.measured(cuts) if size <= _MOST else None
+    first, *others = dimensions
+    if first.length <= 2 * first.fewest:
+        return _allocations(call, others, _MOST // 2, cuts)
+    least = call.size((*cuts, (first, first.fewest)))
+    many = first.fewest + (most - least) * (first.length - first.fewest) // max(1, size - least)
+    many = max(2 * first.fewest, many - many % (2 * first.fewest))
+    points = (many // 2, many)
+    found = [
+        sizes
+        for few in points
+        if (sizes := _allocations(call, others, _MOST // 2, (*cuts, (first, few)))) is not None
+    ]
+    if len(found) < len(points):
+        # The operation failed, because its tensors do not share this dimension.
+        return _allocations(call, others, _MOST // 2, cuts)
+    return op_workspace.extrapolated(found, points, first.length)
+
+
+def _dimensions(call: _Call) -> list[_Dimension]:
+    """Return dimensions to cut: the batch first, then others, in case the batch is not enough."""
+    batch = _batch(call)
+    found = [] if batch is None else [batch]
+    if call.name in _CONVOLUTIONS:
+        return [*found, *_of_convolution(call)]
+    if call.name in _BATCHED_PRODUCTS:
+        return [*found, *_of_matrices(call)]
+    return [*found, *_longest(call, tuple((one, one.fewest) for one in found))]
+
+
+def _batch(call: _Call) -> _Dimension | None:
+    """Return the dimension of the samples; ``None`` if there is none.
+
+    It is the first dimension of the first tensor that is no parameter. In a pointwise operation, it is that
+    of the tensor with the most dimensions, because torch broadcasts the others.
+    """
+    if torch.Tag.pointwise in call.func.tags:
+        tensors = [each for _, each in call.given]
+        longest = max((tensor.ndim, tensor.shape[:1]) for tensor in tensors)
+        samples = [tensor for tensor in tensors if (tensor.ndim, tensor.shape[:1]) == longest]
     else:
+        samples = [each for name, each in call.given if name not in _PARAMETERS]
+    if not samples or not samples[0].ndim:
         return None
-    batch = with_batch[0].shape[0]
-    sizes = _BATCHES if batch > _BATCHES[-1] else (batch,)
+    length = samples[0].shape[0]
+
+    def number(name: str, value: Any, few: int) -> Any:
+        if name not in _SIZES:
+            return value
+        if isinstance(value, (list, tuple)):
+            return [few, *value[1:]] if value[0] == length else value
+        return few if value == length else value
+
+    results = call.all[len(call.given) :]
+    return _Dimension(
+        length,
+        _FEW_POINTS if _of_points(call) and length >= _FEW_POINTS else _FEW,
+        {id(each): (0, 1) for each in (*samples, *results) if each.shape[:1] == (length,)},
+        number,
+    )
+
+
+def _of_points(call: _Call) -> bool:
+    return call.name in _CONVOLUTIONS and call.args["weight"].shape[2:].numel() == 1
+
+
+def _of_convolution(call: _Call) -> list[_Dimension]:
+    """Return the image's sides, and the input's channels if there are no groups."""
+    args = call.args
+    weight, transposed = args["weight"], bool(args["transposed"])
+    forward = call.name == "convolution"
+    inputs = [args["input"]] if forward else [args["input"], call.out[0]]
+    inputs = [each for each in inputs if each is not None]
+    outputs = [call.out if forward else args["grad_output"]]
+    short, long = (inputs, outputs) if transposed else (outputs, inputs)
     found = []
-    with _disable_current_modes(), torch.no_grad():
-        for size in sizes:
-            one = _measured(func, args, kwargs, {id(tensor): size for tensor in with_batch})
-            if one is None:
-                return None
-            found.append(one)
-    first, last = found[0], found[-1]
-    steps = (batch - sizes[0]) / max(sizes[-1] - sizes[0], 1)
-    return Workspace(*(round(a + (b - a) * steps) for a, b in zip(first, last, strict=True)))
+    for at, length in enumerate(short[0].shape[2:]):
+        around = args["dilation"][at] * (weight.shape[at + 2] - 1)
+        places: dict[int, tuple[int, int]] = {id(each): (at + 2, 1) for each in short}
+        places |= {id(each): (at + 2, args["stride"][at]) for each in long}
+        found.append(_Dimension(length, _FEW_ROWS + around, places))
+    if args["groups"] == 1:
+        weights = [weight] if forward or call.out[1] is None else [weight, call.out[1]]
+        places = {id(each): (1, 1) for each in inputs}
+        places |= {id(each): (0 if transposed else 1, 1) for each in weights}
+        found.append(_Dimension(inputs[0].shape[1], _FEW_VALUES, places))
+    return found
 
 
-def _longest(args: Any) -> list[Tensor]:
-    """Return the arguments of a pointwise operation whose first dimension is the result's."""
-    tensors = [value for value in args if isinstance(value, Tensor)]
-    longest = max((tensor.ndim, tensor.shape[:1]) for tensor in tensors)
-    return [tensor for tensor in tensors if (tensor.ndim, tensor.shape[:1]) == longest]
+def _of_matrices(call: _Call) -> list[_Dimension]:
+    """Return the sides of two batches of matrices: the two of the product, and the one summed over."""
+    first, second, product = call.all[-3:]
+    added = call.all[:-3]
+    outer, inner = _fewest_sides(first)
+    rows, columns = (
+        {id(each): (at, 1) for each in (*added, product) if each.shape[at] == product.shape[at]}
+        for at in (1, 2)
+    )
+    return [
+        _Dimension(product.shape[1], outer, {id(first): (1, 1), **rows}),
+        _Dimension(product.shape[2], outer, {id(second): (2, 1), **columns}),
+        _Dimension(first.shape[2], inner, {id(first): (2, 1), id(second): (1, 1)}),
+    ]
 
 
-def _measured(func: Any, args: Any, kwargs: Any, batches: dict[int, int]) -> Workspace | None:
-    def real(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        if id(tensor) in batches:
-            shape[0] = batches[id(tensor)]
-        return torch.empty_strided(shape, _strides(tensor, shape), dtype=tensor.dtype).zero_()
+def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
+    """Return the dimensions of the largest tensor, such as a table, the longest one first.
 
-    given, named = tree_map_only(Tensor, real, (args, kwargs))
-    return op_workspace.run(func, given, named)[1]
+    Each is cut in other tensors, too. In those with as many dimensions, it is the dimension at the same
+    place, if this has the same length or is the side of a smaller or larger image. In other tensors, it is
+    the first dimension of the same length. Numbers that are multiples of the length are reduced as well.
+    """
+    largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
+    batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}
+    found = []
+    for at, length in enumerate(largest.shape):
+        if at == 0 and id(largest) in batch:
+            continue
+        places = {}
+        for each in call.all:
+            outer = 1 if id(each) in batch else 0
+            if each.ndim == largest.ndim:
+                if at >= outer and _same(at, each.shape[at], length):
+                    places[id(each)] = at, Fraction(each.shape[at], length)
+            elif length in each.shape[outer:]:
+                places[id(each)] = each.shape.index(length, outer), Fraction(1)
+        found.append(_Dimension(length, _FEW_VALUES, places, partial(_multiples, length)))
+    return sorted(found, key=lambda one: -one.length)
 
 
-def _strides(tensor: Tensor, shape: list[int]) -> list[int]:
-    """Return strides for another shape, with the tensor's order of dimensions (such as channels last)."""
-    strides, step = [0] * len(shape), 1
-    for dimension in sorted(range(len(shape)), key=lambda at: (tensor.stride(at), -at)):
-        strides[dimension] = step
-        step *= shape[dimension]
-    return strides
+def _same(at: int, one: int, other: int) -> bool:
+    """Return whether two lengths belong to one dimension. Pooling and upsampling change an image's sides."""
+    image = at > 1 and min(one, other) > 1 and max(one, other) % min(one, other) == 0
+    return one == other or image
+
+
+def _multiples(length: int, _name: str, value: Any, few: int) -> Any:
+    def shorter(number: int) -> int:
+        return number if number % length else number // length * few
+
+    return tree_map_only(int, shorter, value)
+
+
+def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
+    """Return the workspace of a product of two matrices, which are the last arguments."""
+    first, second = args[-2:]
+    outer, inner = _fewest_sides(first)
+
+    def cut(matrix: Tensor, rows: int, columns: int) -> Tensor:
+        """Return a smaller matrix, stored by columns if the given one is, otherwise by rows."""
+        rows, columns = min(matrix.shape[0], rows), min(matrix.shape[1], columns)
+        if _for_blas(matrix) and matrix.stride(1) != 1:
+            return torch.zeros(columns, rows, dtype=matrix.dtype).t()
+        return torch.zeros(rows, columns, dtype=matrix.dtype)
+
+    bias = [torch.zeros(1, dtype=each.dtype) for each in args[:-2]]
+    sizes = op_workspace.allocations(
+        func, (*bias, cut(first, outer, inner), cut(second, inner, outer)), kwargs
+    )[1]
+    if sizes is None:
+        return None
+    blocks = op_workspace.workspace_of(sizes)
+    copies = sum(each.numel() * each.itemsize for each in (first, second) if not _for_blas(each))
+    return Workspace(blocks.peak - blocks.kept + copies, 0)
+
+
+def _fewest_sides(matrix: Tensor) -> tuple[int, int]:
+    return (_OUTER, _INNER) if matrix.itemsize == _HALF else (_FEW, _FEW)
+
+
+def _for_blas(matrix: Tensor) -> bool:
+    """Return whether BLAS can read a matrix as stored (``addmm_impl_cpu_`` in ATen's LinearAlgebra.cpp)."""
+    (rows, columns), (down, right) = matrix.shape, matrix.stride()
+    return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))

@@ -1,4 +1,4 @@
-"""Memory of a device that tensors do not take: what CUDA's allocator reserves, the context, and libraries."""
+"""Device memory beyond that of tensors: bytes that CUDA's allocator reserves, the context, and libraries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reserved(
     Args:
         trace: The step, with all of its events.
         limit: Most bytes that it may reserve.
-        expandable: Whether its segments grow (``expandable_segments:True``).
+        expandable: True if its segments grow (``expandable_segments:True``).
 
     Returns:
         The most that it reserves; ``None`` if the step does not fit below the limit.
@@ -61,7 +61,7 @@ def reserved(
     live: set[int] = set()
     try:
         for _ in range(_REPEATS):
-            # What a step leaves (gradients) is what the next one finds.
+            # A step begins with the storages of the trace's beginning, instead of what the last replay left.
             for key in live - begun.keys():
                 allocator.free(key)
             for key in sorted(begun.keys() - live):
@@ -78,7 +78,7 @@ def _replay(
     events: Iterable[tuple[encoding.StreamEvent, encoding.StreamEvent | None]],
     live: set[int],
 ) -> None:
-    """Replay a step's events; ``live`` has the keys of live storages, before the step and after it."""
+    """Replay a step's events, and keep the keys of live storages in ``live``."""
     for event, allocation in events:
         if event.kind == encoding.ALLOC and event.phase != encoding.BEFORE:
             allocator.allocate(event.key, event.size)

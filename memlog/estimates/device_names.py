@@ -1,6 +1,6 @@
-"""Devices that a program names: during an estimate all are the CPU, whose operations memlog can trace."""
+"""Replacement of the CUDA devices that a program names by the CPU, whose operations memlog can trace."""
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _OnCpu(TorchFunctionMode):
         if func in (Tensor.cuda, Tensor.pin_memory):
             return args[0]
         if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-            return func(*args)  # most calls: what a program asks a tensor, such as its shape
+            return func(*args)  # most calls only read a property of a tensor, such as its shape
         named = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         given = [_on_cpu(value) for value in args]
         if func is torch.device and (given, named) != (list(args), kwargs or {}):

@@ -1,11 +1,11 @@
 """`memlog.estimate`: the memory of a training step, before it runs."""
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,9 +27,10 @@ from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
 from memlog.trace.records import LayerFigures, RecordedTrace
+from memlog.tracer.engines.cpu.limitations import ALWAYS
 
 MARGIN = 0.02
-"""Safety margin, as a part of the estimate. `make estimate-bench` tells how often a job fails with it."""
+"""Safety margin, as a share of the estimate. `make estimate-bench` shows how often a job fails despite it."""
 
 _HUGE = 2**31
 """A batch of this size fits only if the step ignores the batch size."""
@@ -40,8 +41,8 @@ class Estimate:
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.
-        batch: Number of samples; ``None`` if `estimate` was not told.
-        length: Length of a sequence; ``None`` if `estimate` was not told.
+        batch: Number of samples; ``None`` if `estimate` did not get it.
+        length: Length of a sequence; ``None`` if `estimate` did not get it.
         peak: Most bytes that tensors take at a time.
         categories: Bytes at the peak, by category (parameters, gradients, activations, …).
         layers: Figures of every layer.
@@ -61,7 +62,7 @@ class Estimate:
 
     @property
     def phases(self) -> dict[PhaseName, PhaseLevel]:
-        """Bytes at the end of each phase of the step, and the most in each."""
+        """Bytes at the end of each phase of the step, and the most during it."""
         return phase_levels(self.recording) or {}
 
     @cached_property
@@ -74,20 +75,31 @@ class Estimate:
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:
-        """What the device needs besides tensors, as ranges with their source; nothing on the CPU."""
+        """Device memory needed besides tensors, as ranges with their source; nothing on the CPU."""
         return (CONTEXT, WORKSPACES) if self.device == "cuda" else ()
 
     @property
-    def needed(self) -> int:
-        """Bytes of memory with which the step should not fail: reserved bytes, the rest, and the margin.
+    def uncounted(self) -> tuple[str, ...]:
+        """Sentences on memory that the step takes and the estimate does not count; mostly none.
 
-        A device with less may still do: the allocator gives back what it does not use; `fits` considers that.
+        If there are any, the step may need more than the peak and the margin.
+        """
+        result = self.recording.result
+        found = (each for each in result.unseen if each not in ALWAYS)
+        return tuple(found) if result.exactness == "lower bound" else ()
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory with which the step should not fail.
+
+        They are the reserved bytes (on the CPU, the peak) with the margin, and the upper ends of the ranges
+        in `besides`.
+
+        A smaller device may be enough, because the allocator gives back what it does not use. `fits`
+        considers that.
         """
         held = self.peak if self.reserved is None else self.reserved
-        return round(held * (1 + MARGIN)) + self._besides()
-
-    def _besides(self) -> int:
-        return sum(each.high for each in self.besides)
+        return round(held * (1 + MARGIN)) + _most(self.besides)
 
     def fits(self, memory: str | int) -> bool:
         """Return whether the step fits into a device's memory, with the safety margin.
@@ -102,7 +114,7 @@ class Estimate:
         limit = read_size(memory)
         if self.device == "cpu":
             return self.needed <= limit
-        for_tensors = int((limit - self._besides()) / (1 + MARGIN))
+        for_tensors = int((limit - _most(self.besides)) / (1 + MARGIN))
         expandable = self._question.expandable
         return reserved(self.recording, for_tensors, expandable=expandable) is not None
 
@@ -123,10 +135,14 @@ class Estimate:
         return Estimate(self._question.with_length(length))
 
     def largest_batch(self, memory: str | int) -> int:
-        """Return the largest batch size that fits, by estimates of several sizes; 0 if not even one fits.
+        """Return the largest batch size that fits, by estimates of several sizes; 0 if none fits.
+
+        Args:
+            memory: As for `fits`.
 
         Raises:
-            ConfigurationError: `estimate` got no batch, or the text can't be read.
+            ConfigurationError: `estimate` got no batch, the step ignores the batch size, or the text can't be
+                read.
         """
         limit = read_size(memory)
         size = self._question.known_size()
@@ -153,7 +169,7 @@ class Estimate:
 
     @property
     def advice(self) -> Advice:
-        """What would lower the peak, and by how much: the same as `memlog advise` shows of a run.
+        """Changes that would lower the peak, and by how much, as `memlog advise` shows for a run.
 
         The time that a change adds is unknown, because nothing was computed.
         """
@@ -175,7 +191,8 @@ class Estimate:
             rows.append((each.what, f"{format_bytes(each.low)} to {format_bytes(each.high)}"))
         rows.append((f"needed, with a margin of {MARGIN * 100:.0f} %", format_bytes(self.needed)))
         width = max(len(name) for name, _size in rows)
-        return "\n".join(f"{name:<{width}}  {size}" for name, size in rows)
+        lines = [f"{name:<{width}}  {size}" for name, size in rows]
+        return "\n".join([*lines, *(f"Warning: {each}" for each in self.uncounted)])
 
     def __repr__(self) -> str:
         """Return the peak and what is needed."""
@@ -192,8 +209,12 @@ class Estimate:
         return trace_html(self.recording)
 
 
+def _most(ranges: Iterable[SizeRange]) -> int:
+    return sum(each.high for each in ranges)
+
+
 def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
-    """Return the batch size to try next, from a line through the two nearest to the limit."""
+    """Return the batch size to try next, from a line through the two estimates nearest to the limit."""
     near = sorted(needed, key=lambda size: abs(needed[size] - limit))[:2]
     if len(near) == 1:
         guess = near[0] * 2 if fitting else near[0] // 2
@@ -214,7 +235,7 @@ def estimate(
     device: Device = "cuda",
     expandable_segments: bool = False,
 ) -> Estimate:
-    """Estimate the memory of a training step without running it, and without a GPU.
+    """Estimate the memory of a training step without computing it, and without a GPU.
 
     ::
 
@@ -233,16 +254,16 @@ def estimate(
     Args:
         step: Function that makes one training step: forward, backward, and the optimizer's step. It gets
             those of ``model``, ``optimizer``, ``batch`` and ``length`` that its parameters name. It may use
-            autocast, checkpointing and accumulation, but no tensor's value (``loss.item()``). What it does
-            besides computing (a scheduler's step, printing) does happen.
-        model: The model, also on the device ``meta``, or a function that makes it: then no memory is taken
-            even for its parameters. ``None``: the first module that the step calls.
+            autocast, checkpointing and accumulation. It may print ``loss.item()`` and calculate with it, but
+            not decide by a tensor's value. Its other effects (a scheduler's step, printing) do happen.
+        model: The model, also on the device ``meta``, or a function that makes it. With a function, not even
+            the parameters take memory. ``None``: the first module that the step calls.
         optimizer: The optimizer, or a function that makes it of the parameters, such as
             ``torch.optim.AdamW``.
         batch: A number of samples, or a batch: nested tensors whose first dimension counts the samples.
         length: Length of a sequence.
         device: ``"cuda"`` or ``"cpu"``: where the step will run.
-        expandable_segments: Whether CUDA's allocator is told ``expandable_segments:True``.
+        expandable_segments: True if CUDA's allocator is configured with ``expandable_segments:True``.
 
     Raises:
         ConfigurationError: An argument is invalid, or the memory can't be known; the message says why.
@@ -267,16 +288,17 @@ def estimate_made_by(
     length: int | None = None,
     device: Device = "cuda",
 ) -> Estimate:
-    """Estimate a step whose model a function makes on fake tensors.
+    """Estimate a step whose model is made on fake tensors, by a function.
 
     Args:
-        make: Function that returns ``step`` and, if the step has them, ``model`` and ``optimizer``.
+        make: Function that returns arguments of `estimate` by name: ``step``, and if needed ``model``,
+            ``optimizer`` and ``expandable_segments``.
         batch: Number of samples, for steps that ask for it.
-        length: Length of a sequence, likewise.
+        length: Length of a sequence, for steps that ask for it.
         device: ``"cuda"`` or ``"cpu"``.
 
     Raises:
-        ConfigurationError: As `estimate` does.
+        ConfigurationError: As in `estimate`, or because the dictionary has an unknown key.
     """
     mode = FakeMode()
     with reasons(), mode, all_on_cpu():

@@ -1,10 +1,10 @@
-"""Mode of an estimate's fake tensors: repeats what torch has found out about an operation before.
+"""Mode of an estimate's fake tensors, which remembers what each operation returns.
 
-torch takes 30 to 300 µs for an operation on fake tensors. What an operation returns follows from the shapes
+torch takes 30 to 300 µs for an operation on fake tensors. The results of an operation follow from the shapes
 and types of its arguments, and a training step repeats most operations in every layer.
 """
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from memlog.estimates import lstm_on_cpu
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default
@@ -39,45 +41,55 @@ _UNMARKED_VIEWS: Final = ("aten::_unsafe_view", "aten::unsafe_split")
 
 
 def _size_of_losses(args: Any, out: Tensor) -> int:
-    """Return the bytes of each value's loss: their mean or sum is written into their storage."""
+    """Return the bytes of one loss for each value: torch writes their mean or sum into the same storage."""
     values: int = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
     return values * out.element_size()
 
 
-_LARGER_RESULTS: Final[dict[Any, Callable[[Any, Tensor], int]]] = {
+_LARGER_RESULTS: Final[dict[Any, Callable[[Any, Any], int]]] = {
     _aten.col2im.default: lambda args, _: args[0].nbytes,
     _aten.binary_cross_entropy.default: _size_of_losses,
     _aten.mse_loss.default: _size_of_losses,
     _aten.smooth_l1_loss.default: _size_of_losses,
     _aten.soft_margin_loss.default: _size_of_losses,
+    _aten.mkldnn_rnn_layer.default: lstm_on_cpu.kept,
 }
-"""Operations whose results have more bytes than their shapes need, on every device but that of fake tensors.
+"""Operations whose last result takes more bytes than its shape needs, except on fake tensors.
 
-The functions return these bytes, given the operation's arguments and its result."""
+Each function returns these bytes, given the operation's arguments and its result."""
+
+_WEIGHTS: Final = {
+    _aten.native_batch_norm.default: 1,
+    _aten.native_group_norm.default: 1,
+    _aten.native_layer_norm.default: 2,
+}
+"""Normalisations, and the index of the weight among their arguments. They keep means and deviations in the
+weight's type, but on fake tensors in the input's type."""
 
 _Repetition = Callable[["FakeMode", Any, Any, Any, Any], Any]
-"""Returns the results of an operation, given the mode and what its dispatch gets."""
+"""Function that makes the results of an operation from the mode and the arguments of its dispatch."""
 _again: dict[tuple[Any, ...], _Repetition] = {}
 _MOST: Final = 100_000
-"""Operations that are kept: about 100 MB."""
+"""Maximum number of operations that are remembered: about 100 MB."""
 
 
 class FakeMode(FakeTensorMode):
-    """Mode in which new tensors have shapes but no bytes, and operations convert real ones.
+    """Mode in which new tensors have shapes but no bytes, and operations get fakes instead of real ones.
 
     Attributes:
-        convert: Returns what an operation gets instead of a tensor with bytes. ``None``: torch makes a fake
-            tensor, which ends with the operation.
+        convert: Function that returns the tensor that an operation gets instead of one with bytes. ``None``:
+            torch makes a fake tensor for this one operation.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._attributes = vars(FakeTensor(self, torch.empty(0, device=_META), _CPU)).copy()
-        self.cache_enabled = False  # torch's own, which asks more than it saves beside this one
+        # torch's own cache: beside this one, its checks take longer than it saves.
+        self.cache_enabled = False
         self.convert: Callable[[Tensor], Tensor] | None = None
 
     def __deepcopy__(self, memo: object) -> FakeMode:
-        """Return the mode itself, so that the copy of a fake tensor is known as one of the mode's."""
+        """Return the mode itself, so that the copy of a fake tensor belongs to it, too."""
         return self
 
     @classmethod
@@ -103,7 +115,7 @@ class FakeMode(FakeTensorMode):
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
-        """Append what an operation's result depends on; return False if that is not known."""
+        """Append to ``into`` what an operation's result depends on; return False if that is unknown."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -123,14 +135,21 @@ class FakeMode(FakeTensorMode):
         return True
 
     def by_torch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation as torch does, which finds out what it returns."""
-        # The tensor of `lift_fresh` was made of Python's numbers.
+        """Run an operation as torch does, to find out what it returns."""
+        # `lift_fresh` gets a tensor made of Python's numbers. torch converts it, and remembers the numbers.
         if self.convert and func is not _aten.lift_fresh.default and _has_bytes((args, kwargs)):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
+        if _changes_values_only(func):
+            return None
         out: Any = self.dispatch(func, types, args, kwargs)
         size = _LARGER_RESULTS.get(func)
         if size is not None:
-            out.untyped_storage().resize_(size(args, out))
+            last = out[-1] if isinstance(out, tuple) else out
+            last.untyped_storage().resize_(size(args, out))
+        weight = args[_WEIGHTS[func]] if func in _WEIGHTS else None
+        if weight is not None and weight.dtype is not args[0].dtype:
+            kept = (self.empty(one.shape, one.stride(), weight.dtype) for one in out[1:])
+            return (out[0], *kept)
         return out
 
     def empty(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -161,8 +180,22 @@ def _has_bytes(values: Any) -> bool:
 
 
 @functools.cache
+def _changes_values_only(func: Any) -> bool:
+    """Return whether an operation returns nothing and has no implementation for tensors without bytes.
+
+    This is so for the steps of fused optimizers. torch would run them on real tensors of the same size.
+    """
+    name = func.name()
+    return (
+        not func._schema.returns
+        and name.startswith("aten::_fused_")
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
+    )
+
+
+@functools.cache
 def _repeats(func: Any) -> bool:
-    """Return whether what an operation returns follows from the shapes and types of its arguments."""
+    """Return whether the shapes and types of an operation's arguments determine its results."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.name.startswith("aten::"):
         return False  # code of others may do anything
@@ -173,19 +206,20 @@ def _repeats(func: Any) -> bool:
         (composite and func.is_view)  # may return a view or not
         or torch.Tag.inplace_view in func.tags
         or schema.name.startswith(("aten::lift", "aten::resize", "aten::_resize", "aten::set_"))
+        or schema.name == "aten::mkldnn_rnn_layer"  # keeps more if gradients are enabled
         or any(argument.is_out for argument in schema.arguments)
     )
 
 
 def _repetition(mode: FakeMode, func: Any, args: Any, kwargs: Any, out: Any) -> _Repetition:
-    """Return a function that returns what torch has returned, for arguments of the same shapes and types."""
+    """Return a function that makes results like torch's, for arguments of the same shapes and types."""
     if func.is_view or func.name().startswith(_UNMARKED_VIEWS):
         return _view
     if out is None:
         return _nothing
     if args and out is args[0]:
         return _first_argument
-    # A decomposition returns named tuples, where an operation returns plain ones.
+    # A decomposition may return a named tuple, but the operation itself returns a plain one.
     sequence = next((kind for kind in (list, tuple) if isinstance(out, kind)), None)
     made = out if sequence else (out,)
     taken = {
@@ -207,7 +241,7 @@ def _maker(shapes: list[Any], sequence: Any) -> _Repetition:
 
 
 def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
-    """Return whether a result can be made again of its shape and type; add its storage to those taken."""
+    """Return whether shape and type are enough to make the result again; add its storage to ``taken``."""
     if (
         type(result) is not FakeTensor
         or result.constant is not None
@@ -234,7 +268,7 @@ def _view(mode: FakeMode, func: Any, _types: Any, args: Any, kwargs: Any) -> Any
 
 
 def _nothing(*_: Any) -> None:
-    """Return nothing: the operation has changed values only."""
+    """Return nothing, for an operation that only changes values."""
 
 
 def _first_argument(_mode: FakeMode, _func: Any, _types: Any, args: Any, _kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""A training step on fake tensors, traced."""
+"""Trace of a training step on fake tensors."""
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _BEHAVIOUR: dict[str | None, Callable[[], AbstractContextManager[None]]] = {
 
 @contextmanager
 def only_new_objects() -> Iterator[None]:
-    """Keep objects from before the block out of garbage collections, which look at each object.
+    """Let garbage collections inside the block look only at objects that are made inside it.
 
-    A process with torch has half a million of them, and what a step makes is new. If the program keeps
-    objects out itself, they stay out, and the others are looked at.
+    A process with torch has half a million older objects, among which a step leaves no garbage. If the
+    program has called ``gc.freeze`` itself, this does nothing.
     """
     if gc.get_freeze_count():
         yield
@@ -63,7 +63,7 @@ def traced_step(
     *,
     device: Literal["cuda", "cpu"] | None,
 ) -> RecordedTrace:
-    """Trace a step after one that is not traced, which makes the optimizer's state.
+    """Run a step to make the optimizer's state, then trace a second one.
 
     Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have.
 
@@ -71,14 +71,14 @@ def traced_step(
         step: Function that makes one training step.
         model: The model; ``None``: the first module that is called.
         optimizer: Its optimizer, if it is made already.
-        device: Device on which operations behave as they would; ``None``: as on the CPU, without workspaces.
+        device: Device whose operations are imitated; ``None``: the CPU, without workspaces.
 
     Raises:
-        ConfigurationError: The memory can't be known: the step uses a tensor's value, or has too many events.
+        ConfigurationError: The step decides by a tensor's value, or has too many events.
     """
     with reasons(), all_on_cpu(), _BEHAVIOUR[device](), unknown_values():
         step()
-        gc.collect()  # what stays is counted
+        gc.collect()  # the trace would count garbage as memory in use
         window = TraceWindow(
             model,
             optimizers=() if optimizer is None else (optimizer,),
@@ -103,14 +103,21 @@ def reasons() -> Iterator[None]:
     """Give errors of fake tensors a message that says what can't be known."""
     try:
         with warnings.catch_warnings():
-            # torch's own copy.deepcopy of a layer asks for it.
+            # torch itself reads the data pointer when copy.deepcopy copies a layer.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield
     except (ValueUsedError, DataDependentOutputException, DynamicOutputShapeException) as error:
-        operation = f" ({error})" if str(error) else ""
+        # float(), int() and bool() are one operation, whose name tells users nothing.
+        if str(error) and "_local_scalar_dense" not in str(error):
+            raise ConfigurationError(
+                f"{_place(error)}the operation {error} depends on a tensor's values, but an estimate "
+                "computes none: leave it out of the step, or use one whose result always has the same size, "
+                "such as torch.where instead of a mask in brackets"
+            ) from error
         raise ConfigurationError(
-            f"{_place(error)}what happens next depends on a tensor's value{operation}, and an estimate "
-            "computes none: leave that out of the step; loss.item() may be printed and calculated with"
+            f"{_place(error)}the step decides by a tensor's value, but an estimate computes no values: write "
+            "loss.item() instead of float(loss) to print it or calculate with it, and leave code that "
+            "decides by it out of the step"
         ) from error
     except UnsupportedOperatorException as error:
         raise ConfigurationError(
@@ -126,7 +133,7 @@ def reasons() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the file and the line of the program that led to an error, as the begin of a message."""
+    """Return the file and the line of the program that led to an error, as the beginning of a message."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame

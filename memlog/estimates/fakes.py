@@ -1,6 +1,6 @@
 """Replacement of a model's and an optimizer's tensors by fake ones, for as long as an estimate takes."""
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fakes:
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the fake of a tensor: itself if it is one. A parameter's fake is a parameter."""
+        """Return the fake of a tensor; a fake is returned as it is. A parameter's fake is a parameter."""
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -49,6 +49,10 @@ class Fakes:
             self._made[id(tensor)] = tensor, fake
         return self._made[id(tensor)][1]
 
+    def known(self, tensor: Tensor) -> Tensor:
+        """Return the fake of a tensor if there is one, otherwise the tensor."""
+        return self._made.get(id(tensor), (tensor, tensor))[1]
+
     def in_all(self, values: Any) -> Any:
         """Return nested values in which every tensor is replaced by its fake."""
         return tree_map_only(Tensor, self.of, values)
@@ -57,7 +61,7 @@ class Fakes:
         """Return what an operation of the step gets instead of a tensor.
 
         Raises:
-            ConfigurationError: It is a parameter, whose gradient would be lost.
+            ConfigurationError: The tensor is a parameter of an unknown model; its gradient would be lost.
         """
         if isinstance(tensor, FakeTensor) or not tensor.ndim:
             return tensor

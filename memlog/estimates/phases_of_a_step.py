@@ -1,10 +1,10 @@
-"""Estimate of a training step's memory for any model and batch, without a GPU and without the memory.
+"""Estimate of a training step's memory for any model and batch. It needs no GPU and allocates no tensor.
 
-`memlog.estimate` says more. Here sizes are those of tensors alone, without workspaces of operations and
-without the bytes that an allocator rounds up or reserves.
+Sizes are those of tensors alone, without workspaces of operations and without the bytes that an allocator
+rounds up or reserves. `memlog.estimate` considers these, too.
 """
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
     gradients: int
     optimizer_state: int
     data: int
-    """Batch of the first call of the model."""
+    """Batch of the model's first call."""
     activations: int
     """Tensors that the forward pass keeps for the backward pass, the loss included."""
     after_data: int
@@ -72,13 +72,13 @@ def estimate_memory(
 
     Args:
         model: Only its shapes matter; it may be on the device ``meta``.
-        loss: Function that gets a stand-in for the model, makes a batch (``torch.randn(…)``) and returns the
-            loss. It may use `torch.autocast` and ``checkpoint``, but not the value of a tensor.
+        loss: Function that gets the model, makes a batch (``torch.randn(…)``) and returns the loss. It may
+            use `torch.autocast` and ``checkpoint``, but not decide by the value of a tensor.
         optimizer: Function that makes an optimizer of the parameters.
         accumulate: Number of batches whose gradients are added up before the optimizer's step.
 
     Raises:
-        ConfigurationError: ``loss`` uses a tensor's value.
+        ConfigurationError: ``loss`` decides by a tensor's value.
     """
     mode = FakeMode()
     with Fakes(mode).replace(model, None), mode, reasons():

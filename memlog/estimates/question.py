@@ -1,6 +1,6 @@
-"""What `memlog.estimate` is asked (a step, its model, optimizer and batch), and the trace that answers it."""
+"""Arguments of `memlog.estimate` (a step, its model, optimizer and batch), and the trace made from them."""
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
 from memlog.estimates.fakes import Fakes
 from memlog.trace.records import RecordedTrace
+from memlog.tracer.engines.cpu.live_storages import counted_instead
 from memlog.tracer.engines.selection import are_compiled
 
 Device: TypeAlias = Literal["cuda", "cpu"]
@@ -26,7 +27,7 @@ _ARGUMENTS = ("model", "optimizer", "batch", "length")
 
 
 class Question:
-    """What `estimate` was asked, and may be asked again with another batch or length."""
+    """Arguments of `estimate`, with methods that return them with another batch or length."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Question:
         """Return the number of samples.
 
         Raises:
-            ConfigurationError: It is unknown.
+            ConfigurationError: The number is unknown.
         """
         if self.size is None:
             raise ConfigurationError(
@@ -100,14 +101,14 @@ class Question:
 
     @only_new_objects()
     def trace(self, mode: FakeMode | None = None) -> RecordedTrace:
-        """Trace the step, in the mode in which the model was made if its tensors are fake already."""
+        """Trace the step. ``mode``: mode in which a model with fake tensors was made; ``None``: a new one."""
         mode = mode or FakeMode()
         fakes = Fakes(mode)
         mode.convert = fakes.of_used
         given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
-        with fakes.replace(known, given), mode, reasons():
+        with fakes.replace(known, given), counted_instead(fakes.known), mode, reasons():
             with all_on_cpu():
                 model = _made("model", nn.Module, self.model)
                 if model is not None and are_compiled([model]):
@@ -129,7 +130,7 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
 
 
 def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
-    """Return a model or an optimizer, or what a function makes of the arguments; ``None`` if not given."""
+    """Return the given model or optimizer, or what the given function returns; ``None`` if none is given."""
     if given is None or isinstance(given, kind):
         return given
     made = given(*arguments) if callable(given) else given
@@ -152,7 +153,7 @@ def _names(step: Callable[..., object], values: dict[str, Any]) -> list[str]:
     """Return the arguments that a step function asks for.
 
     Raises:
-        ConfigurationError: It asks for one that `estimate` does not have, or did not get.
+        ConfigurationError: The step asks for an argument that `estimate` does not have, or did not get.
     """
     asked = {
         name: parameter.default is not parameter.empty
@@ -179,7 +180,7 @@ def ask(
     device: Device = "cuda",
     expandable_segments: bool = False,
 ) -> Question:
-    """Check the arguments of `estimate`, and return what they ask."""
+    """Check the arguments of `estimate`, and return them."""
     if not callable(step):
         raise ConfigurationError(
             f"step={step!r:.100}: pass a function that makes one training step"

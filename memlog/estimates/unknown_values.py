@@ -1,6 +1,6 @@
 """Values of fake tensors: a program may print them and calculate with them, but not decide by them."""
 
-# PyTorch leaves some of these without types.
+# Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _CALCULATES = (
     "__abs__ __round__"
 )
 _LATE = 1000.0
-"""Value that optimizers read: a number of steps after which all of them do what they do from then on."""
+"""Value that optimizers read, such as their number of steps: too large for a change in their behaviour."""
 _DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
 
 
 class ValueUsedError(Exception):
-    """What the program does next depends on a tensor's value."""
+    """Error: the program decides by a tensor's value, which an estimate does not compute."""
 
 
 class UnknownNumber(float):
     """Number that stands for the value of a fake tensor (``loss.item()``).
 
-    Calculating with it gives another one. To compare it raises `ValueUsedError`, because what the program
-    does next would depend on it.
+    Calculating with it gives another such number. Comparing it, or converting it to `int` or `bool`, raises
+    `ValueUsedError`, because the program's next step would depend on the value.
     """
 
     __hash__ = float.__hash__
@@ -67,7 +67,7 @@ for _name in _DECIDES.split():
 def unknown_values() -> Iterator[None]:
     """Let programs read the values of fake tensors inside the block.
 
-    Torch's optimizers may also decide by them: what they compute changes no size.
+    Torch's optimizers may also decide by these values, because no size depends on what they decide.
     """
     mode = _Reading()
     hooks = (
@@ -83,7 +83,7 @@ def unknown_values() -> Iterator[None]:
 
 
 class _Reading(TorchFunctionMode):
-    """Answers instead of fake tensors that are asked for their value."""
+    """Mode that answers torch's functions which read a tensor's value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Reading(TorchFunctionMode):
         """Note that an optimizer's step begins; ``None``: that it ends.
 
         Raises:
-            ConfigurationError: The optimizer has parameters with bytes: the step would not change the model.
+            ConfigurationError: The optimizer has real parameters, because `memlog.estimate` did not get it.
         """
         self._known = stepping is not None
         groups = () if stepping is None else stepping.param_groups

@@ -17,12 +17,12 @@
     ├─ end of a phase of the program                Phase
     ├─ a rule's threshold is crossed                Alert
     ├─ a step was traced                            Trace
-    ├─ memory grows, or another cause was found     Finding
-    ├─ a step's peak was higher than any before     StepInputs
+    ├─ a cause of high or growing memory was found  Finding
+    ├─ a step raised the run's peak by 5 % or more  StepInputs
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
-    ├─ read by the helper process                   Sample (about once a second)
-    ├─ of several ranks, read by the first's helper Ranks (every step)
+    ├─ the helper process has read memory           Sample (about once a second)
+    ├─ all ranks have completed a step              Ranks (in the run of rank 0)
     ├─ memlog's own cost and errors                 Health (every ten seconds)
     memlog.finish()                                 End
 
@@ -162,7 +162,7 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
 
 
 def field_names() -> dict[str, tuple[str, ...]]:
-    """Return the fields of every event by its tag, in the order in which they are written."""
+    """Return the names of the fields, as they are written: of events by tag, of their parts by class name."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
     parts: tuple[type[msgspec.Struct], ...] = (
         DeviceReading,

@@ -9,11 +9,11 @@ import msgspec
 from memlog.events.readings import Int, TensorInput
 
 OF_FINDING = "memlog: "
-"""Beginning of the rule in an alert about a finding; its kind follows."""
+"""Prefix of ``rule`` in an alert about a finding; the finding's kind follows."""
 
 
 class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
-    """Alert of a rule whose threshold was crossed."""
+    """Alert: a rule's threshold was crossed, or memlog found a cause or a bad end."""
 
     time_us: Int
     step: Int | None
@@ -29,7 +29,7 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
 
     @property
     def is_of_finding(self) -> bool:
-        """True if it is about a `Finding`, and not about a rule of the user's."""
+        """True if the alert is about a `Finding` and not about one of the user's rules."""
         return self.rule.startswith(OF_FINDING)
 
     @property
@@ -56,9 +56,9 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     kept: Int | None
     """Bytes still alive when the layer's forward returned, its child layers included: activations."""
     added: Int | None = None
-    """Most bytes that one call of the layer's forward, or one uninterrupted part of its backward pass, added
-    to what was in use when it began; its child layers included. ``None`` also for work outside all modules,
-    and in a journal of an older memlog."""
+    """Most bytes that the layer and its child layers added to the bytes in use: in one call of its forward,
+    or in one uninterrupted part of its backward pass. ``None`` also for work outside all modules, and in a
+    journal of an older memlog."""
     in_series: bool = True
     """True if trackers get this layer's figures. A run has series of a few layers only, the same in all of
     its traces."""
@@ -95,7 +95,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     duration_us: Int = 0
     """Duration of the traced step."""
     skipped: Int = 0
-    """Steps since the run began that were due to be traced but could not be."""
+    """Number of steps since the run began that were due to be traced, but could not be traced."""
     lines: tuple[TracedLine, ...] = ()
     """Lines of the program that held most at the peak outside all modules, the largest first."""
 
@@ -125,14 +125,14 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """``"host"``, or the device's name as in metric names."""
     requested: Int | None
     free: Int | None
-    """Free bytes. On the host: free when the process's memory was highest; at the failure at least as much
-    was free."""
+    """Free bytes. On the host: bytes that were free at the peak of the process's memory, a lower bound of
+    those that were free at the failure."""
     limit: Int | None
     """Total bytes available: the device's capacity, or the tightest limit on the process."""
     limited_by: str | None
     """Short description of what sets the limit."""
     allocated: Int | None
-    """Bytes in use at the moment of ``free``."""
+    """Bytes that were in use when ``free`` bytes were free."""
     reserved: Int | None
     layer: str | None
     """Path of the module that was running."""
@@ -188,7 +188,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
     forecast: tuple[Int, Int] | None
     """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
     limit: Int | None
-    """Bytes available to what grows: the limit that the forecast is about."""
+    """Limit of the memory that grows, in bytes. ``forecast`` is about this limit."""
     evidence: tuple[str, ...] = ()
     confidence: Literal["high", "medium", "low"] = "medium"
     remedy: str | None = None

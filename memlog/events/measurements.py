@@ -15,7 +15,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     rss: Int | None
     """Bytes of this process's resident set."""
     rss_peak: Int | None
-    """Highest ``rss``, in bytes; ``rss_peak_source`` names the period."""
+    """Highest ``rss``, in bytes. ``rss_peak_source`` tells whether it is the step's own."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
 
@@ -99,19 +99,19 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     devices: tuple[DeviceReading, ...] = ()
     highest: dict[str, Int] = {}
     """Most bytes in use that were read in the phase, by ``"host"`` or the device's name: a lower bound of a
-    peak that is not ``exact``. Memory is read at the phase's begin and end, and at those of the phases and
-    steps in it."""
+    peak that is not ``exact``. Memory is read when the phase begins and ends, and when a step or another
+    phase ends in it."""
     error: str | None = None
-    """Type of the exception that ended it."""
+    """Type of the exception that ended the phase."""
     step: Int | None = None
-    """Last completed step, or the first one if there is none yet. ``None`` if the run has too many labels, as
-    in `Scope`."""
+    """Last completed step; before there is one, the number of the first step. ``None`` if the run has too
+    many labels, as in `Scope`."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Readings that are too slow for the trainer.
 
-    The helper process makes them about once a second, and after some fast steps.
+    The helper process makes them about once a second, or earlier if many steps have ended meanwhile.
     """
 
     time_us: Int
@@ -151,12 +151,17 @@ class RankSpread(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ranks(msgspec.Struct, frozen=True, array_like=True, tag="ranks"):
-    """Memory of all ranks of a training at one step, published in the run of rank 0."""
+    """Memory of all ranks of a training, published in the run of rank 0.
+
+    An event is about one step. From a run's 10,000th step on, it is about a range of steps, and has the
+    highest memory of each rank in that range.
+    """
 
     time_us: Int
-    """When the last of the ranks completed the step, by its own clock."""
+    """Time at which the last rank completed the step, by that rank's clock."""
     step: Int
     reporting: Int
-    """Ranks whose memory is known. The others record nothing, or had ended, or were too late."""
+    """Number of ranks whose memory at this step is known. Other ranks have ended, are late, or are not
+    recorded."""
     world_size: Int
     spreads: tuple[RankSpread, ...]

@@ -16,9 +16,10 @@ Status: TypeAlias = Literal["finished", "failed", "killed"]
 PeakSource: TypeAlias = Literal["exact", "watermark", "sampled"]
 """How a peak was obtained.
 
-``exact``: the peak rose in this window, so it was reached in this window. ``watermark``: the highest value
-since the process began (or since another program reset it), an upper bound for this window. ``sampled``: the
-highest value that was read, a lower bound."""
+``exact``: the mark of the highest value rose in the event's own period, such as its step, so the peak was
+reached there. ``watermark``: the mark did not rise. It is an upper bound for the period: the highest value
+since the process began, or since other code reset the mark. ``sampled``: the highest value that was read, a
+lower bound."""
 
 
 def now_us() -> int:
@@ -27,7 +28,7 @@ def now_us() -> int:
 
 
 class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
-    """Reading of one accelerator's allocator, in bytes; ``None`` if the backend does not report it."""
+    """Reading of one accelerator's allocator, in bytes; ``None`` if PyTorch does not report it."""
 
     name: str
     """Device type and index as in metric names: ``cuda0``, ``mps0``."""
@@ -36,7 +37,7 @@ class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
     reserved: Int | None
     """Bytes that the caching allocator holds."""
     peak: Int | None
-    """Highest ``allocated``; ``peak_source`` names the period."""
+    """Highest ``allocated``. ``peak_source`` tells whether it was reached in the event's own period."""
     peak_source: PeakSource | None
     inactive_split: Int | None
     """Free bytes in blocks that are partly in use: memory lost to fragmentation."""
@@ -53,7 +54,7 @@ class ChildReading(msgspec.Struct, frozen=True, array_like=True):
     anon: Int | None
     """Resident bytes that are neither pages of mapped files nor shared memory."""
     own: Int | None = None
-    """Bytes of pages that it wrote and shares with no process: not those it has in common since a fork."""
+    """Bytes of pages that the process has written and shares with no other, not even with its parent."""
 
 
 class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
@@ -64,8 +65,8 @@ class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
     used: Int
     """In use by all processes, and by the driver."""
     other: Int | None = None
-    """``used`` without what this process's caching allocator holds: other processes, CUDA's own context and
-    the libraries' buffers. ``None`` if the allocator's size changed between the last two steps."""
+    """``used`` minus the bytes that the trainer's caching allocator holds: other processes, CUDA's own
+    context and the libraries' buffers. ``None`` if the allocator's size changed in the last step."""
 
 
 class TensorInput(msgspec.Struct, frozen=True, array_like=True):

@@ -26,7 +26,7 @@ class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters")
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
-    """Where a run came from, read by the helper process; ``None`` if unknown.
+    """Origin of a run, read by the helper process; ``None`` if unknown.
 
     Trackers get it as parameters of the run.
     """
@@ -53,7 +53,7 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
     product: str | None
     """Product name, such as ``NVIDIA H100 80GB HBM3``."""
     capacity: Int | None
-    """Total bytes; of a MIG instance its own."""
+    """Total bytes of the device, or of the MIG instance."""
     uuid: str | None = None
     """Identity of the device, or of the MIG instance, without a prefix; ``None`` if torch reports none."""
 
@@ -94,17 +94,13 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     unjudged: dict[str, str] = {}
     """At the end of the run: alert rules that could not be judged in the whole run, each with the reason."""
     tracing_ms: float = 0.0
-    """Extra time that traced steps have taken compared with other steps, in total."""
+    """Extra time that traced steps have taken compared with other steps, in total and without
+    ``tracing_set_up_ms``."""
     tracing_set_up_ms: float = 0.0
-    """Extra time of the first traced steps, which set up tracing."""
+    """Extra time of the first two traced steps, which set up tracing."""
     steps: Int | None = None
     """In the trainer's last health event: number of steps that ``overhead_total_ms`` covers. ``None`` in all
     others."""
-
-    @property
-    def is_closing(self) -> bool:
-        """True if it is the trainer's last, about the whole run."""
-        return self.steps is not None
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):

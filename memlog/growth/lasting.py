@@ -8,15 +8,15 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The last rise is at least half the mean rise, so the growth does not fade out.
 - The time since the highest level was reached is at most twice the longest time between two new highs. So the
   growth has not stopped.
-- The growth is more than five times the spread of the levels around the trend.
+- The growth is more than five times the spread of the levels around the trend (by default).
 - The rate's interval (`memlog.growth.line`) lies above zero. It is wide for levels that wander.
 
 The Mann-Kendall test is not used. It gives false alarms if each value is similar to the one before (Hamed
 and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), and memory levels are. Instead the trend has to hold in
 every part. Single spikes change neither the medians nor the spread, which ignores one value in five.
 
-A swing whose rise takes longer than the window looks like a leak until it ends. The rule then needs more
-steps.
+A swing whose rise takes longer than the window looks like a leak until it ends. Only a window of more steps
+can tell them apart.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LOWEST = 0.25
 """Share of the required rise that a part's lowest level has to reach. It is smaller, because lowest levels
 are noisier."""
 _HIGHS = 12
-"""A new high exceeds the old one by the whole growth divided by this."""
+"""A level is a new high if it exceeds the last one by more than the whole growth divided by this number."""
 _PATIENCE = 2
 """Multiple of the longest time between new highs after which the growth counts as stopped."""
-_SIGMAS = 5
+SIGMAS = 5
 """Standard deviations around the trend that the growth has to exceed."""
 _SIGMAS_OF_FOUR_FIFTHS = 1.2816
 """Number of standard deviations that contain four fifths of a normal distribution."""
@@ -66,12 +66,13 @@ def trend(levels: Sequence[float]) -> Trend:
     return Trend((last - first) / (len(parts[0]) * (len(parts) - 1)), last)
 
 
-def keeps_growing(levels: Sequence[float], wanted: float) -> bool:
+def keeps_growing(levels: Sequence[float], wanted: float, sigmas: float = SIGMAS) -> bool:
     """Return True if the levels grow throughout.
 
     Args:
         levels: As for `trend`.
         wanted: Required growth per level, 0 or more.
+        sigmas: Required growth in standard deviations of the levels around the trend.
     """
     parts = _parts(levels)
     need = wanted * len(parts[0])
@@ -82,7 +83,7 @@ def keeps_growing(levels: Sequence[float], wanted: float) -> bool:
     return len(levels) < FEW or (
         min(_rises([min(part) for part in parts])) > _LOWEST * need
         and not _has_stopped(levels, grown / _HIGHS)
-        and grown > _SIGMAS * _spread(levels, trend(levels).pace)
+        and grown > sigmas * _spread(levels, trend(levels).pace)
         and (len(levels) < 2 * BLOCKS or line_through(range(len(levels)), levels).is_certain)
     )
 

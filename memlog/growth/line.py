@@ -6,8 +6,8 @@ ignores a deviating block.
 
 Memory levels depend on those before them, so the usual interval is far too narrow. Medians of whole blocks
 are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). The interval is Student's
-for a slope through them, widened by their own first autocorrelation as an AR(1) process requires (von
-Storch 1999, doi:10.1007/978-3-662-03744-7_2).
+for the slope of a line through them. The first autocorrelation of their distances from the line widens it,
+as an AR(1) process requires (von Storch 1999, doi:10.1007/978-3-662-03744-7_2).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCKS = 8
 _STUDENT = 2.447
 """97.5 % quantile of Student's distribution with six degrees of freedom: eight medians less a line's two."""
 _MOST_SIMILAR = 0.7
-"""Largest autocorrelation of eight medians that is believed."""
+"""Largest autocorrelation that is used: that of eight medians is uncertain."""
 _CERTAIN = 0.25
 """Share of the rate that the interval's lower end has to reach."""
 
@@ -31,11 +31,13 @@ class Line(NamedTuple):
     """Line through the medians of blocks."""
 
     rate: float
+    """Slope of the line, per index."""
     error: float
     """Half of the rate's 95 % interval."""
     middle: float
+    """Mean of the blocks' indices."""
     level: float
-    """A point on the line, at its middle."""
+    """Level of the line at ``middle``."""
     spread: float
     """Root mean square of the medians' distances from the line."""
 
@@ -74,7 +76,7 @@ def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
 
 
 def _autocorrelation(distances: Sequence[float], squares: float) -> float:
-    """Return the correlation between neighbours, between 0 and the largest that is believed."""
+    """Return the correlation between neighbours, limited to the range from 0 to `_MOST_SIMILAR`."""
     if not squares:
         return 0.0
     neighbours = sum(a * b for a, b in pairwise(distances))

@@ -1,4 +1,4 @@
-"""The newest regime of a series of levels: where it begins, how fast it grows, and how sure that is.
+"""The newest regime of a series of levels: its first index, its rate of growth, and the rate's interval.
 
 1. *Regime.* The newest half of the levels gives a first line. Older levels belong to the same regime as
    long as the median of each group of them lies near the line: a jump or a warm-up is a change point, and
@@ -6,7 +6,7 @@
 2. *Rate and interval* (`memlog.growth.line`), from that regime alone.
 3. *Decision.* The regime grows throughout (`memlog.growth.lasting`), the interval lies well above zero, the
    growth doesn't fade (its second half is at least 0.7 times as fast as its first), and it is at least as
-   fast as required: so it matters.
+   fast as required.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from memlog.growth.lasting import keeps_growing
+from memlog.growth.lasting import SIGMAS, keeps_growing
 from memlog.growth.line import BLOCKS, Line, line_through
 
 _FADING = 0.7
@@ -23,7 +23,7 @@ _FADING = 0.7
 _GROUPS = 16
 """Groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
-"""Spreads around the line within which a group belongs to the regime."""
+"""A group belongs to the regime if its distance from the line is at most this many spreads."""
 
 
 class Growth(NamedTuple):
@@ -42,22 +42,27 @@ class Growth(NamedTuple):
 
 
 def find_growth(
-    indexes: Sequence[int], levels: Sequence[float], wanted: float, least: int
+    indexes: Sequence[int],
+    levels: Sequence[float],
+    wanted: float,
+    least: int,
+    sigmas: float = SIGMAS,
 ) -> Growth | None:
     """Return the growth of the newest regime; ``None`` if it doesn't grow.
 
     Args:
         indexes: Steps of the levels, ascending.
         levels: Memory levels.
-        wanted: Least growth per step, over 0.
+        wanted: Required growth per step, above 0.
         least: Fewest levels of a regime, 10 or more.
+        sigmas: As for `keeps_growing`.
     """
     if len(levels) < least or not _may_grow(indexes, levels, wanted, least):
         return None
     begin = _regime(indexes, levels, least)
     indexes, levels = indexes[begin:], levels[begin:]
     spacing = (indexes[-1] - indexes[0]) / (len(indexes) - 1)
-    if not keeps_growing(levels, wanted * spacing):
+    if not keeps_growing(levels, wanted * spacing, sigmas):
         return None
     line = line_through(indexes, levels)
     low = line.rate - line.error

@@ -19,7 +19,7 @@ class LevelWindow:
     Attributes:
         indexes: Steps or epochs of the levels.
         levels: The levels, the oldest first.
-        unseen: Levels added since the window was judged.
+        unseen: Number of levels that were added since the window was judged.
     """
 
     __slots__ = ("_added", "indexes", "levels", "unseen")
@@ -44,7 +44,7 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Add another reading of the newest level: the lowest counts."""
+        """Add another reading of the newest level: the lower one counts."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 
@@ -86,7 +86,15 @@ class LevelScales:
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
-        """Return the finest window from ``since`` on; ``None`` if it has fewer than ``least`` levels."""
+        """Return the finest window that reaches back to an index, or that holds all levels.
+
+        Args:
+            since: The index; ``None``: return the finest of all windows.
+            least: Fewest levels that the window must have.
+
+        Returns:
+            The window; ``None`` if it has too few levels, or if no window reaches back so far.
+        """
         for window in self.windows:
             if len(window.levels) < least:
                 return None

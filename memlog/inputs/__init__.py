@@ -1,4 +1,4 @@
-"""Shapes of the inputs of a training step: of the largest, and of one that failed.
+"""Shapes of the inputs of the largest training steps, and of a step that failed.
 
-They are read from the variables of the program's frames, so a model needs no hooks.
+The inputs are read from the variables of the program's frames, so a model needs no hooks.
 """

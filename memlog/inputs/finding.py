@@ -9,15 +9,16 @@ from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
 
 MUCH_LARGER = 1.5
-"""Factor of what a usual step needs beyond the memory that stays, from which a step is much larger …"""
+"""A much larger step needs at least this many times the memory of a usual step. Memory that is in use after
+the steps does not count."""
 LEAST_EXCESS = 64 * 1024**2
-"""… if it is also larger by these bytes."""
+"""Minimum difference, in bytes, between a much larger step and a usual one."""
 _FAR = 10
-"""Factor of the rise so far; if more is left until the limit, the relation may no longer hold there."""
+"""Multiple of the rise so far. If the limit is farther away, the relation may no longer hold there."""
 
 
 def matters(found: Relation) -> bool:
-    """Return True if the largest input needs far more than a usual step early in the run."""
+    """Return True if the step with the largest input needs far more than a usual step early in the run."""
     needed, usual = found.peak - found.level, found.usual_peak - found.level
     return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 
@@ -31,14 +32,14 @@ def larger_steps(
     at_the_end: bool = True,
     free: int | None = None,
 ) -> Finding:
-    """Return the finding.
+    """Return the finding that an input made steps larger.
 
     Args:
         found: The relation of input and peak.
         step: Last complete step.
         highest: Highest peak of the run so far, in bytes.
-        device: Whose peak it is: ``host``, or an accelerator's name.
-        at_the_end: Whether no larger step will come.
+        device: Memory that has the peak: ``host``, or an accelerator's name.
+        at_the_end: True if no larger step will come.
         free: Bytes left until the limit; ``None``: unknown.
     """
     of = "the process" if device == "host" else device
@@ -66,7 +67,7 @@ def larger_steps(
 def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
     """Return the steps between which a step's peak will reach the limit.
 
-    That is known only if the input becomes larger from step to step, and the peak in proportion to it.
+    They are known only if the input grows from step to step, and the peak in proportion to it.
     """
     rise = found.peak - found.usual_peak
     if free is None or not found.rate or not found.is_linear or free > _FAR * rise:
@@ -93,20 +94,20 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
         longest += " so far"
     # Not every step is looked at, so an even larger one may be unknown.
     missing = ceil(100 * (highest - found.peak) / highest)
-    made = "made it" if missing <= 0 else f"came within {missing}% of it"
+    reached = "reached it" if missing <= 0 else f"came within {missing}% of it"
     if missing > 0:
         longest += " that memlog looked at"
     return (
         f"The peak follows {what}, {each}{how}; the {longest}, {found.largest:,} at step "
-        f"{found.step:,}, {made}"
+        f"{found.step:,}, {reached}"
     )
 
 
 def _remedy(found: Relation) -> str:
     if found.is_length:
         return (
-            "Limit the longest: truncate or split longer sequences, or put sequences of like length into one "
-            "batch and make batches of long ones smaller."
+            "Limit the longest: truncate or split longer sequences, or put sequences of similar length into "
+            "one batch and make batches of long ones smaller."
         )
     if not found.dimension:
         return f"Limit the largest: split batches of which `{found.name}` is larger."

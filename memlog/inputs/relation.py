@@ -6,9 +6,9 @@ step. The peak of every other step is at most the mark.
 A dimension of an input explains the peaks if all of these hold:
 
 - It has at least six different values in steps whose peaks are known.
-- A line or a parabola that rises is within a tenth of the peaks' range (a parabola of many values: 15 %) of
-  every known peak, and not above the bound of any other step. So a larger input whose peak was not higher
-  refutes the relation.
+- A rising line or parabola fits: its distance from every known peak is at most a tenth of the peaks' range
+  (for a parabola with many values, 15 %), and it is not above the bound of any other step. So a larger input
+  whose peak was not higher refutes the relation.
 - A fit without the largest input predicts that input's peak.
 - The memory in use after the steps did not rise as the peaks did: that would be growth.
 
@@ -26,20 +26,21 @@ from memlog.events import TensorInput
 FEWEST = 6
 """Minimum number of different values of a dimension."""
 _TOLERANCE = 0.1
-"""Share of the peaks' range by which a peak may differ from the fit …"""
+"""Share of the peaks' range by which a peak may differ from the fit."""
 _MANY = 12, 0.15
-"""… and from so many values on from a parabola, which a few values do not determine well."""
+"""Number of values from which a parabola has a wider tolerance, and that tolerance."""
 _FALLS = 0.05
-"""Share of the peaks' range by which a fit may fall: a parabola does where small inputs need all the same."""
+"""Share of the peaks' range by which a fit may fall. A parabola falls a little if the peaks of all small
+inputs are equal."""
 _PREDICTED = 0.2
 """Share of the peaks' range by which the largest input's peak may differ from its prediction."""
 _KEPT = 0.4
-"""Share of the rise of the peaks; if memory after the steps rose by more, the memory was kept."""
+"""Share of the rise of the peaks. If the memory in use after the steps rose by more, it was kept."""
 _LEAST_RISE = 16 * 1024**2
 """Minimum range of the peaks, in bytes. A smaller one may be noise of the allocator."""
 
 _FALLING: Final = 0.02
-"""Share of the steps in which a size that rises from step to step may be smaller than in the one before."""
+"""A size rises from step to step if it falls in at most this share of the steps."""
 _STEADY: Final = 0.5
 """Share of the first half's rise per step that the second half has to reach."""
 
@@ -68,7 +69,7 @@ class Relation(NamedTuple):
     """True if it is the second dimension of a matrix of whole numbers, such as token ids."""
     is_linear: bool
     slope: float
-    """Bytes for one more of it, at the largest value."""
+    """Bytes by which the peak rises if the dimension grows by one, at its largest value."""
     smallest: int
     largest: int
     step: int
@@ -80,13 +81,13 @@ class Relation(NamedTuple):
     usual_peak: int
     """Bytes that the fit predicts for the median value of the steps' first half."""
     peak: int
-    """Peak of the largest value, in bytes."""
+    """Peak of the step with the largest value, in bytes."""
     level: int
-    """Lowest bytes in use after a step; 0: unknown."""
+    """Fewest bytes in use after any of the steps; 0: unknown."""
     begin: int = 0
-    """First step of those that were compared."""
+    """First of the steps that were compared."""
     per_step: float = 0.0
-    """Mean by which it becomes larger from step to step; 0 if it does not do so in all of them."""
+    """Mean growth of the dimension per step in the second half of the steps; 0 if it is not steady."""
 
     @property
     def rate(self) -> float | None:
@@ -135,7 +136,7 @@ def _is_kept(known: Sequence[StepPeak]) -> bool:
 
 
 def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
-    """Yield one of each set of dimensions that vary together: a length, or else the first."""
+    """Yield one dimension of each set that varies together: the sequence length, or else the first."""
     sets: list[tuple[list[int], list[_Dimension]]] = []
     for dimension, values in _varying(known):
         together = next((each for of, each in sets if _vary_together(of, values)), None)
@@ -148,7 +149,7 @@ def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
 
 
 def _varying(known: Sequence[StepPeak]) -> Iterator[tuple[_Dimension, list[int]]]:
-    """Yield the dimensions with enough different values, of inputs that every step has."""
+    """Yield each dimension that varies, with its values, of inputs that every step has."""
     sizes = [_sizes(step) for step in known]
     for dimension in sizes[0]:
         values = [each[dimension] for each in sizes if dimension in each]
@@ -165,7 +166,7 @@ def _sizes(step: StepPeak) -> dict[_Dimension, int]:
 
 
 def _vary_together(some: Sequence[int], others: Sequence[int]) -> bool:
-    """Return True if one series is a factor times the other, plus a constant, as labels and their mask."""
+    """Return True if one series is a multiple of the other plus a constant, as for labels and their mask."""
     at = next(at for at, value in enumerate(some) if value != some[0])
     return all(
         (one - some[0]) * (others[at] - others[0]) == (other - others[0]) * (some[at] - some[0])
@@ -210,7 +211,10 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
 
 
 def _per_step(sizes: Sequence[tuple[int, int]]) -> float:
-    """Return by how much sizes rise per step, if they hardly ever fall and rise as fast as before; 0: no."""
+    """Return the mean rise of sizes per step, in their second half.
+
+    It is 0 if sizes often fall, or rise less than half as fast as in the first half.
+    """
     falls = sum(after < before for (_, before), (_, after) in pairwise(sizes))
     if falls > _FALLING * len(sizes):
         return 0.0

@@ -26,7 +26,8 @@ _MEMLOG = str(Path(__file__).parents[1]) + "/"
 def inputs_at_step_end() -> tuple[TensorInput, ...]:
     """Return the tensors among the variables of the functions that called the optimizer's step.
 
-    The variables of the innermost function come first. Parameters and tensors with gradients are no inputs.
+    The variables of the innermost function come first. Tensors that require gradients, such as parameters,
+    are no inputs.
     """
     if "torch" not in sys.modules:
         return ()
@@ -66,7 +67,7 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     held = local_variables(frames[0])
     positional, by_name = held.get("args"), held.get("kwargs")
     names: tuple[str, ...] = ()
-    # While there are hooks for all modules, a function of torch's own stands between.
+    # If hooks for all modules are registered, torch calls `forward` through one more function.
     codes = [frame.f_code for frame in frames[1:3] if frame.f_code.co_name == "forward"]
     if codes:
         names = codes[0].co_varnames[1 : codes[0].co_argcount]
@@ -80,11 +81,11 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
 
 
 def _variables(frame: FrameType) -> list[tuple[str, object]]:
-    """Return the names and values of a frame's variables, of a module those that its code names."""
+    """Return the names and values of a frame's variables; at module level, only those that its code uses."""
     code = frame.f_code
     if code.co_flags & CO_OPTIMIZED:
         return list(local_variables(frame).items())[:_MOST]
-    namespace = frame.f_locals  # a module's or a class's own: nothing is copied
+    namespace = frame.f_locals  # the namespace of a module or class itself, not a copy
     if type(namespace) is not dict:
         return []
     return [(name, namespace[name]) for name in code.co_names[:_MOST] if name in namespace]
@@ -97,7 +98,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
-    """Yield the frames that run neither torch's code nor memlog's."""
+    """Yield the frames that run neither torch's code nor memlog's, among the first `_FRAMES`."""
     torch = sys.modules.get("torch")
     file = getattr(torch, "__file__", None)
     foreign = (_MEMLOG, *((str(Path(file).parent) + "/",) if file else ()))

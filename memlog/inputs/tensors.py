@@ -14,12 +14,12 @@ from itertools import islice
 from types import (
     BuiltinFunctionType,
     FunctionType,
-    GetSetDescriptorType,
     MethodType,
     ModuleType,
 )
 from typing import Any, cast
 
+from memlog._internal.inert_access import bases, class_namespace, instance_dict
 from memlog.events import TensorInput
 
 _DEPTH = 3
@@ -32,8 +32,6 @@ _FOUND = 32
 """Maximum number of tensors to find."""
 _NAME = 60
 """Maximum length of a name."""
-_mro_of = type.__dict__["__mro__"].__get__
-_dictionary_of = type.__dict__["__dict__"].__get__
 _WITHOUT_TENSORS = frozenset(
     id(kind)
     for kind in (
@@ -41,14 +39,15 @@ _WITHOUT_TENSORS = frozenset(
         *(FunctionType, BuiltinFunctionType, MethodType, ModuleType),
     )
 )
-"""Identities of types whose instances are no containers of tensors. The types themselves are not compared: a
+"""Identities of types whose instances contain no tensors. The types themselves are not compared, because a
 metaclass may define ``__eq__`` and ``__hash__``."""
 
 
 class TensorFinder:
     """Finder of the plain tensors among some variables.
 
-    A finder is made for one look, and holds no object: only identities, while the caller holds the objects.
+    Make a new finder for each search. A finder recognises objects by their ids, so the caller must keep the
+    objects alive until the search has ended.
     """
 
     def __init__(self) -> None:
@@ -95,23 +94,23 @@ class TensorFinder:
 
 def _items(name: str, value: object, kind: type) -> Iterator[tuple[str, object]]:
     """Yield the items of a container with their names; nothing if it is none, or too large."""
-    bases = _mro_of(kind)
-    if _is_among(dict, bases):
+    kinds = bases(kind)
+    if _is_among(dict, kinds):
         yield from _dict_items(name, cast("dict[object, object]", value))
-    elif _is_among(list, bases):
+    elif _is_among(list, kinds):
         yield from _sequence_items(name, list.__iter__(cast("list[object]", value)))
-    elif _is_among(tuple, bases):
+    elif _is_among(tuple, kinds):
         yield from _sequence_items(name, tuple.__iter__(cast("tuple[object, ...]", value)))
-    elif _is_among(UserDict, bases):  # such as ``BatchEncoding`` of Hugging Face
-        inner = dict(_attributes(value, bases)).get("data")
+    elif _is_among(UserDict, kinds):  # such as ``BatchEncoding`` of Hugging Face
+        inner = dict(_attributes(value)).get("data")
         if type(inner) is dict:
             yield from _dict_items(name, inner)
-    elif any("__dataclass_fields__" in _dictionary_of(base) for base in bases):
-        yield from ((f"{name}.{field}", each) for field, each in _attributes(value, bases))
+    elif any("__dataclass_fields__" in class_namespace(one) for one in kinds):
+        yield from ((f"{name}.{field}", each) for field, each in _attributes(value))
 
 
-def _is_among(wanted: type, bases: tuple[type, ...]) -> bool:
-    return any(base is wanted for base in bases)
+def _is_among(wanted: type, kinds: tuple[type, ...]) -> bool:
+    return any(one is wanted for one in kinds)
 
 
 def _dict_items(name: str, values: dict[object, object]) -> Iterator[tuple[str, object]]:
@@ -130,15 +129,9 @@ def _sequence_items(name: str, values: Iterator[object]) -> Iterator[tuple[str, 
         yield from ((f"{name}[{at}]", item) for at, item in enumerate(items))
 
 
-def _attributes(value: object, bases: tuple[type, ...]) -> list[tuple[str, object]]:
-    """Return an instance's own attributes, read past every property and ``__getattribute__``."""
-    for base in bases:
-        descriptor = _dictionary_of(base).get("__dict__")
-        if descriptor is not None:
-            if type(descriptor) is not GetSetDescriptorType:
-                return []
-            own = descriptor.__get__(value)
-            if type(own) is not dict or len(own) > _ITEMS:
-                return []
-            return [(name, each) for name, each in list(own.items()) if type(name) is str]
-    return []
+def _attributes(value: object) -> list[tuple[str, object]]:
+    """Return an instance's own attributes without calling properties or ``__getattribute__``."""
+    own = instance_dict(value)
+    if own is None or len(own) > _ITEMS:
+        return []
+    return [(name, each) for name, each in list(own.items()) if type(name) is str]

@@ -1,4 +1,4 @@
-"""Watch on steps: records the inputs of the largest, and finds the dimension that their peaks follow."""
+"""Record the inputs of the largest steps, and find the dimension that the peaks of steps follow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
 
 _WARM_UP = 3
-"""Number of first steps that are not looked at: they set up buffers and the optimizer's state."""
+"""Number of first steps whose inputs are not read: they set up buffers and the optimizer's state."""
 _RECORD = 1.05
-"""Factor of the last record from which a peak is a new record."""
+"""Factor by which a peak must exceed the last record to be a new one."""
 _RISEN = 1.01
-"""Factor by which a peak rises, for a look at the step, and for the test whether steps grow."""
+"""Factor by which a peak must rise for its step's inputs to be read, and to count as growth of steps."""
 _SHARE = 0.002
-"""Share of the time that looks at other steps may take."""
+"""Share of the run's time that reading the inputs of other steps may take."""
 _EVENTS = 200
 """Maximum number of events of a run."""
 _STEPS = 400
@@ -27,11 +27,11 @@ _STEPS = 400
 _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Limits of the sum of 1/k less ln(n), and of the sum of 1/k²."""
 _SIGMAS = 3
-"""Standard deviations above the mean above which the number of rises is not chance."""
+"""The number of rises is not chance if it is this many standard deviations above the mean."""
 
 
 class StepInputsWatch:
-    """Subscriber to the ends of steps, called in the functions that made the step.
+    """Subscriber that is called at each step's end, while the functions that made the step still run.
 
     The bus calls it on the trainer's thread, within the call of the optimizer's step.
 
@@ -71,7 +71,9 @@ class StepInputsWatch:
             self._capacities[event.name] = event.capacity
 
     def finish(self, step: int | None) -> None:
-        """Publish the finding at the end of the run, if there is one.
+        """Publish the inputs of the newest step that raised the peak, and the finding, if there are any.
+
+        Called at the end of the run.
 
         Args:
             step: Last complete step; ``None``: there was none.
@@ -142,22 +144,22 @@ class StepInputsWatch:
         )
 
     def _varying_first(self, inputs: tuple[TensorInput, ...]) -> tuple[TensorInput, ...]:
-        """Return inputs with those first that were different in other steps: a data set stays as it is."""
+        """Return the inputs, first those that differ between steps: the tensors of a data set do not."""
         constant = set(inputs).intersection(*(step.inputs for step in self._steps))
         return tuple(sorted(inputs, key=lambda each: each in constant))
 
     def _publish_largest(self) -> None:
-        """Publish the newest step that raised the peak after the last one that was published."""
+        """Publish the newest step that raised the peak, if it came after the last published one."""
         newest = next((step for step in reversed(self._steps) if step.known), None)
         if self._published and newest is not None and newest.step > self._newest_published:
             self._publish_inputs(newest)
 
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
-        """Publish the finding if steps grow, by far, and the inputs explain it.
+        """Publish the finding if steps become far larger and an input explains it.
 
         Args:
             step: Last complete step.
-            at_the_end: Whether to publish it again, with the largest step of the run.
+            at_the_end: True to publish it again, with the largest step of the run.
         """
         before = self._found
         if (before is not None and not at_the_end) or not self._steps_grow():
@@ -201,7 +203,7 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return the fullest accelerator, or the process, with its bytes in use, and its peak with its source.
+    """Return the reading of the accelerator with the highest peak; without one, that of the process.
 
     Returns:
         The name, the bytes in use after the step, the highest bytes in use, and whether they were reached in

@@ -102,12 +102,12 @@ class Names:
     """Unique names for a run's files.
 
     Two different names can become equal when characters are replaced, and files of two kinds can have one
-    name. The later file must not replace the earlier one: its kind is added to its name or, if that name is
-    taken too, a digest of the user's name.
+    name. The later file must not replace the earlier one. So memlog adds the later file's kind to its name
+    or, if that name is taken too, a digest of the user's name.
     """
 
     def __init__(self) -> None:
-        # No name of the user's is empty, so even a file of the same name and kind gets another name.
+        # The user's names are not empty, so even a user's file of the same name and kind gets another name.
         self._names = {name: ("", kind) for name, kind in _OWN}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:
@@ -174,7 +174,7 @@ def not_kept(path: object, error: Exception) -> str:
 
 
 def renamed(artifact: Artifact, name: str, kind: str) -> str | None:
-    """Return one line that names the new name and kind of a file; ``None`` if both are as given."""
+    """Return one line with the new name and kind of a file; ``None`` if both are as given."""
     if (artifact.name, artifact.kind) == (name, kind):
         return None
     return (

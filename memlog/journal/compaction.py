@@ -1,8 +1,8 @@
 """Make a closed segment smaller: thin frequent events, keep rare events and every peak.
 
-The compacted segment replaces the old one atomically. A crash leaves one or the other, and a process that
-is reading the old one can read it to its end. A `Gap` replaces removed lines and holds their number and
-length. So positions in the segment stay valid, and readers count the missing events as thinned, not as
+The compacted segment replaces the old one atomically. A crash leaves one of the two, and a process that is
+reading the old segment can read it to its end. A `Gap` replaces removed lines and holds their number and
+length. So positions in the segment stay valid, and readers count the missing events as thinned and not as
 lost.
 """
 
@@ -41,8 +41,8 @@ def is_compactable(path: Path) -> bool:
 def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
     """Make a segment that has a successor smaller, and return the number of removed events.
 
-    Of each ``window`` consecutive events of one kind, keep the last one and, for each value, the first one
-    that holds the greatest.
+    Of each ``window`` consecutive events of one kind, keep the last one and, for each value, the first event
+    in which the value is greatest.
 
     Args:
         path: The segment, which `is_compactable`.
@@ -67,7 +67,7 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
             target.flush()
             os.fsync(target.fileno())
             status = os.fstat(source.fileno())
-            # The segment's time tells whether the run is alive, and when it ended.
+            # The segment's time of change tells whether the run is alive, and when it ended.
             os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return removed
 

@@ -60,7 +60,7 @@ class RunAlerts(msgspec.Struct):
     alerts: list[Alert] = []
     """The newest `MAX_ALERTS`."""
     sent: int = msgspec.field(default=0, name="told")
-    """Number of them that the tracker has; ``told`` in the file, as in earlier versions."""
+    """Number of these alerts that the tracker has. The file calls it ``told``, as in earlier versions."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     backend: str
     stage: Stage = "waiting"
     problem: str | None = None
-    """Reason why it is not delivering, in one line."""
+    """Reason why data is not delivered, in one line."""
     failed_attempts: int = 0
     """Number of attempts to deliver that failed, since the run began."""
     address: str | None = None
@@ -93,7 +93,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
     continued_by: str | None = None
-    """memlog's id of the session after a restart, which goes on in ``own_run`` and ends it."""
+    """memlog's id of the restarted session, which continues ``own_run`` and ends it."""
     joined: list[str] = []
     """Ids of the user's runs that points went to."""
     delivered: int = 0

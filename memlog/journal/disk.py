@@ -9,7 +9,7 @@ import time
 SLOW_WRITE_NS = 1_000_000
 """Nanoseconds above which a write is slow."""
 SLOW_WRITES = 20
-"""Minimum number of slow writes, out of `WINDOW`, of a slow disk."""
+"""Number of slow writes, out of `WINDOW`, from which on the disk counts as slow."""
 WINDOW = 200
 
 _write = ctypes.PyDLL(None).write

@@ -35,7 +35,7 @@ class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A position between two lines of one process's segments."""
 
     segment: Int
-    """From 1."""
+    """Number of the segment, from 1."""
     offset: Int
     """Bytes from the segment's beginning."""
 
@@ -80,8 +80,8 @@ class Binding(msgspec.Struct, frozen=True):
     link: str | None = None
     """Address of the run's page in the browser, or else the command that shows the run."""
     offset: Int = 0
-    """The session's step minus the step in this run: each run has a count of its own. Negative if the run's
-    count is ahead."""
+    """The session's step minus the step in this run, because each run has a count of its own. Negative if the
+    run's count is ahead."""
 
 
 def binding_of(run: TrackerRun, offset: int = 0) -> Binding:
@@ -132,7 +132,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_older_names(self) -> bool:
-        """True if a memlog wrote it whose metrics had other names (see `memlog.metrics.values`)."""
+        """True if an earlier memlog wrote it, whose metrics had other names (see `memlog.metrics.values`)."""
         return "steps" not in self.fields.get("health", ())
 
 
@@ -140,7 +140,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """A line of a segment."""
 
     seq: Int
-    """Number of the event among those of its process, from 0."""
+    """Number of the event among the events of its process, from 0."""
     event: Event
 
 

@@ -26,7 +26,7 @@ _SUFFIX = ".ride"
 
 
 class InProcessState(msgspec.Struct, kw_only=True):
-    """Record of what one session has written to one backend's runs in process."""
+    """Record of one session's writing, in process, to one backend's runs."""
 
     backend: str
     stage: Stage = "delivering"

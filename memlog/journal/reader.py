@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     event: Event
     header: Header
     start: Position
-    """Beginning of its line, or the line's beginning before the segment was compacted."""
+    """Beginning of its line. In a compacted segment: where the line began before compaction."""
     end: Position
     """Beginning of the next line."""
 
@@ -57,7 +57,7 @@ class JournalFile:
             ``newer_schema``.
         thinned: Number of events, among those read so far, that were removed to keep the journal's size
             limit.
-        thinned_undelivered: Number of those that some sink had not received.
+        thinned_undelivered: Number of removed events that some sink had not received.
     """
 
     def __init__(self, directory: Path, process: str) -> None:

@@ -12,11 +12,11 @@ from memlog.journal.format import Binding
 from memlog.journal.runs import RunDirectory
 
 _FIRST_EVENTS = 5
-"""Events of the trainer among which its `Run` stands first, unless the journal is damaged."""
+"""Number of the trainer's events to search for its `Run`, the first event unless the journal is damaged."""
 
 
 def names_of(run: RunDirectory) -> list[str]:
-    """Return the names of a run, without memlog's id and without repetitions: those for people come first.
+    """Return the names of a run without memlog's id, each once; ids in trackers come last.
 
     These are the name passed to ``init``, and the name and id of each tracker's run, as memlog found it.
     """
@@ -26,7 +26,7 @@ def names_of(run: RunDirectory) -> list[str]:
 
 
 def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
-    """Return by backend the run of the user's that was joined last, or else the run that memlog opened."""
+    """Return, by backend, the user's run that was joined last, or else the run that memlog opened."""
     opened = {state.backend: state.own_run for state in read_states(run)}
     found = {backend: binding for backend, binding in opened.items() if binding is not None}
     # The helper process knows no more about a run than the trainer does.

@@ -17,7 +17,7 @@ from memlog.errors import (
     RunNotFoundError,
     UnwritableDirectoryError,
 )
-from memlog.events import End
+from memlog.events import End, Event
 from memlog.journal.format import Header, Position, ProcessIdentity, Role, parse_segment_name
 from memlog.journal.process_identity import birth_of
 from memlog.journal.reader import JournalFile
@@ -29,7 +29,7 @@ LATEST = "latest"
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32; without l, o, 0, 1, for people who type an id
 _ID_LENGTH = 8
 _CANDIDATES = 5
-"""Most runs that a message lists if a name means several."""
+"""Maximum number of runs that a message lists if several match a name."""
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
@@ -80,7 +80,7 @@ class RunDirectory:
         """Return one reader for each process that wrote to the journal, the trainer's first.
 
         Args:
-            role: Only those of processes with this role; ``None``: all.
+            role: Role of the processes to return; ``None``: all processes.
         """
         processes = {
             process for process, _ in _segments(self.path) if process.startswith(role or "")
@@ -89,6 +89,12 @@ class RunDirectory:
             processes, key=lambda process: (not process.startswith("trainer"), process)
         )
         return [JournalFile(self.path, process) for process in ordered]
+
+    def events(self, role: Role | None = None) -> Iterator[Event]:
+        """Yield the events in the journal, one process after the other; ``role`` as in `files`."""
+        for file in self.files(role):
+            for entry in file.read():
+                yield entry.event
 
     def trainer(self) -> Header | None:
         """Return the first header that the trainer wrote; ``None`` if none can be read."""
@@ -160,9 +166,9 @@ def new_run(root: Path) -> RunDirectory:
     run_id = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_ID_LENGTH))
     path = root / run_id
     try:
-        with suppress(FileExistsError):  # it existed, or another rank made it just now
+        with suppress(FileExistsError):  # the folder exists, or another rank makes it now
             root.mkdir(parents=True)
-            # Only in a folder that memlog made: in one of the user's it would hide the user's files from git.
+            # Only in a folder that memlog made: in the user's own, it would hide the user's files from git.
             (root / ".gitignore").write_text("# Runs that memlog recorded: not source.\n*\n")
         path.mkdir()
         (path / "delivery").mkdir()
@@ -175,7 +181,7 @@ def new_run(root: Path) -> RunDirectory:
 
 
 def _segments(path: Path) -> Iterator[tuple[str, int]]:
-    """Return the process and the number of each segment in a folder. Segments are plain files."""
+    """Yield the process and the number of each segment in a folder. Segments are plain files."""
     with os.scandir(path) as entries:
         for entry in entries:
             found = parse_segment_name(entry.name)
@@ -202,7 +208,7 @@ def list_runs(root: Path) -> list[RunDirectory]:
 def find_run(root: Path, name: str) -> RunDirectory:
     """Return a run by its id, its name or id in a tracker, the beginning of its id, or ``latest``.
 
-    An exact name comes before the beginning of another run's id.
+    An exact name takes precedence over the beginning of another run's id.
 
     Raises:
         RunNotFoundError: No run matches.
@@ -236,7 +242,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
     """Return the runs that have a name, passed to ``init`` or in a tracker."""
-    # Imported here, because it needs the state of the uploaders, which imports this package.
+    # Imported here, because that module needs the uploaders' states, whose module imports this one.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 
     found = []

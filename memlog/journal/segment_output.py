@@ -22,14 +22,14 @@ Put: TypeAlias = Callable[[int, bytes], int]
 CHECK_EVERY = 200
 """Number of writes between checks that the file still exists."""
 TRY_AGAIN_S = 5.0
-"""Seconds after which writing leaves the queue, to test whether the disk is fast again; doubled each time."""
+"""Seconds after which a write is made without the queue, to test the disk's speed; doubled each time."""
 MAX_TRY_AGAIN_S = 320.0
 
 
 class SegmentOutput:
     """Output to the current segment of a process.
 
-    A failed write loses only its line. It is counted, and the first one is logged.
+    A failed write loses only its line. Each loss is counted, and the first one is logged.
 
     Args:
         directory: The run's folder.
@@ -90,7 +90,7 @@ class SegmentOutput:
             self._diagnostics.drop(
                 "journal_queue_full",
                 "the disk was too slow for the journal's last events, which are lost",
-                # The queue's end mark is counted in place of the write that is in progress.
+                # Includes the queue's end mark, which stands for the write that is in progress.
                 count=self._queue.waiting(),
             )
 
@@ -113,7 +113,7 @@ class SegmentOutput:
                     "lost, if any",
                 )
             return
-        # In this order: after the close, the old file's number may belong to a file of the user's.
+        # In this order: after the close, the old file's descriptor may belong to a file of the user's.
         old, self._file = self._file, file
         old.close()
         self._on_switch()

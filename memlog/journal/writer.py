@@ -99,7 +99,7 @@ class JournalWriter:
                 return -1
             if self._backpressure.active and not self._backpressure.admits(event):
                 return -1
-            # Counted before it is written: readers count the number of an event that is missing as a loss.
+            # Counted before the write: if it fails, readers see a missing number, and count a lost event.
             seq, self._seq = self._seq, self._seq + 1
             line = self._encoder.encode(Record(seq, event)) + b"\n"
             self._size += len(line)
@@ -122,8 +122,8 @@ class JournalWriter:
             if self._closed or fork.generation != self._generation:
                 return
             self._closed = True
-            # Inside the lock: after it, the file's number may belong to another file, which another thread's
-            # event must not reach.
+            # Inside the lock: the closed file's descriptor may soon belong to another file, and no other
+            # thread may write an event there.
             self._output.close()
 
     def _first_line(self) -> bytes:

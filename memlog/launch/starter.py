@@ -55,7 +55,7 @@ class Starter:
                 init()
                 self._began = True
             except Exception as error:  # noqa: BLE001 - memlog's errors must not end training
-                say(" ".join(f"this process is not recorded, it goes on ({error})".split()))
+                say(" ".join(f"this process goes on without being recorded ({error})".split()))
             finally:
                 self._beginning = False
                 current_session.begin_on_demand(None)
@@ -72,7 +72,7 @@ class Starter:
 
 
 def wait() -> None:
-    """Begin a session when this process trains. Call it once per process."""
+    """Begin a session at this process's first training step. Call the function once per process."""
     os.register_at_fork(after_in_child=Starter().forked)
 
 

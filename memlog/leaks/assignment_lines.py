@@ -28,7 +28,7 @@ class Addition(NamedTuple):
 
     Attributes:
         line: Its line number.
-        value: Source of what is added, if it is a name or an attribute; else empty.
+        value: Source text of the added value if that is a name or an attribute; otherwise empty.
     """
 
     line: int
@@ -57,7 +57,7 @@ def added_groups(file: str) -> list[Addition]:
 
 
 def replaced(file: str, line: int) -> str:
-    """Return the variable or attribute that a line replaces by a value made of it; empty if it does not.
+    """Return the variable or attribute whose new value a line makes from its old one; empty if there is none.
 
     Args:
         file: Path of the file, as in its code.
@@ -81,7 +81,7 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 
 def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
-    """Return the calls of methods, first those in loops and functions, which may run again."""
+    """Return the calls of a method; those in loops and functions come first: they may run more than once."""
     nodes = list(_nodes(file, word))
     again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
@@ -92,7 +92,7 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
 
 
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
-    """Yield the nodes of a source file's syntax tree; none if a word is not in it."""
+    """Yield the nodes of a source file's syntax tree; none if the file does not contain ``word``."""
     text = "".join(linecache.getlines(file))
     if not text or len(text) > _MAX_BYTES or word not in text:
         return
@@ -121,7 +121,7 @@ def _addition(node: ast.AST, name: str) -> list[Addition]:
 
 
 def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
-    """Yield what a statement assigns to, also within tuples and lists."""
+    """Yield the single targets of an assignment, also those within tuples and lists."""
     for node in nodes:
         if isinstance(node, (ast.Tuple, ast.List)):
             yield from _targets(node.elts)

@@ -1,8 +1,8 @@
 """Storages that autograd graphs keep, and the tensors that keep the graphs.
 
-The walk follows ``next_functions`` from the tensors that Python objects stand for. What a node has saved is
-read as ``_raw_saved_…``, which unpacks nothing: unpack hooks (checkpointing, offloading) are the program's
-code.
+The walk follows ``next_functions`` from all tensors that have a Python object. A node's saved tensors are
+read as ``_raw_saved_…``, which calls no unpack hook: such a hook, as checkpointing and offloading use, is
+the program's code.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog.leaks.inert_access import bases, class_namespace, is_kind, own_method
+from memlog._internal.inert_access import bases, class_namespace, is_kind, own_method
 from memlog.leaks.live_tensors import LiveTensors
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_NODES: Final = 30_000
 _MAX_PACKED: Final = 200
-"""Objects that are looked at in what a hook has packed."""
+"""Maximum number of objects that are looked at in the value that a pack hook returned."""
 _STOPS: Final = (type, ModuleType, FrameType, CodeType)
 NODE_BYTES: Final = 450
-"""Bytes that a node of the graph takes without its saved tensors, about."""
+"""Approximate bytes of a graph's node without its saved tensors."""
 _BLOCK: Final = 16
-"""Bytes that an allocator adds to each object, about."""
+"""Approximate bytes that an allocator adds to each object."""
 _base: Any = torch._C.TensorBase
 
 
 class KeptGraph(NamedTuple):
-    """What the graph of one tensor keeps.
+    """Storages that the graph of one tensor keeps.
 
     Attributes:
         holder: The tensor, or a node of the graph that a Python object refers to.
@@ -55,20 +55,20 @@ class GraphWalk:
     Args:
         first_node: Number of the first node of the watched iterations. Older ones are not visited.
         end_node: Number after their last one.
-        budget: Time for it.
+        budget: Time that this may take.
     """
 
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
         self._first, self._end = first_node, end_node
         self._budget = budget
         self._visited: dict[int, tuple[Any, list[Any]]] = {}
-        """Nodes by identity, each with the sharers of the graph that it counts for."""
+        """Visited nodes by identity, each with the list of sharers of the graph to which it was counted."""
         self._saved_names: dict[int, tuple[str, ...]] = {}
         self._has_tracebacks = torch.is_anomaly_enabled()
         self.complete = True
 
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
-        """Return what the graph of each live tensor keeps, for those that keep anything."""
+        """Return the graphs of live tensors, without those that keep nothing."""
         found = []
         with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:
@@ -142,7 +142,7 @@ def _traceback_bytes(node: Any) -> int:
 
 
 def _saved(owner: Any, name: str) -> Any:
-    """Return an attribute of autograd's; ``None`` if the backward pass has freed it, or torch lacks it."""
+    """Return an attribute of an autograd node; ``None`` if the backward pass freed it, or torch lacks it."""
     try:
         return getattr(owner, name, None)
     except RuntimeError:
@@ -159,7 +159,7 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 
 
 def _add_packed(values: list[Any], storages: dict[int, int]) -> None:
-    """Add the tensors in what a hook or a function of the program has saved."""
+    """Add the storages of tensors that a pack hook returned or a custom function saved."""
     waiting, seen = list(values), dict[int, Any]()
     while waiting and len(seen) < _MAX_PACKED:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Containers that grow, and what one element more takes.
+"""Containers that grow, and the size of one more element.
 
 A census is the lengths of all containers, by identity. A container grows if it is longer in each of three
 censuses. CPython's collector does not track a dictionary that holds only numbers and strings, nor a
@@ -28,7 +28,7 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
-from memlog.leaks.inert_access import (
+from memlog._internal.inert_access import (
     bases,
     container_base,
     container_kind,
@@ -47,7 +47,7 @@ _MAX_COUNTED: Final = 300_000
 _MAX_REACHED: Final = 20_000
 """Maximum number of objects that are looked at to find out what an element takes."""
 _HUGE: Final = 200_000
-"""Elements above which what a container refers to is not looked at: that takes 10 ms."""
+"""Elements above which the references of a container are not followed: that takes 10 ms."""
 _SAMPLE: Final = 4
 """Elements whose size is measured."""
 _SHARED: Final = (
@@ -78,7 +78,7 @@ _NO_OWNERS: Final = frozenset(
         ModuleType,
     )
 )
-"""Types, by identity, of most objects in a program: they hold no container that only they can reach."""
+"""Types, by identity, whose objects are not searched: any container that they hold is found without them."""
 
 
 class Growth(NamedTuple):
@@ -86,7 +86,7 @@ class Growth(NamedTuple):
 
     Attributes:
         container: The container.
-        base: Its type among `memlog.leaks.inert_access.CONTAINERS`.
+        base: Its type among `memlog._internal.inert_access.CONTAINERS`.
         gained: Elements that it gained between the first and the last census.
     """
 
@@ -100,12 +100,12 @@ class Census:
 
     Args:
         objects: All objects that the collector tracks.
-        budget: Time for it.
+        budget: Time that this may take.
 
     Attributes:
         lengths: Lengths by identity.
-        untracked: Identities of those that the collector does not track.
-        huge: Identities of those that have so many elements that it takes long to look at them.
+        untracked: Identities of the containers that the collector does not track.
+        huge: Identities of the containers with too many elements to look at each.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
@@ -132,7 +132,7 @@ class Census:
 
 
 def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
-    """Return containers that the objects but the huge ones refer to and the collector does not track."""
+    """Return the untracked containers to which objects refer, without the references of huge objects."""
     # All of this runs in C: there are ten times as many referents as objects.
     if huge:
         objects = [one for one in objects if id(one) not in huge]
@@ -146,12 +146,12 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
 
 
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
-    """Return the containers that are longer in each census of ``before`` than in the one before, and now.
+    """Return the containers that have become longer from census to census, and again since the last census.
 
     Args:
         objects: All objects that the collector tracks.
         before: Censuses, the oldest first.
-        budget: Time for it.
+        budget: Time that this may take.
     """
     first, last = before[0].lengths, before[-1].lengths
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
@@ -169,7 +169,7 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
 
 
 class ElementSize(NamedTuple):
-    """Size of what a container gains.
+    """Mean size of an element that a container gains.
 
     Attributes:
         objects: Bytes of Python objects and arrays.
@@ -181,20 +181,20 @@ class ElementSize(NamedTuple):
 
 
 class ElementSizes:
-    """Sizes of what containers gain.
+    """Sizes of the elements that containers gain.
 
     Args:
-        budget: Time for it.
+        budget: Time that this may take.
     """
 
     def __init__(self, budget: TimeBudget) -> None:
         self._budget = budget
 
     def of(self, growth: Growth) -> ElementSize:
-        """Return what the newest elements of a container take and the older ones do not share.
+        """Return the mean size of a container's newest elements.
 
-        That is the size of all objects that the newest elements refer to, except those that older elements
-        refer to as well. What an element refers to and does not own, such as a class, does not count.
+        It counts all objects that the newest elements refer to, except those that older elements refer to as
+        well, and those that an element does not own, such as its class.
         """
         slot = _SLOTS[growth.base]
         if growth.base is bytearray:
@@ -213,7 +213,7 @@ class ElementSizes:
 
 
 class _Reach:
-    """All objects that can be reached from some, each counted once.
+    """Size of all objects that can be reached from given ones. Each object counts once.
 
     Attributes:
         objects: Bytes of Python objects and arrays.
@@ -252,7 +252,7 @@ class _Reach:
 
 
 def _size(one: Any) -> tuple[float, list[Any]]:
-    """Return the size of one object without those that it refers to, and these."""
+    """Return an object's own size, and the objects that it refers to."""
     kind = type(one)
     if any(kind is atom for atom in _ATOMS):
         return sys.getsizeof(one), []
@@ -267,9 +267,9 @@ def _size(one: Any) -> tuple[float, list[Any]]:
 
 
 _TENSOR: Final = 600
-"""Bytes of a tensor besides its elements, about."""
+"""Approximate bytes of a tensor object without its elements."""
 _SLOTS: Final[dict[type, float]] = {list: 9, deque: 9, dict: 100, set: 60, bytearray: 1.06}
-"""Bytes that an element takes in the container itself, with its share of the free slots, about."""
+"""Approximate bytes that an element takes in the container itself, with its share of the free slots."""
 _ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
 
 

@@ -2,12 +2,14 @@
 
 In the trainer's process it judges, at each step, the process's anonymous memory, its shared memory and each
 device; in the helper process, at each sample, each child process and their shared memory. Mapped files are in
-none of them. Before memory of the trainer's process is suspected, Python's young garbage is collected.
+none of them. Before growth of the trainer's process is suspected, Python's young garbage is collected. Before
+it is confirmed, all garbage is collected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic, thread_time
 from typing import NamedTuple
 
 from memlog._internal.units import MIB
@@ -18,6 +20,7 @@ from memlog.leaks.gaps import Gaps, Level
 from memlog.leaks.process_piles import ProcessPiles, kind_of
 from memlog.leaks.series import LARGER, News, SeriesWatch
 from memlog.leaks.suspicion import Suspicion
+from memlog.leaks.time_budget import seconds_allowed
 from memlog.probes.garbage import collect_garbage
 from memlog.probes.malloc import Heap, read_heap
 
@@ -37,16 +40,19 @@ _FRAGMENTED_FLOOR = 64 * MIB
 _CHILD_FLOOR = 8 * MIB
 """Least growth of a child process, which is judged by fewer levels."""
 _STEPS = 24
+"""Fewest levels of a regime, one for each step."""
 _SAMPLES = 10
-"""Fewest levels of a regime, of steps and of samples, which are several steps apart."""
+"""Fewest levels of a regime, one for each sample: samples are several steps apart."""
 _GARBAGE = 0.25
 """Share of a growth that is garbage, above which the growth is not suspected."""
+_COLLECTING = 2.0
+"""Processor seconds that collections of old garbage may take in any run."""
 _UNUSED = 0.6
-"""Share of a growth that is unused memory of the allocator, above which that is what grows."""
+"""Share of the allocator's unused memory in a growth, above which the growth counts as unused memory."""
 _LONG = 64
-"""Steps for which a worker has to grow if it ended before its growth was confirmed."""
+"""Steps for which the growth of a worker must last if the worker ends before it is confirmed."""
 
-_HEAP_STEPS = 8
+_HEAP_STEPS = 2
 """Steps between readings of the heap while growth is suspected: each takes 5 to 500 µs."""
 _ALONE = 6
 """Fewest levels by which growth of a single process is confirmed."""
@@ -111,9 +117,10 @@ class GrowthDetector:
 
     Args:
         pid: The trainer's process.
-        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``. That and
-            a device's fragmented memory are confirmed again while they grow, because such growth often ends.
-        on_suspicion: Called before, once a series seems to grow: time to look for the cause.
+        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``. Growth of
+            ``host.free_lists`` and of a device's fragmented memory is confirmed again while it lasts, because
+            it often ends.
+        on_suspicion: Called earlier, when a series seems to grow, to look for the cause.
         on_withdrawn: Called if the suspected growth has not lasted.
         memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
             Batches lack them, because the journal keeps each step's event small.
@@ -147,6 +154,8 @@ class GrowthDetector:
         self._ended: set[str] = set()
         self._known: dict[str, float] = {}
         self._collected: _Collected | None = None
+        self._collecting = 0.0
+        self._begun = monotonic()
         self._heap: Heap | None = None
         self._newest_heap: Heap | None = None
         self._suspected = 0
@@ -154,7 +163,7 @@ class GrowthDetector:
         self._step = 0
 
     def __call__(self, event: Event) -> None:
-        """Take an event; any other than a batch, a sample and a device is ignored."""
+        """Take a batch, a sample or a device; ignore any other event."""
         if type(event) is Batch:
             self._take_batch(event)
         elif type(event) is Sample:
@@ -202,8 +211,11 @@ class GrowthDetector:
             self._take_host(self._gaps.take(event.step, anon, left_out=searching))
             if searching:  # the search's own memory is no growth of the allocator's
                 self._heap, self._suspected = read_heap(), event.step
+                self._host.in_use.clear()
             elif self._host.pending is not None and event.step % _HEAP_STEPS == 0:
-                self._newest_heap = read_heap()
+                self._newest_heap = heap = read_heap()
+                if heap is not None:
+                    self._host.in_use.append((event.step, anon - heap.idle))
         if shared:
             self._take(SHARED, event.step, shared, _HOST_FLOOR, _STEPS)
         for device in event.devices:
@@ -246,7 +258,7 @@ class GrowthDetector:
             self._report_child(role, watch, News("withdrawn", suspected))
 
     def _report_child(self, role: str, watch: SeriesWatch, news: News | None) -> None:
-        """Report a process's growth once for all of its kind that grow: they share their cause."""
+        """Report the growth of child processes of one kind once, because they share its cause."""
         if news is None:
             return
         kind = kind_of(role)
@@ -281,7 +293,8 @@ class GrowthDetector:
             news: What changed.
             suspected: True if the growth was reported before, as suspected.
         """
-        if news.verdict != "withdrawn" and self._is_garbage(news.growth):
+        is_confirmed = news.verdict == "confirmed"
+        if news.verdict != "withdrawn" and self._is_garbage(news.growth, old=is_confirmed):
             self._host.drop()
             if not suspected:
                 return
@@ -290,12 +303,19 @@ class GrowthDetector:
             self._heap, self._suspected = read_heap(), self._step
         self._report(HOST, self._host, news)
 
-    def _is_garbage(self, growth: Growth) -> bool:
-        """Collect young garbage; return True if it explains a growth.
+    def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
+        """Collect garbage; return True if it explains a growth.
 
         Much garbage may hide a leak. So the bytes in use after two collections are compared, too.
+
+        Args:
+            growth: The growth.
+            old: Collect old garbage, too, if that does not take too long.
         """
-        found = collect_garbage()
+        old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
+        began = thread_time()
+        found = collect_garbage(old=old)
+        self._collecting += thread_time() - began
         if found is None or found.freed < _GARBAGE * growth.total:
             return False
         before, self._collected = self._collected, _Collected(self._step, found.left)
@@ -323,7 +343,7 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if mostly unused memory of the allocator has grown since the suspicion.
 
-        Python's small objects lie in memory that is not the allocator's: its figures may stay as they are.
+        Python keeps small objects in memory of its own, whose growth the allocator's figures do not show.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

@@ -1,6 +1,6 @@
 """Causes that no Python object shows, by elimination.
 
-Child processes and shared memory are no part of the memory in question, but series of their own.
+Child processes and shared memory are series of their own, which are not judged here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def by_elimination(
     malloc_free: float | None = None,
     profiling: bool = False,
 ) -> Holder | None:
-    """Return the cause that the operating system's and the allocator's numbers leave; ``None``: none.
+    """Return the cause that the numbers of the operating system and the allocator show; ``None`` if none.
 
     Args:
         rate: Growth in bytes per step.
         explained: Bytes per step that Python objects explain.
         malloc_used: Growth of the bytes that the C library's allocator has given out, per step.
         malloc_free: Growth of the free bytes that it keeps.
-        profiling: Whether torch's profiler records, whose events stay in C++ until it is stopped.
+        profiling: True if torch's profiler records. It keeps its events in C++ until it is stopped.
     """
     least = _MOST * rate
     if rate <= 0 or explained >= least:

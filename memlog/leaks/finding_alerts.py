@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memlog._internal.diagnostics import Diagnostics
 from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
-"""Factor over the rate of an alert from which the same thing raises another one."""
+"""Multiple of an alert's rate at which a finding about the same thing raises another alert."""
 
 
 class FindingAlerts:
-    """Subscriber that publishes an alert for each finding. It goes to the trackers like a rule's.
+    """Subscriber that publishes an alert for each finding. Trackers get it like the alert of a rule.
 
     Args:
         publish: Takes the alerts.
-        diagnostics: Counts errors of ``on_alert``.
-        on_alert: Called with each alert; ``None``: no function.
+        on_alert: Called with each alert after it was published.
         on_new: Called with each finding that is about something new.
 
     Attributes:
@@ -27,12 +25,10 @@ class FindingAlerts:
     def __init__(
         self,
         publish: Callable[[Event], object],
-        diagnostics: Diagnostics,
-        on_alert: Callable[[Alert], object] | None = None,
+        on_alert: Callable[[Alert], object] = lambda _: None,
         on_new: Callable[[Finding], object] = lambda _: None,
     ) -> None:
         self._publish = publish
-        self._diagnostics = diagnostics
         self._on_alert = on_alert
         self._on_new = on_new
         self.findings: list[Finding] = []
@@ -48,9 +44,7 @@ class FindingAlerts:
         self._on_new(event)
         alert = _alert(event)
         self._publish(alert)
-        if self._on_alert is not None:
-            with self._diagnostics.contained_callback("on_alert"):
-                self._on_alert(alert)
+        self._on_alert(alert)
 
 
 def _is_known(finding: Finding, before: Finding) -> bool:
@@ -58,9 +52,8 @@ def _is_known(finding: Finding, before: Finding) -> bool:
     if (finding.kind, finding.where) != (before.kind, before.where):
         return False
     if finding.rate is None or finding.kind == "larger_steps":
-        return (
-            True  # the rate of larger steps is the slope of a curve, which more steps make steeper
-        )
+        # The rate of larger steps is the slope of a curve, which more steps make steeper.
+        return True
     return finding.rate < _FASTER * (before.rate or 0.0)
 
 

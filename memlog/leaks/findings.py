@@ -11,7 +11,7 @@ from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
-"""Steps after which growth whose rate is known to a third counts as certain."""
+"""Steps after which growth counts as certain if its rate is known to within a third."""
 _NARROW = 1 / 3
 _FRAGMENTS = 400
 """Steps for which an allocator's unused memory has to grow."""
@@ -20,9 +20,9 @@ _FRAGMENTS = 400
 class _Text(NamedTuple):
     kind: str
     what: str
-    """What grows: the beginning of the title."""
+    """Name of the memory that grows: the beginning of the title."""
     evidence: str
-    """How it was measured."""
+    """Description of how the memory was measured."""
     remedy: str
 
 
@@ -74,7 +74,7 @@ _TEXTS = {
 
 
 class GrowthFindings:
-    """Receiver of confirmed growth, which publishes a finding of each.
+    """Receiver of confirmed growth. It publishes a finding about each growth.
 
     Args:
         publish: Takes the findings.
@@ -85,11 +85,11 @@ class GrowthFindings:
         self._fragmented: set[str] = set()
 
     def __call__(self, growth: Suspicion) -> None:
-        """Publish growth.
+        """Publish a finding about a growth, unless it is too uncertain.
 
-        That of the process, without a known cause, is published only if it is certain.
+        Growth of the process without a known cause is published only if it is certain.
 
-        That of an allocator's unused memory is published once, and only if it has lasted: in healthy
+        Growth of an allocator's unused memory is published once, and only if it has lasted: in healthy
         programs, too, small free pieces of the heap add up for a while.
         """
         if growth.series == FREE_LISTS or growth.series.endswith(FRAGMENTED):
@@ -103,7 +103,7 @@ class GrowthFindings:
 
 
 def finding_of(growth: Suspicion) -> Finding:
-    """Return the finding that a series grows, for a cause that is not known more precisely."""
+    """Return the finding that a series grows, without a cause."""
     text, where = _text_of(growth.series)
     others = f", and of {growth.others} more like it," if growth.others else ""
     title = f"{text.what.format(where)}{others} grows"
@@ -144,7 +144,7 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
 
 
 def confidence_in(growth: Suspicion) -> Literal["high", "medium", "low"]:
-    """Return how sure it is that memory grows, by its length and the interval of its rate."""
+    """Return the confidence that memory grows, by the growth's length and the interval of its rate."""
     long = growth.step - growth.since_step >= _SURE
     narrow = growth.rate_high - growth.rate_low <= 2 * _NARROW * growth.rate
     if long and narrow:

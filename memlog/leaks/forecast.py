@@ -7,7 +7,7 @@ from memlog.probes.cgroup import read_cgroup, read_file_pages
 from memlog.probes.tree import available_memory
 
 _WIDEST = 2.0
-"""Largest quotient of the interval's ends, in steps from now, that helps."""
+"""Largest useful ratio of the most to the fewest steps until the limit."""
 _FURTHEST = 1_000_000
 """Steps from now after which no limit is forecast: the growth is too slow to matter."""
 
@@ -37,9 +37,9 @@ def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] |
 
 
 def host_free(pid: int) -> int | None:
-    """Return the bytes that a process can still take: of its control group, and of the machine.
+    """Return the bytes that a process can still take: the fewer of its control group's and the machine's.
 
-    Pages of files count as free, because the kernel takes them back. It takes about a millisecond.
+    Pages of files count as free, because the kernel takes them back. A call takes about a millisecond.
     """
     known = [free for free in (_cgroup_free(pid), available_memory()) if free is not None]
     return min(known, default=None)

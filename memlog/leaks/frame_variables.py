@@ -38,8 +38,9 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
     """Return the local variables of all running functions, by the identity of their values.
 
     Args:
-        is_program: Function that returns whether a source file is the program's. Its variables win over those
-            of packages, and those of callers over those of the functions that they call.
+        is_program: Function that returns whether a source file is the program's. If several variables have
+            the same value, the program's win over those of packages, and a caller's over those of the
+            functions that it calls.
     """
     program: dict[int, Variable] = {}
     others: dict[int, Variable] = {}
@@ -51,7 +52,7 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
 
 
 def all_objects() -> list[Any]:
-    """Return all objects that the collector tracks, and what else running functions refer to."""
+    """Return all objects that the collector tracks, and the other values of running functions' variables."""
     objects = gc.get_objects()
     for frame in _running_frames():
         objects += itertools.filterfalse(gc.is_tracked, local_variables(frame).values())
@@ -59,7 +60,10 @@ def all_objects() -> list[Any]:
 
 
 def _running_frames() -> Iterator[FrameType]:
-    """Yield the frames but memlog's, the innermost first; only this thread's if others must not be read."""
+    """Yield the running frames except memlog's, the innermost first.
+
+    They are only this thread's if frames of other threads must not be read.
+    """
     threads = tuple(sys._current_frames().values()) if LIVE_LOCALS else (sys._getframe(),)
     for innermost in threads:
         frame: FrameType | None = innermost

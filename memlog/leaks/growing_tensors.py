@@ -43,7 +43,7 @@ class SizesAtEnds:
     def holders(self) -> list[Holder]:
         """Return the sites that join tensors to one that is larger in each iteration.
 
-        What other operations make is larger if the inputs are.
+        Other operations do not count: their results are larger if the inputs are.
         """
         if len(self._ends) < _LEAST_ENDS:
             return []

@@ -1,4 +1,4 @@
-"""What the owners that were found keep."""
+"""Memory that owners keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlog.leaks.watched_storages import WatchedStorage
 
 
 class Held(NamedTuple):
-    """What one owner keeps of the watched iterations.
+    """Memory from the watched iterations that one owner keeps.
 
     Attributes:
         owner: The owner; ``None`` if unknown.
@@ -55,7 +55,7 @@ class Held(NamedTuple):
 
 
 def with_equals_joined(held: Iterable[Held]) -> list[Held]:
-    """Return what owners keep, as one if containers that grow have the same description."""
+    """Join the records of growing containers that have the same description."""
     groups: dict[object, Held] = {}
     for one in held:
         owner, growth = one.owner, one.growth

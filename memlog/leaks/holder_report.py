@@ -1,4 +1,4 @@
-"""From what is left of the watched iterations to holders: which owner keeps which storages."""
+"""Owners of the storages that are left from the watched iterations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from memlog._internal.inert_access import is_kind
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ElementSizes, Growth, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
-from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
 from memlog.leaks.model_tensors import ModelTensors, gradients_with_graph
 from memlog.leaks.numpy_views import views_of
@@ -39,7 +39,7 @@ _SEVERAL: Final = 2
 
 
 class _Target(NamedTuple):
-    """An object whose owner is searched, with all that its like keep.
+    """An object whose owner is searched, with all memory that objects of its sort keep.
 
     Attributes:
         holders: Tensors, or an autograd node, any of which may have an owner.
@@ -69,14 +69,14 @@ class _Measured(NamedTuple):
 
 
 class HolderReport:
-    """One look at what is left.
+    """One search for the owners of what is left from the watched iterations.
 
     Args:
         watch: The watched iterations.
         censuses: Censuses before and after them.
         normal: Parameters and optimizers that existed before.
         steps: Steps since the first census.
-        budget: Time for it.
+        budget: Time that this may take.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HolderReport:
         grown = growing(self._objects, censuses, budget)
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
-        # What the watched iterations made themselves may be an element of what grows: a batch's dictionary.
+        # What the watched iterations made, such as a batch's dictionary, may be an element of what grows.
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
@@ -135,7 +135,7 @@ class HolderReport:
         return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
 
     def _graph_targets(self) -> list[_Target]:
-        """Return one tensor of each sort of those that keep graphs of the watched iterations."""
+        """Return one tensor of each sort that keeps graphs of the watched iterations."""
         first, end = self._watch.first_node, self._watch.end_node
         if first is None or end is None:
             return []
@@ -164,7 +164,10 @@ class HolderReport:
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
-        """Return one tensor of each site whose storages are left, or none if no Python object is known."""
+        """Return a target for each site whose storages are left.
+
+        It holds one of their tensors, or none if these storages have no Python object.
+        """
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)
         for key, one in self._alive.items():
@@ -242,7 +245,7 @@ class HolderReport:
         ]
 
     def _may_grow(self, owner: Owner, target: _Target) -> bool:
-        """Return whether what an owner holds may become more with each step."""
+        """Return whether an owner may hold more with each step."""
         if any(id(one) in self._growing for one in owner.containers):
             return True
         if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
@@ -283,7 +286,7 @@ class HolderReport:
         return next((one for one in self._grown if one.container is owner.container), None)
 
     def _measured_containers(self) -> list[_Measured]:
-        """Return the containers that grow with what they gain per step, the largest first."""
+        """Return the containers that grow, each with its gain per step, the largest first."""
         sizes = ElementSizes(self._budget)
         largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
         measured = []

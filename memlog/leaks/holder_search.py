@@ -27,15 +27,17 @@ from memlog.leaks.watched_storages import StorageWatch, may_watch
 WATCHED: Final = 4
 """Iterations whose storages are watched."""
 LATER: Final = 9
-"""Steps between the watched iterations and the look at what is left.
+"""Steps between the watched iterations and the search for what is left.
 
-The number is odd: a list that is replaced in each step alternates between two addresses. At the address of a
-list that a census knew, it would count as one that is full.
+The number is odd: a list that is replaced in each step alternates between two addresses. If the number were
+even, the new list would have the address of an earlier one, and be taken for a list that no longer grows.
 """
 _TRACED: Final = 5
 """Steps in each half of the run of ``tracemalloc``."""
-_MOST_AT_ONCE: Final = 0.7
-"""Processor seconds for which one step may be held up."""
+_PART_AT_ONCE: Final = 1 / 3
+"""Share of the search's time that one step may take. The search goes on in the next step."""
+_MOST_AT_ONCE: Final = 3.0
+"""Processor seconds for which one step may be held up in any case."""
 _ENOUGH: Final = 0.5
 """Share of the growth that holders have to explain, so that nothing else is looked for."""
 
@@ -51,7 +53,8 @@ class HolderSearch:
         rate: Growth to be explained in bytes per step; ``None``: unknown. Then ``tracemalloc`` does not run.
         watched: Iterations whose storages are watched.
         later: Steps between these and the look at what is left.
-        step_seconds: Processor seconds for which one step may be held up.
+        step_seconds: Processor seconds for which one step may be held up; ``None``: a third of
+            ``budget_seconds``, at most 3.
     """
 
     def __init__(
@@ -62,13 +65,13 @@ class HolderSearch:
         rate: float | None = None,
         watched: int = WATCHED,
         later: int = LATER,
-        step_seconds: float = _MOST_AT_ONCE,
+        step_seconds: float | None = None,
     ) -> None:
         self._budget = TimeBudget(budget_seconds)
         self._diagnostics = diagnostics
         self._rate = rate
         self._watched, self._later = watched, later
-        self._step_seconds = step_seconds
+        self._step_seconds = step_seconds or min(budget_seconds * _PART_AT_ONCE, _MOST_AT_ONCE)
         self._begun_at: int | None = None
         self._ended_at = 0
         self._traced_from = 0
@@ -147,18 +150,15 @@ class HolderSearch:
         if self._budget.spent:
             self.stop()
             return
-        self._watch = StorageWatch(self._diagnostics, self._normal.existing, self._budget.left / 2)
+        most = min(self._budget.left_in_all / 2, self._step_seconds)
+        self._watch = StorageWatch(self._diagnostics, self._normal.existing, most)
         if may_watch():  # otherwise only containers are compared
             self._watch.begin()
 
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
         self._sizes.add(watch.alive().values(), watch.iteration)
         watch.iteration_ended()
-        if (
-            watch.iteration >= self._watched
-            or watch.ended
-            or watch.seconds >= self._budget.left / 2
-        ):
+        if watch.iteration >= self._watched or watch.ended:
             watch.end()
             self._budget.take(watch.seconds)
             self._ended_at = step

@@ -9,24 +9,24 @@ from typing import Final
 
 import torch
 
+from memlog._internal.inert_access import is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.held import Held
 from memlog.leaks.holders import Confidence, Holder, HolderKind
-from memlog.leaks.inert_access import is_kind, type_name
 from memlog.leaks.owner_text import Owner
 from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
 _MOSTLY: Final = 0.5
-"""Share of the bytes from which on a layer made most of them."""
+"""Least share of the bytes for which a layer is named as their maker."""
 
 
 def holder_of(held: Held, steps: int) -> Holder:
     """Return the finding on an owner.
 
     Args:
-        held: What it keeps.
+        held: Objects that the owner keeps.
         steps: Steps over which its container's growth was counted.
     """
     kind = _kind(held)
@@ -99,7 +99,7 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
 
 
 def _is_nameless(owner: Owner) -> bool:
-    """Return whether what keeps an object is known only by its type: C code refers to it."""
+    """Return whether only the owner's type is known, because C code refers to the owner."""
     return owner.root.kind == "unnamed" and not owner.root.place
 
 
@@ -194,7 +194,7 @@ def addition(owner: Owner) -> tuple[str, int, str] | None:
 
 
 def _is_of_optimizer(owner: Owner) -> bool:
-    """Return whether a container is an optimizer's own, as its state is."""
+    """Return whether a container belongs to an optimizer, as its state does."""
     return any(is_kind(one, torch.optim.Optimizer) for one in owner.above)
 
 

@@ -25,7 +25,7 @@ Confidence: TypeAlias = Literal["high", "medium", "low"]
 
 
 class Holder(NamedTuple):
-    """What holds memory that grows.
+    """Holder of memory that grows.
 
     Attributes:
         kind: Kind of cause.

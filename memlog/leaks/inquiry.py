@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,17 +13,16 @@ from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST
 from memlog.leaks.elimination import by_elimination
 from memlog.leaks.findings import GrowthFindings, confidence_in, finding_of
 from memlog.leaks.suspicion import Suspicion
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.time_budget import TimeBudget, seconds_allowed
 from memlog.probes.malloc import Heap, read_heap
 
 if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch
     from memlog.leaks.holders import Holder
 
-_SHARE = 0.01
-"""Share of the time since the run began that a search may take."""
-_LEAST_SECONDS = 2.5
-"""Processor seconds that a search may take in any case: a look at a million objects takes as long."""
+_LEAST_SECONDS = 4.0
+"""Processor seconds that a search may take in any case: it looks at all objects three times, which takes 0.4
+to 1 s each if there are half a million."""
 _COUNT_SECONDS = 0.3
 """Processor seconds for adding up the sizes of all tensors."""
 _MOST_SEARCHES = 3
@@ -34,7 +32,7 @@ _PART = 0.25
 _EXPLAINED = 0.5
 """Share of the growth above which holders explain it."""
 _WATCHED, _LATER = 12, 13
-"""Iterations watched, and steps until the look, of a second search: for what is kept every few steps."""
+"""Iterations that a second search watches, and steps until its end. It finds what is kept every few steps."""
 
 
 class _Figures(NamedTuple):
@@ -43,7 +41,7 @@ class _Figures(NamedTuple):
     step: int
     heap: Heap | None
     tensors: int | None
-    """Bytes of all tensors that Python objects stand for."""
+    """Bytes of all tensors that have a Python object."""
 
 
 class GrowthInquiry:
@@ -122,9 +120,7 @@ class GrowthInquiry:
             return  # adding up the sizes of all tensors has held up this step already
         if search.step_ended(step):
             with self._diagnostics.contained("publishing what holds memory"):
-                self._end_search()
-                if self._confirmed is not None:
-                    self._report(self._confirmed)
+                self.finish()
 
     def finish(self) -> None:
         """End the search, and publish the growth that is confirmed."""
@@ -133,7 +129,7 @@ class GrowthInquiry:
             self._report(self._confirmed)
 
     def _begin_search(self, growth: Suspicion, *lengths: int) -> None:
-        """Begin a search; ``lengths``: iterations watched, and steps until the look."""
+        """Begin a search; ``lengths``: iterations to watch, and steps until the search for what is left."""
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
         from memlog.leaks.holder_search import LATER, WATCHED, HolderSearch  # noqa: PLC0415 - it loads parts of torch
@@ -141,7 +137,7 @@ class GrowthInquiry:
         self._searches += 1
         watched, later = lengths or (WATCHED, LATER)
         self._search = HolderSearch(
-            budget_seconds=max(_LEAST_SECONDS, _SHARE * (time.monotonic() - self._begun)),
+            budget_seconds=seconds_allowed(_LEAST_SECONDS, self._begun),
             diagnostics=self._diagnostics,
             rate=growth.rate,
             watched=watched,

@@ -10,10 +10,10 @@ _Kind = TypeVar("_Kind")
 
 
 class KindTable(Generic[_Kind]):
-    """What each type is, by the type's identity: hashing a type may run a metaclass's code.
+    """Kinds of types, by the type's identity: to hash a type may run a metaclass's code.
 
     Args:
-        kind_of: Function that returns what a type is; ``None`` if objects of the type are of no interest.
+        kind_of: Function that returns the kind of a type; ``None`` if objects of the type are of no interest.
     """
 
     def __init__(self, kind_of: Callable[[type], _Kind | None]) -> None:
@@ -22,7 +22,7 @@ class KindTable(Generic[_Kind]):
         self._kinds: dict[int, _Kind] = {}
 
     def select(self, objects: Sequence[Any]) -> Iterator[tuple[Any, _Kind]]:
-        """Yield the objects of interest, each with what it is."""
+        """Yield the objects of interest, each with its kind."""
         types = list(map(type, objects))
         numbers = list(map(id, types))
         present = set(numbers)

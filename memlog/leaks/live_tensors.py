@@ -1,4 +1,4 @@
-"""Tensors and autograd nodes that Python objects stand for, found by one pass over all tracked objects."""
+"""Tensors and autograd nodes that have a Python object, found by one pass over all tracked objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from memlog.leaks.inert_access import bases, class_namespace, own_method
+from memlog._internal.inert_access import bases, class_namespace, own_method
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
@@ -23,12 +23,12 @@ class LiveTensors:
         objects: All objects that the collector tracks.
         wanted: Identities of storages.
         first_node: Number of the first graph node that is of interest; ``None``: none is.
-        budget: Time for it.
+        budget: Time that this may take.
 
     Attributes:
         by_storage: Tensors by the identity of their storage, if it is wanted.
-        roots: Tensors with a graph whose last node has ``first_node`` or a later number, and autograd nodes
-            that Python objects stand for; the newest first. Each with its number and node.
+        roots: Tensors with a graph, and autograd nodes that have a Python object, the newest first. Each is a
+            tuple of the last node's number (from ``first_node`` on), the tensor or node, and the last node.
         own: Containers of this object, which refer to tensors and are not the program's.
     """
 
@@ -83,11 +83,11 @@ _NO_SEQUENCE: Final = 2**62
 
 
 def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
-    """Return the bytes of all storages that tensors in Python have; ``None`` if the time is spent.
+    """Return the bytes of the storages of all tensors that have a Python object; ``None`` if time runs out.
 
     Args:
         objects: All objects that the collector tracks.
-        budget: Time for it.
+        budget: Time that this may take.
     """
     sizes: dict[int, int] = {}
     kinds = KindTable(_kind)

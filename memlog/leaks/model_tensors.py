@@ -1,4 +1,4 @@
-"""Tensors that a training has anyway: parameters, gradients and optimizer state."""
+"""Tensors that every training keeps: parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from memlog.leaks.inert_access import bases, instance_dict, is_kind, values_in
+from memlog._internal.inert_access import bases, instance_dict, is_kind, values_in
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.time_budget import TimeBudget
@@ -21,14 +21,14 @@ _base: Any = torch._C.TensorBase
 
 
 class ModelTensors:
-    """Parameters and optimizers that exist now. Those that are made later are not normal.
+    """Parameters and optimizers that exist now. Those that are made later may be a leak.
 
     Of parameters only the identity is kept: ``torch.utils.swap_tensors``, with which modules may be converted
     to another type or device, refuses tensors that have weak references.
 
     Args:
         objects: All objects that the collector tracks.
-        budget: Time for it.
+        budget: Time that this may take.
 
     Attributes:
         existing: Weak references to the storages of all tensors that exist now, by identity.

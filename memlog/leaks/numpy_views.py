@@ -27,7 +27,7 @@ def views_of(
         objects: All objects that the collector tracks.
         tensors: The tensors.
         huge: Identities of containers that are not looked into.
-        budget: Time for it.
+        budget: Time that this may take.
     """
     numpy = sys.modules.get("numpy")
     array = getattr(numpy, "ndarray", None)

@@ -20,8 +20,14 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
+from memlog._internal.inert_access import (
+    class_namespace,
+    instance_dict,
+    is_kind,
+    key_of,
+    module_file,
+)
 from memlog.leaks.frame_variables import is_memlog, running_variables
-from memlog.leaks.inert_access import class_namespace, instance_dict, is_kind, key_of, module_file
 from memlog.leaks.time_budget import TimeBudget
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -68,7 +74,7 @@ class OwnerSearch:
     """Search for the owners of objects. It keeps the objects on the way alive as long as it exists.
 
     Args:
-        budget: Time for it.
+        budget: Time that this may take.
         own: Containers of memlog that refer to the objects.
         preferred: Identities of containers that grow. A chain through one of them is preferred.
     """
@@ -112,7 +118,7 @@ class OwnerSearch:
         return self._truncated or self._budget.spent
 
     def _is_settled(self, number: int, level: int) -> bool:
-        """Return whether a chain was found: through a container that grows, or not at once."""
+        """Return whether the chain found suffices: through a container that grows; after some levels, any."""
         if level >= _SETTLED:
             return self._best(number) is not None
         chain = self._through_preferred(number)
@@ -232,7 +238,7 @@ class OwnerSearch:
         return Root("global", "", module, file if type(file) is str else "")
 
     def _is_passing(self, root: Root) -> bool:
-        """Return whether a root is a variable of a package's function: the program has a name of its own."""
+        """Return whether a root is a variable of a package's function: a name in the program is better."""
         return root.kind == "local" and not self._lines.is_program(root.file)
 
     def _rank(self, root: Root) -> tuple[bool, bool]:

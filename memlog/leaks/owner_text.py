@@ -10,7 +10,7 @@ from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, 
 from typing import Any, Final, NamedTuple
 
 from memlog._internal.frame_locals import local_variables
-from memlog.leaks.inert_access import (
+from memlog._internal.inert_access import (
     attribute_name,
     container_base,
     instance_dict,
@@ -21,19 +21,19 @@ from memlog.leaks.inert_access import (
 from memlog.leaks.owner_chain import Chain, Root
 
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
-"""Attributes in which a module keeps what its own attributes seem to be."""
+"""Dictionaries of a module whose values a program reads as the module's attributes."""
 _CACHE: Final = type(functools.lru_cache(int))
 _UNSAID: Final = (tuple, CellType, MethodType, functools.partial)
 
 
 class Owner(NamedTuple):
-    """The owner of an object, for people.
+    """Description of an object's owner, as a program would write it.
 
     Attributes:
         expression: The variable, attribute or element, such as ``trainer.metric.preds``; empty if unknown.
         name: Last name in it: ``preds``.
         container: The container that grows; without one the last container on the way, or ``None``.
-        contents: What lies between the container and the object, such as ``['loss']``.
+        contents: Expression from the container to the object, such as ``['loss']``.
         between: Objects from the container to the object.
         above: Objects from the outermost owner to the container.
         containers: All containers on the way, without attributes.
@@ -147,7 +147,7 @@ def _expressions(chain: Chain) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the last expression up to where it repeats itself: ``last`` of ``last.before.before.value``."""
+    """Return the last expression without the part that repeats: ``last`` for ``last.before.before.value``."""
     parts = texts[-1].split(".")
     for number, part in enumerate(parts[1:], 1):
         if part in parts[number + 1 :]:

@@ -1,7 +1,7 @@
 """Child processes of one kind that are started again and again, and do not end.
 
-Each of them is steady, so that only their sum grows. Pools and workers that are replaced do not count: what
-is started has to be alive still. Memory that forks share does not count.
+Each of them is steady, so only their sum grows. Pools and workers that are replaced do not count: only
+processes that are still alive do. Memory that forks share does not count.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from memlog.growth import Growth
 from memlog.leaks.series import News, SeriesWatch
 
 _FEWEST = 6
-"""Fewest processes that were started while their memory grew, and live."""
+"""Fewest processes that were started while their memory grew, and are still alive."""
 _ENDED = 0.25
-"""Share of the processes started meanwhile, above which as many ends show that they do end."""
+"""Share of ended processes, among the new and the ended ones, above which processes of the kind do end."""
 _PART = 0.5
 """Share of the growth that the new processes have to hold."""
 _UNJUDGED = 2
-"""Newest readings that are not judged."""
+"""Number of newest readings that are not judged."""
 
 ProcessKey = tuple[int, int]
-"""Number and start of a process."""
+"""Process identifier and start of a process."""
 OnNews = Callable[[str, SeriesWatch, News, int], object]
 """Takes the kind, the series of its memory, what changed, and the number of processes."""
 
 
 def kind_of(role: str) -> str:
-    """Return the kind of a process by its role: without its number."""
+    """Return the kind of a process: its role without the number."""
     return role.rstrip("0123456789 ")
 
 
@@ -47,8 +47,8 @@ class _Kind:
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
         """Take the bytes of the living processes, and judge an earlier reading.
 
-        The newest ones are never judged: after the last step programs end their processes, and the newest
-        known step lags behind the trainer's.
+        The newest readings are never judged: after the last step, a program ends its processes, and the
+        reader may not know yet that it was the last.
         """
         if self._newest and self._newest[-1][0] == step:
             return None

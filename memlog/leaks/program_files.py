@@ -1,4 +1,4 @@
-"""Source files of the program in which an owner may be written."""
+"""Source files of the program that may contain the statement that adds to an owner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from memlog.leaks.inert_access import class_namespace, module_file
+from memlog._internal.inert_access import class_namespace, module_file
 from memlog.leaks.owner_text import Owner
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -14,7 +14,7 @@ _MAX_FRAMES = 100
 
 
 def program_files(owner: Owner) -> list[str]:
-    """Return source files, the likeliest first: those of the owners' classes, its root's, the callers'."""
+    """Return source files, the likeliest first: of the owners' classes, the root, and running functions."""
     lines = CallingLines()
     files = [*_class_files(owner), owner.root.file, *_running_files()]
     return [one for one in dict.fromkeys(files) if one and lines.is_program(one)]

@@ -41,8 +41,7 @@ class _Line(NamedTuple):
 class AllocationTrace:
     """Trace of Python's allocations over some steps.
 
-    Allocations that are still there at the end, and were there half-way, are counted by line. A line grows if
-    it holds more at the end than half-way.
+    Allocations are counted by line half-way and at the end. A line grows if it holds more at the end.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class AllocationTrace:
         self._start = tracemalloc.start
 
     def start(self) -> bool:
-        """Start tracing; return False if the program itself traces, which is left alone."""
+        """Start tracing; return False if the program itself traces: its trace is left alone."""
         if not tracemalloc.is_tracing():
             tracemalloc.start(_FRAMES)
             self._started = True
@@ -75,17 +74,17 @@ class AllocationTrace:
         self.stop()
 
     def _program_starts(self, nframe: int = 1) -> None:
-        """Start the program's own tracing instead. It would do nothing, and end with this trace."""
+        """Stop this trace and start the program's own, which otherwise would end with this trace."""
         self.stop()
         self._start(nframe)
 
     def mark_middle(self) -> None:
-        """Note what lives half-way."""
+        """Count the memory of each line half-way."""
         if self._started:
             self._middle = self._held()
 
     def finish(self, steps: int) -> list[Holder]:
-        """Stop tracing, and return the lines that hold more than half-way, the largest first.
+        """Stop tracing, and return the lines that hold more than they did half-way, the largest first.
 
         Args:
             steps: Steps since `mark_middle`.
@@ -130,7 +129,7 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop a trace; return whether it runs."""
+    """Stop the copy of a trace in a forked child; return False: it does not run there."""
     copied = trace()
     if copied is not None:
         copied.stop()

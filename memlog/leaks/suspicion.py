@@ -21,12 +21,12 @@ class Suspicion(NamedTuple):
     level: int
     """Level at ``step``."""
     limit: int | None
-    """Level at which memory is full: ``level`` and what is still free. ``None`` if unknown."""
+    """Level at which memory is full: ``level`` plus the bytes that are still free. ``None`` if unknown."""
     step: int
     """Newest step."""
     forecast: tuple[int, int] | None = None
     """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
     processes: int | None = None
-    """Processes that were started meanwhile and live, if these are what grows."""
+    """Processes that were started meanwhile and are still alive, if their number is what grows."""
     others: int = 0
     """Other child processes of the same kind, whose growth is included."""

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+_SHARE = 0.01
 _Item = TypeVar("_Item")
+
+
+def seconds_allowed(least: float, begun: float) -> float:
+    """Return the seconds that a kind of work may take in a run so far: 1 % of its time, or ``least`` if more.
+
+    Args:
+        least: Seconds that it may take in any case.
+        begun: Start of the run, as `time.monotonic` gives it.
+    """
+    return max(least, _SHARE * (time.monotonic() - begun))
 
 
 class TimeBudget:
@@ -46,8 +57,13 @@ class TimeBudget:
 
     @property
     def left(self) -> float:
-        """Seconds that are left, of the block if it may take less; negative if the work took longer."""
-        return min(self._left, self._most) - self._taken()
+        """Seconds left in all or in the block, the fewer of the two; negative if the work took longer."""
+        return min(self.left_in_all, self._most - self._taken())
+
+    @property
+    def left_in_all(self) -> float:
+        """Seconds that are left, in this and later blocks; negative if the work took longer."""
+        return self._left - self._taken()
 
     def _taken(self) -> float:
         return 0.0 if self._began is None else self._clock() - self._began

@@ -1,11 +1,11 @@
 """Gradients of parameters that no optimizer owns, such as those of a teacher that is not frozen.
 
 Autograd adds to such a gradient in each backward pass, and nothing clears or uses it. A gradient counts as
-such if all of this is true:
+unowned if all of this is true:
 
 - No ``torch.optim.Optimizer`` that exists has its parameter.
 - In whole iterations that are watched, no operation outside a backward pass reads or writes it, besides
-  those that compute or clip a norm. So it is not that of a training loop with an update of its own.
+  those that compute or clip a norm. This excludes training loops with an update of their own.
 - Until another watch, dozens of steps later, it is the same tensor, and its version rises in each step no
   more than in the watched ones: nothing has cleared it meanwhile.
 """
@@ -20,10 +20,10 @@ import torch
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.inert_access import bases, instance_dict
 from memlog._internal.units import MIB, format_bytes
 from memlog.events import Finding, now_us
 from memlog.leaks.frame_variables import all_objects
-from memlog.leaks.inert_access import bases, instance_dict
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.owner_chain import OwnerSearch
@@ -50,7 +50,7 @@ _MAX_TENSORS: Final = 20_000
 _PASSIVE: Final = frozenset(
     ("detach", "alias", "view", "norm", "linalg_vector_norm", "_foreach_norm", "mul_", "_foreach_mul_")
 )  # fmt: skip
-"""Operations that compute or clip a norm, and views, whose own use is seen."""
+"""Operations that compute or clip a norm, and views: an operation that uses a view is noticed itself."""
 _base: Any = torch._C.TensorBase
 
 
@@ -74,7 +74,7 @@ class UnownedGradients:
         diagnostics: Counter of memlog's own errors.
 
     Attributes:
-        finding: What was found; ``None``: nothing.
+        finding: The finding; ``None``: none.
         watching: True while whole iterations are watched.
     """
 
@@ -207,7 +207,7 @@ def _remedy(name: str) -> str:
 
 
 def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
-    """Return the gradients of parameters that no optimizer owns by their storage, and the bytes of all."""
+    """Return the gradients that no optimizer owns, by their storage, and the bytes of all gradients."""
     with budget.running():
         parameters, optimizers = _parameters_and_optimizers(budget)
         owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}
@@ -253,7 +253,7 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return those gradients that are the same tensors and were added to, at most so many times."""
+    """Return the gradients that are still the same tensors, after one to ``most`` changes of each."""
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)
@@ -269,7 +269,7 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
 
 
 def _name(parameters: list[Any]) -> tuple[str, str]:
-    """Return what all of these parameters belong to, and the function or module whose variable that is."""
+    """Return the name of the parameters' common owner, and the function or module whose variable it is."""
     budget = TimeBudget(_SECONDS)
     with budget.running():
         chains = OwnerSearch(budget, [parameters]).chains(parameters)

@@ -1,13 +1,13 @@
 """Evaluation without ``no_grad``: forward passes that record graphs, which no backward pass uses.
 
 While the watch is on, global hooks notice each outermost call of a module in evaluation mode with gradients
-enabled. The last node of each output in it, also of the modules inside, gets a hook that a backward pass
-calls. The hook belongs to the graph and is freed with it. So memlog knows of each pass, without keeping
+enabled. In such a call, the last node of each output, also of the modules inside, gets a hook that a backward
+pass calls. The hook belongs to the graph and is freed with it. So memlog knows of each pass, without keeping
 anything alive, whether a backward pass used a part of its graph, and whether the graph is freed.
 
-Passes that one line of the program makes are judged together: it counts if several graphs were freed unused,
-and none was used. A model in training mode is not judged: rollouts, and generators whose output is detached,
-are meant so.
+Passes that one line of the program makes are judged together: the line is reported if several graphs were
+freed unused, and none was used. A model in training mode is not judged: rollouts, and generators whose output
+is detached, do this on purpose.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch.nn.modules.module import (
 )
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.inert_access import instance_dict, is_kind, shown, type_name
 from memlog._internal.units import MIB, format_bytes
 from memlog.events import Finding, now_us
 from memlog.leaks.autograd_graphs import GraphWalk
-from memlog.leaks.inert_access import instance_dict, is_kind, shown, type_name
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import plain_tensors
@@ -49,7 +49,7 @@ _MAX_MARKS: Final = 2000
 """Maximum number of nodes of one pass that get a hook."""
 _MAX_LINES: Final = 64
 _CALL_SECONDS: Final = 3e-6
-"""Time that the hooks take for each call of a module, about."""
+"""Approximate seconds that the hooks take for each call of a module."""
 _SHARE: Final = 0.0025
 """Share of the time that they may take."""
 _ALLOWANCE: Final = 0.02
@@ -100,7 +100,7 @@ class UnusedGraphs:
         diagnostics: Counter of memlog's own errors.
 
     Attributes:
-        finding: What was found; ``None``: nothing.
+        finding: The finding; ``None``: none.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -132,7 +132,7 @@ class UnusedGraphs:
             self._begin()
 
     def judge(self, step: int) -> None:
-        """Look which graphs are freed; the finding is then there if there is one."""
+        """Look which graphs were freed, and set `finding` if some were never used."""
         left = []
         for reference, line in self._pending:
             if line.used:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FIRST = 8
 """Steps after which all parameters are looked at for the first time."""
 _FACTOR = 8
-"""Factor of the steps after which they are looked at again."""
+"""Factor between the steps of one such look and of the next."""
 _SHARE = 0.005
 """Share of the run's time that such looks may take after the first."""
 
@@ -55,7 +55,7 @@ class WastedGradients:
 
         Args:
             step: Its number.
-            busy: Whether something else looks into the next step.
+            busy: True if something else watches the next step.
         """
         self._steps += 1
         with self._diagnostics.contained("looking for unused gradients"):

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog.leaks.inert_access import instance_dict, values_in
+from memlog._internal.inert_access import instance_dict, values_in
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -154,7 +154,8 @@ class StorageWatch:
     Attributes:
         iteration: Number of the current iteration, from 0.
         first_node: Number of the first graph node of the watch; ``None`` if unknown.
-        end_node: Number after its last graph node; ``None`` if unknown, or still watching.
+        end_node: Number after the last graph node of the iterations counted; ``None`` if unknown, or still
+            watching.
         seconds: Time that it has taken so far.
         cycles_made_at: Line that called ``backward(create_graph=True)``; empty if none did.
     """
@@ -170,6 +171,7 @@ class StorageWatch:
         self.iteration = 0
         self.first_node: int | None = None
         self.end_node: int | None = None
+        self._counted_node: int | None = None
         self.seconds = 0.0
         self.cycles_made_at = ""
         self._diagnostics = diagnostics
@@ -195,20 +197,30 @@ class StorageWatch:
 
     @property
     def ended(self) -> bool:
-        """True if the watch began and has ended."""
-        return self.end_node is not None
+        """True if the watch began and has ended: perhaps within an iteration, because its time is spent."""
+        return self.end_node is not None or self.seconds >= self._most_seconds
 
     def iteration_ended(self) -> None:
-        """Count an iteration, and forget the storages that are freed already."""
+        """Count an iteration, and forget the storages that are freed already.
+
+        An iteration in which the watch ended counts only if it was the first: because only a part of it was
+        watched, it would lower the mean of the memory that an iteration keeps.
+        """
         self._storages = self.alive()
-        self.iteration += 1
+        if not self.ended or not self.iteration:
+            self.iteration += 1
+            self._counted_node = torch_private.next_sequence_number()
+            return
+        self._storages = {
+            key: one for key, one in self._storages.items() if one.iteration < self.iteration
+        }
 
     def end(self) -> None:
         """End the watch. A second call is harmless."""
         self._existing = {}
         self._mode.stop_observing()
         if self._handles:
-            self.end_node = torch_private.next_sequence_number()
+            self.end_node = self._counted_node or torch_private.next_sequence_number()
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
@@ -246,7 +258,7 @@ class StorageWatch:
     def _count(self, seconds: float) -> None:
         """Add time that the watch has taken, and end it if that is too much."""
         self.seconds += seconds
-        if self.seconds >= self._most_seconds:
+        if self.ended:
             self._mode.stop_observing()  # the mode itself can't be removed within an operation
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
@@ -266,7 +278,7 @@ class StorageWatch:
                     )
 
     def _knows(self, storage: Any, *, as_argument: bool) -> bool:
-        """Return whether a storage is watched, or needs not be."""
+        """Return whether a storage is watched, or need not be watched."""
         known = self._storages.get(storage._cdata)
         if known is not None and known.reference() is storage:
             return True
@@ -319,4 +331,4 @@ def _storage_of(tensor: Tensor) -> Any:
 
 
 def _ignore(_kind: int, _layer: int, _phase: int, _state: ThreadState) -> None:
-    """Receive a change of module or phase, which the watch reads from the stack when it needs it."""
+    """Ignore a change of module or phase: the watch reads both from the stack when it needs them."""

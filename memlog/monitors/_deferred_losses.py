@@ -12,7 +12,7 @@ from memlog.monitors._losses import LossReading, LossValue, Pending
 from memlog.monitors._publishing import HEALTH
 
 MAX_WAITING = 10_000
-"""Most losses that wait for a device."""
+"""Maximum number of losses that wait for a device; further ones are dropped."""
 _POLL_S = 0.002
 """Seconds between two checks whether losses still wait."""
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memlog._internal.current_session import Publisher
 
 IDLE_EPOCHS = 2
-"""Epochs that another monitor ends, without a batch of the counting monitor between them, before the other
-monitor counts: training then continues with it. A validation between two training epochs ends only one."""
+"""Epochs of another monitor, with no batch of the counting monitor between them, after which the other counts
+instead. Training then goes on with the other one: a validation between two training epochs is only one."""
 
 
 class EpochOwner:
@@ -42,7 +42,7 @@ class EpochOwner:
         return owner is monitor
 
     def other_epoch(self, monitor: object) -> None:
-        """Note that a monitor that does not count has ended an epoch."""
+        """Note that a monitor has ended an epoch without being the one that counts."""
         if not self._is_other(monitor):
             self._other, self._epochs_of_other = weakref.ref(monitor), 0
         self._epochs_of_other += 1

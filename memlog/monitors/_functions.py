@@ -89,7 +89,7 @@ def require_function(decorator: str, function: Any) -> None:
     """Check that an object can be called; ``decorator`` is the name in the message.
 
     Raises:
-        ConfigurationError: it can't be called.
+        ConfigurationError: The object can't be called.
     """
     if not callable(function):
         shown = repr(function)[:100]

@@ -140,7 +140,7 @@ def _on_device(torch: Any, loss: Any) -> LossReading:
 
 
 def _of_phiml(value: Any) -> LossReading:
-    """Read a phiml tensor with one value per batch element. A value on the host is printed as by phiml."""
+    """Read a phiml tensor with one value per batch element. A value on the host is printed as phiml does."""
     tracing = sys.modules.get("phiml.backend.torch._torch_backend")
     if not value.available or (tracing is not None and getattr(tracing, "CURRENT_JIT_CALLS", None)):
         return None

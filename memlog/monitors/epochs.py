@@ -19,13 +19,13 @@ class EpochMemoryMonitor:
 
     It takes over the counting of steps: `on_batch_end` creates the batch events, and optimizer steps are no
     longer counted, so no step is counted twice. If there are several monitors (training, validation), the
-    first that ends a batch or an epoch counts. The others print and publish nothing. Another monitor takes
+    first that ends a batch or an epoch counts. The others print lines but publish nothing. Another one takes
     over when the first one is deleted, or when the first one has no batch during two epochs of the other.
 
     Args:
         enabled: ``False``: calls do nothing.
         verbose_batches: Batches of each epoch for which a line is printed.
-        device: Accelerator whose figures are printed, as an index or torch's name.
+        device: Accelerator whose figures are read, as an index or torch's name.
     """
 
     def __init__(self, enabled: bool = True, verbose_batches: int = 5, device: Any = 0) -> None:

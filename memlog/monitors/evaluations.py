@@ -45,7 +45,7 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
         A callable with the function's name and signature. It can be pickled if the function can; a worker
         process that unpickles it gets the function unwatched. memlog finds the loss in the result: the first
         item of a tuple or list; ``"loss"``, ``"value"`` or ``"fun"`` of a mapping; the attribute ``loss`` of
-        an object. Of a loss with several elements memlog takes the mean. The result of an ``async def`` is
+        an object. Of a loss with several elements memlog takes the mean. For an ``async def``, the result is
         the awaited one.
 
     Raises:
@@ -64,7 +64,7 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 class _WatchedLoss:
     """Wrapper of a loss function. It is an object so that optimisers can pickle it for worker processes.
 
-    It has no ``__get__``, because PhiFlow could not read its arguments then.
+    It has no ``__get__``, because PhiFlow could not read the function's arguments then.
     """
 
     def __init__(self, function: Callable[..., Any], watch: _LossWatch) -> None:

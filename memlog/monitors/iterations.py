@@ -28,9 +28,9 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
     needs no callback: within the block, ``scipy.optimize.minimize`` reports its iterations in addition to any
-    callback of the caller. This works if ``minimize`` is looked up in the module ``scipy.optimize`` at the
-    call, as PhiFlow does. With other optimisers call the tracker once per iteration. If several problems are
-    solved together, the one with the most iterations counts.
+    callback of the caller. This works if the caller looks up ``minimize`` in the module ``scipy.optimize`` at
+    the call, as PhiFlow does. With other optimisers call the tracker once per iteration. If several problems
+    are solved together, the one with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.

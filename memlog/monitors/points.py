@@ -16,7 +16,7 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter, device_index
 
 MAX_POINTS = 10_000
-"""Most points that a tracker keeps, the newest; the journal keeps all."""
+"""Maximum number of points, the newest, that a tracker keeps; the journal keeps all."""
 
 _logger = logging.getLogger("memlog.memory")
 
@@ -33,7 +33,7 @@ class MemoryMonitor:
     def get_gpu_memory_mb(device: Any = 0) -> float:
         """Return the MB of tensors on a device.
 
-        0.0 if the process doesn't use the device, NaN if it can't be read.
+        0.0 if the process doesn't use the device, NaN if the figure can't be read.
         """
         reading = _reading(device)
         return 0.0 if reading is None else _known(mib(reading.allocated))
@@ -42,7 +42,7 @@ class MemoryMonitor:
     def get_gpu_memory_reserved_mb(device: Any = 0) -> float:
         """Return the MB that the caching allocator reserves on a device.
 
-        0.0 if the process doesn't use the device, NaN if it can't be read.
+        0.0 if the process doesn't use the device, NaN if the figure can't be read.
         """
         reading = _reading(device)
         return 0.0 if reading is None else _known(mib(reading.reserved))

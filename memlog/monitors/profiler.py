@@ -11,7 +11,7 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter
 
 MAX_CHECKPOINTS = 10_000
-"""Most checkpoints that are kept until `BatchMemoryProfiler.reset`, the newest."""
+"""Maximum number of checkpoints, the newest, that are kept until `BatchMemoryProfiler.reset`."""
 
 
 class BatchMemoryProfiler:

@@ -80,7 +80,7 @@ def monitor_memory(label: Any = None, device: Any = 0, verbose: bool = True) -> 
         verbose: ``True``: print a line after each call.
 
     Raises:
-        ConfigurationError: the decorated object can't be called.
+        ConfigurationError: The decorated object can't be called.
     """
     if label is None or isinstance(label, str):
         return functools.partial(_watched, label=label, device=device, verbose=verbose)

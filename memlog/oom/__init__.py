@@ -1,1 +1,1 @@
-"""Detection of a failed allocation, in the process where it failed: the requested size and the layer."""
+"""Detection of failed allocations in the trainer's process, with the requested size and the layer."""

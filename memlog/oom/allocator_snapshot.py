@@ -18,10 +18,10 @@ KIND = "snapshot"
 
 
 def allocator_snapshot(*, tracing: bool) -> Any:
-    """Return torch's snapshot of the allocator, without device memory; ``None`` if this torch can't make one.
+    """Return torch's snapshot of the allocator; ``None`` if this version of torch can't make one.
 
-    If memlog is not tracing this step, a running history belongs to the user, who may let it grow to millions
-    of entries, and it is left out.
+    Making it allocates no device memory. If memlog does not trace this step, a history that is being recorded
+    belongs to the user and may have millions of entries. The snapshot then contains no history.
     """
     torch: Any = sys.modules["torch"]
     memory = torch.cuda.memory
@@ -38,7 +38,7 @@ def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
     """Write a snapshot into the run's folder, and replace an earlier one.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     for history in snapshot["device_traces"]:
         for entry in history:

@@ -1,4 +1,4 @@
-"""Recognition of exceptions that mean that memory ran out, and their details."""
+"""Recognition of exceptions that report a lack of memory, and their details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memlog.probes.tree import machine_memory
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
-"""Most characters of a message that are searched for secrets."""
+"""Maximum number of characters of a message that are searched for secrets."""
 _UNITS: dict[str, int] = {
     unit: 1024**power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
 }
@@ -56,7 +56,7 @@ _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if ``error`` itself reports a failed allocation, on the host or on a device.
 
-    A worker that a signal ended counts too, because the kernel does this when memory runs out.
+    A worker that a signal ended counts, too: the kernel ends processes when memory runs out.
     """
     if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
@@ -67,7 +67,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     message = str(error)
     passed_on = _PASSED_ON.search(message)
     if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
-        return True  # torch could not create this class again in this process
+        return True  # torch could not raise this class again in this process
     return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _MAPPING, _ENDED_WORKER))
 
 
@@ -104,9 +104,12 @@ def _first_of_its_causes(error: BaseException, seen: set[int]) -> BaseException:
 def describe(
     error: BaseException, step: int | None, raised: BaseException | None = None
 ) -> OutOfMemory:
-    """Return the event of an exception for which `is_out_of_memory` is true, after ``step``.
+    """Return the event that describes a failed allocation.
 
-    ``raised`` is the exception that ended the program, if it is a different one caused by ``error``.
+    Args:
+        error: An exception for which `is_out_of_memory` is true.
+        step: Last completed step; ``None``: none.
+        raised: Exception that ended the program, if ``error`` caused a different one.
     """
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)

@@ -22,9 +22,10 @@ def error_location(error: BaseException) -> tuple[str | None, str | None]:
 def current_frames() -> list[FrameType]:
     """Return the frames of the calling thread, the outermost first.
 
-    The caller's own is left out: a variable of the caller that held it would be a reference cycle.
+    The caller's own frame is left out: if the caller keeps the list in a variable, that frame would refer to
+    itself.
     """
-    outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect's is the same
+    outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect calls it, too
     return [frame for frame, _ in walk_stack(outside)][::-1]
 
 

@@ -1,8 +1,8 @@
-"""Memory that the host could still give this process when it ran out, and what sets the limit.
+"""Memory that was free on the host when an allocation failed, and the limit on it.
 
-memlog gets an exception only after the stack has unwound and the step's memory was released. So the memory
-that is free then was not free at the failure. The kernel records the process's highest use of memory, and
-when the allocation failed at most that much was in use.
+memlog gets an exception only after the stack has unwound and the step's memory was released. So more memory
+is free then than at the failure. The kernel records the process's highest use of memory. At the failure at
+most that much was in use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Headroom(NamedTuple):
     """Used and free memory under one limit, in bytes; ``None`` if unknown."""
 
     used: int | None
-    """Used at the process's highest use."""
+    """Bytes in use when this process's use was highest."""
     free: int | None
-    """Free at that moment."""
+    """Bytes that were free when this process's use was highest."""
     free_after: int | None
-    """Free now, after the failed step's memory was released."""
+    """Bytes that are free now, after the failed step's memory was released."""
     limit: int | None
     limited_by: str | None
 
@@ -36,7 +36,7 @@ UNKNOWN_HEADROOM = Headroom(None, None, None, None, None)
 
 
 def host_headroom() -> Headroom:
-    """Return the tightest of three limits: the process's address space, its control group, the machine."""
+    """Return the smallest headroom of three: the process's address space, its control group, the machine."""
     memory = _own_memory()
     headrooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
     known = [headroom for headroom in headrooms if headroom.limit is not None]
@@ -89,8 +89,8 @@ def _machine(memory: dict[str, int]) -> Headroom:
 def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:
     """Return the headroom under a limit that other processes share.
 
-    Only the current memory of other processes is known. The peak adds the difference between this process's
-    highest and current resident set.
+    The memory of other processes is known only for this moment. So the highest use is estimated: the current
+    use plus the difference between this process's highest and current resident set.
     """
     given_back = max(memory.get("VmHWM", 0) - memory.get("VmRSS", 0), 0)
     after = max(limit - used, 0)

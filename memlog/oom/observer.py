@@ -17,12 +17,12 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.journal import RunDirectory
-from memlog.oom.errors import is_of_a_device
+from memlog.oom.errors import describe, failed_allocation, is_of_a_device
 from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
 
 _SNAPSHOTS = 3
-"""Most snapshots that a run saves; each replaces the one before."""
+"""Maximum number of snapshots that a run saves; each replaces the one before."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
@@ -32,8 +32,8 @@ _attached = False
 class AllocatorWatch:
     """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
-    It is a subscriber that attaches itself when the run first uses a CUDA device. Attaching earlier would
-    initialise CUDA.
+    The object is a subscriber. It attaches itself when the run first uses a CUDA device, because attaching
+    earlier would initialise CUDA.
     """
 
     _publish: Callable[[Event], object]
@@ -50,9 +50,16 @@ class AllocatorWatch:
             with self._diagnostics.contained("watching for failed allocations"):
                 _attach(self)
 
-    def has_published(self, error: BaseException) -> bool:
-        """Return True if ``error`` was published already: no step has completed since a failed allocation."""
-        return is_of_a_device(error) and self._failed_at == self._step()
+    def run_ended(self, error: BaseException | None) -> None:
+        """Publish the failed allocation that ended the run, if one did. Never raises.
+
+        A failure on a device is not published again if no step has completed since `failed` published one.
+        """
+        with self._diagnostics.contained("describing what ended the run"):
+            failed = failed_allocation(error)
+            if failed is None or (is_of_a_device(failed) and self._failed_at == self._step()):
+                return
+            self._publish(describe(failed, self._step(), error))
 
     def stop(self) -> None:
         """Stop watching."""

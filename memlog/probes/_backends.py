@@ -21,7 +21,7 @@ class DeviceFigures(NamedTuple):
 
     @property
     def in_use(self) -> bool:
-        """True if the run holds memory on the device."""
+        """True if the process holds memory on the device."""
         return bool(self.reserved or self.allocated)
 
 
@@ -63,7 +63,7 @@ def parse_flat(stats: Mapping[str, Any]) -> DeviceFigures:
 
 
 class AcceleratorBackend:
-    """One kind of accelerator, read through a module of torch like ``torch.cuda`` with the kind's name.
+    """One kind of accelerator, read through the module of torch with the kind's name, such as ``torch.cuda``.
 
     Every method may raise any exception of torch.
 
@@ -82,7 +82,7 @@ class AcceleratorBackend:
         """Return True if the run has initialised this kind. Called at every reading, so it must be fast."""
         return bool(getattr(torch, self.kind).is_initialized())
 
-    # What follows is called only after `ready` was true.
+    # The methods below are called only after `ready` returned True.
 
     def count(self, torch: Any, /) -> int:
         """Return the number of devices."""
@@ -101,7 +101,7 @@ class AcceleratorBackend:
         return parse_flat(getattr(torch, self.kind).memory_stats(index))
 
     def describe(self, torch: Any, index: int, /) -> Description:
-        """Return the product name, capacity and identity of a device; of a MIG instance its own."""
+        """Return the product name, capacity and identity of a device, which may be a MIG instance."""
         properties = getattr(torch, self.kind).get_device_properties(index)
         uuid = getattr(properties, "uuid", None)
         return Description(
@@ -218,9 +218,9 @@ class OtherBackend(AcceleratorBackend):
 
 
 def _has_own_backend(torch: Any) -> bool:
-    """Return True if this build of torch is for a kind that has a class of its own above.
+    """Return True if one of the classes above reads the devices of this build of torch.
 
-    ``current_accelerator`` adds nothing there. In its first versions it also queried the driver, after which
+    ``current_accelerator`` finds no other device then. Its first versions also query the driver, after which
     forked children can't use the device.
     """
     version = torch.version

@@ -24,7 +24,7 @@ from memlog.probes.peaks import PeakWindow
 
 
 class AcceleratorProbe:
-    """Reader of the allocator of every device in use, with one read of its statistics each.
+    """Reader of the allocators of all devices in use. A reading asks each device's allocator once.
 
     It never imports torch, never initialises a device or waits for one, and never resets its statistics. Each
     probe has peak windows of its own. A caller that needs the peaks of epochs as well as those of batches
@@ -114,8 +114,8 @@ class _DevicesOfAKind:
     def _candidates(self, torch: Any) -> Iterable[int]:
         """Return the devices to read.
 
-        These are the devices in use and the selected one, which may be used next. Every few seconds it is
-        every device.
+        These are the devices in use and the selected one, which may be used next. Every few seconds they
+        are all devices.
         """
         now = self._clock()
         if now < self._next_scan:
@@ -124,7 +124,7 @@ class _DevicesOfAKind:
         return range(self.backend.count(torch))
 
     def _figures(self, torch: Any, index: int) -> DeviceFigures | None:
-        """Return the device's figures; ``None`` if reading failed, because the device may still be in use."""
+        """Return the device's figures; ``None`` if reading failed, when the device may still be in use."""
         try:
             return self.backend.figures(torch, index)
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training

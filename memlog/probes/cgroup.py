@@ -16,7 +16,7 @@ class CgroupReading(NamedTuple):
     used: int | None
     """Bytes in use, including page cache, as the kernel counts; ``None`` if unknown."""
     limit: int | None
-    """``None`` if unknown or if there is no limit."""
+    """Most bytes that the group may use; ``None`` if unknown or if there is no limit."""
 
 
 class _Group(NamedTuple):
@@ -59,15 +59,13 @@ def read_file_pages(
 
 
 class OomKills:
-    """Counter of processes in a process's control group that the kernel kills because of memory.
+    """Counter of the processes in a control group that the kernel kills because of memory.
 
-    Create it while the process is alive, because its group is unknown afterwards.
+    Create it while the process ``pid`` of the group is alive, because its group is unknown afterwards.
     """
 
-    def __init__(
-        self, pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
-    ) -> None:
-        group = _memory_group(pid, root, proc)
+    def __init__(self, pid: int) -> None:
+        group = _memory_group(pid, Path("/sys/fs/cgroup"), Path("/proc"))
         self._files: list[Path] = []
         if group is not None:
             # Nearest first; the kernel may delete the deepest group with its last process.
@@ -127,7 +125,7 @@ def _read_sizes(folders: list[Path], name: str) -> list[int]:
 def _file_pages(folders: list[Path]) -> int | None:
     """Return the bytes of files in the nearest group's memory.
 
-    Both versions list them as active and inactive; their ``file`` and ``cache`` include shared memory.
+    Both versions list these as active and inactive. Their ``file`` and ``cache`` also include shared memory.
     """
     for folder in folders:
         text = _read_text(folder / "memory.stat")

@@ -47,7 +47,7 @@ class HostProbe:
         self._begin()
 
     def close(self) -> None:
-        """Close its descriptors, so that it reads nothing any more. Calling it again has no effect."""
+        """Close the descriptors. From then on, readings are unknown. A second call has no effect."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -68,7 +68,7 @@ class HostProbe:
 
     @property
     def rss_anon(self) -> int | None:
-        """Bytes of the last resident set that are neither of mapped files nor shared; ``None`` if unknown."""
+        """Anonymous bytes of the last resident set, neither of files nor shared; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_anon
 
     @property
@@ -107,7 +107,7 @@ class HostProbe:
     def _open(self) -> _Memory | None:
         try:
             return _LinuxMemory(self._proc) if sys.platform == "linux" else _PortableMemory()
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - without figures, training goes on
             self._diagnostics.fault("opening the host's memory figures", error)
             return None
 
@@ -118,7 +118,7 @@ class _Memory(Protocol):
     rss_file: int | None
     """Bytes of the last resident set that are pages of mapped files."""
     rss_anon: int | None
-    """Bytes of the last resident set that are neither."""
+    """Anonymous bytes of the last resident set, neither of files nor shared."""
     rss_shared: int | None
     """Bytes of the last resident set that are shared memory."""
 
@@ -133,8 +133,9 @@ class _LinuxMemory:
     """Reader of ``/proc`` through open descriptors: 1.4 µs for the resident set, 0.8 µs for the watermark.
 
     The fast watermark, ``ru_maxrss``, can belong to another program. It survives ``exec``, and a child that
-    was started by ``vfork`` (as ``subprocess`` does) starts with the highest value of its parent. So it is
-    used only once it exceeds its first value. Until then ``VmHWM`` is read, which is right but takes 8 µs.
+    was started by ``vfork`` (as ``subprocess`` does) starts with the highest value of its parent. So if it is
+    above ``VmHWM`` at first, it is used only once it exceeds its first value. Until then ``VmHWM`` is read,
+    which is right but takes 8 µs.
 
     Raises:
         OSError: ``/proc`` can't be read.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Heap(NamedTuple):
-    """This process's heap, over all arenas, in bytes."""
+    """Heap of this process, over all arenas, in bytes."""
 
     in_use: int
     """Bytes allocated, including mapped blocks."""

@@ -15,8 +15,8 @@ from memlog._internal.diagnostics import Diagnostics
 
 LIBRARY = "libnvidia-ml.so.1"
 _MOST_OVER_CAPACITY = 1.1
-"""NVML's total divided by CUDA's, at most: CUDA leaves out what the driver keeps. A larger quotient means
-that they are not the same device, as with a MIG instance that has the identity of its GPU."""
+"""Largest ratio of NVML's total to CUDA's for one device: CUDA leaves out what the driver keeps. A larger
+ratio means that NVML found another device, such as the whole GPU instead of its MIG instance."""
 
 
 class DeviceMemory(NamedTuple):
@@ -41,7 +41,7 @@ class Nvml:
     """Reader of devices by their identity. No method raises.
 
     Args:
-        diagnostics: Counts errors of NVML; a machine without it is none.
+        diagnostics: Counts errors of NVML. A machine without NVML is not an error.
         load: Loads the library; raises OSError if there is none.
     """
 
@@ -56,8 +56,9 @@ class Nvml:
         """Return a device's memory; ``None`` if unknown.
 
         Args:
-            uuid: The device's identity as CUDA has it: of a MIG instance its own.
-            capacity: Its total bytes as CUDA has them, to make sure that both speak of one device.
+            uuid: The device's identity in CUDA; for a MIG instance, the instance's own.
+            capacity: Total bytes of the device in CUDA, to check that NVML finds the same device. ``None``:
+                unknown, and nothing is read.
         """
         if self._is_missing or capacity is None:
             return None

@@ -21,7 +21,7 @@ _INTERPRETER = "python"
 
 
 class Roles:
-    """Names of processes by role.
+    """Roles of processes, from their names and command lines.
 
     Args:
         proc: Folder of processes, on Linux.

@@ -22,14 +22,14 @@ class TreeReading(NamedTuple):
     """Memory of a process tree at one moment; ``None`` if unknown."""
 
     pss: int | None
-    """Bytes, where each page is divided by the number of processes that share it."""
+    """Proportional set size in bytes: each page is divided by the number of processes that share it."""
     processes: int | None
     file: int | None = None
     """Bytes of ``pss`` that are pages of mapped files."""
     children: tuple[ChildReading, ...] = ()
     """The descendants, the oldest first; at most 32."""
     children_shared: int | None = None
-    """Bytes of their proportional set sizes that are shared memory."""
+    """Bytes of all descendants' proportional set sizes that are shared memory."""
 
 
 class _Size(NamedTuple):
@@ -128,16 +128,16 @@ class ProcessTree:
         return None
 
 
-def read_again(children: Sequence[ChildReading], proc: Path = Path("/proc")) -> list[ChildReading]:
+def read_again(children: Sequence[ChildReading]) -> list[ChildReading]:
     """Read the anonymous memory of known processes again, without those that have ended.
 
-    From ``RssAnon`` in ``/proc/PID/status``: the same pages as in `ProcessTree.read`, in 0.05 ms for each
-    process, because the kernel keeps their count. ``own`` stays as it was read before.
+    ``RssAnon`` in ``/proc/PID/status`` counts the same pages as `ProcessTree.read` does. It takes 0.05 ms for
+    each process, because the kernel keeps this count. ``own`` stays as it was read before.
     """
     readings = []
     for child in children:
         with suppress(OSError):
-            status = (proc / str(child.pid) / "status").read_bytes()
+            status = Path(f"/proc/{child.pid}/status").read_bytes()
             _, found, rest = status.partition(b"RssAnon:")
             if found:
                 anon = int(rest.split(maxsplit=1)[0]) * _KIB

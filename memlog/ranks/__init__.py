@@ -1,5 +1,5 @@
-"""Ranks of one training: which runs are theirs, their memory side by side, and which of them ended first.
+"""Ranks of one training: the search for their runs, their memory side by side, and the rank that ended first.
 
-Each rank has its own run. A file in the run's folder names its place (`registration`). All else is read from
-the ranks' journals, so no rank waits for another, and no process group is used.
+Each rank has its own run. A file in the run's folder names the rank (`registration`). All other data is read
+from the ranks' journals, so no rank waits for another, and no process group is used.
 """

@@ -1,4 +1,4 @@
-"""Which rank of a training ended first, and which were ended afterwards."""
+"""The rank of a training that ended first, and those that ended afterwards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOTICED_LATE_US = 2_000_000
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
-"""Signals by which a rank ends because another one has: NCCL's watchdog aborts its process."""
+"""Signals that end a rank because another rank has ended: NCCL's watchdog aborts its process."""
 _NAMED = 8
-"""Most ranks that a text lists."""
+"""Maximum number of ranks that a text lists."""
 
 
 class RankEnd(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class RankEnd(msgspec.Struct, frozen=True):
 
     Attributes:
         time_us: Unix time in microseconds.
-        how: Such as ``failed`` or ``was killed by SIGKILL``.
+        how: Predicate of a sentence, such as ``failed`` or ``was killed by SIGKILL``.
         signal: Signal that ended the process; ``None``: none did, or it is unknown.
         step: Last completed step; ``None``: none.
     """
@@ -38,12 +38,12 @@ class RankEnd(msgspec.Struct, frozen=True):
 
     @property
     def crashed(self) -> bool:
-        """True if a signal killed the process that the end of another rank does not cause."""
+        """True if a signal killed the process, other than a signal that another rank's end can cause."""
         return self.signal is not None and self.signal not in _CONSEQUENCES
 
     @property
     def sentence(self) -> str:
-        """``rank 3 was killed by SIGKILL after step 120``."""
+        """Sentence such as ``rank 3 was killed by SIGKILL after step 120``."""
         when = "before its first step" if self.step is None else f"after step {self.step:,}"
         return f"rank {self.rank} {self.how} {when}"
 
@@ -53,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     Attributes:
         first: The rank that ended first; ``None``: all were ended from outside together.
-        afterwards: Ranks that ended after it, or all of them.
+        afterwards: Ranks that ended after the first one; all ranks if ``first`` is ``None``.
     """
 
     first: RankEnd | None
@@ -61,7 +61,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The rank that ended first, and how."""
+        """Sentence about the rank that ended first, or about the signal that ended all ranks."""
         if self.first is None:
             signal = self.afterwards[0].signal
             return f"{signal} ended {_ranks(end.rank for end in self.afterwards)} together"
@@ -69,7 +69,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What happened to the other ranks."""
+        """Clause about the ends of the other ranks."""
         if self.first is None:
             return "no rank failed before: the job was cancelled, preempted or out of time"
         if not self.afterwards:
@@ -79,8 +79,8 @@ class Failure(msgspec.Struct, frozen=True):
         by = f" ({signal})" if len(signals) == 1 and (signal := signals.pop()) else ""
         cause = "it is not the cause" if len(others) == 1 else "they are not the cause"
         return (
-            f"{_ranks(others)} ended afterwards{by}: {cause}, because the launcher ends the other ranks, or "
-            "these fail when a rank is gone"
+            f"{_ranks(others)} ended afterwards{by}: {cause}; if a rank ends badly, the launcher ends the "
+            "others, or they fail without it"
         )
 
 
@@ -104,10 +104,11 @@ def how_it_ended(event: Exit) -> str:
 
 
 def failure_of(ends: Collection[RankEnd]) -> Failure | None:
-    """Return how a training ended from its ranks' bad ends; ``None`` if there are none.
+    """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
-    The rank that ended first is the cause. If several ranks got SIGTERM first, within a second, none is.
-    A busy machine notices late that a rank was killed, after others have written that they lost it.
+    The rank that ended first is the cause. If a signal from outside ended it and, within a second, other
+    ranks, no rank is the cause. A rank that crashed counts as first even if others failed up to two seconds
+    earlier: a busy machine notices a crash late, after the others have written that they lost the rank.
     """
     if not ends:
         return None

@@ -1,4 +1,4 @@
-"""The run that a person names: of several ranks the lowest one's, which has the run in the tracker."""
+"""Search for the run that a user names. For ``latest`` it is the lowest rank's, which the tracker has."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ from memlog.journal.format import START, UNDECODABLE
 _FILE = "rank.json"
 _MAX_BYTES = 65536
 _TOLERANCE_US = 600_000_000
-"""Microseconds by which another rank may have begun earlier: each loads its data before it begins a run."""
+"""Microseconds by which another rank may have begun earlier: ranks load their data before they begin runs."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
     """Attempt of a training that the launcher started again.
 
     Attributes:
-        run: Id of the run of the same rank.
-        first: Id of that rank's run in the first attempt; trackers know the run that memlog opened by it.
+        run: Id of this rank's run in the attempt.
+        first: Id of this rank's run in the first attempt, by which the tracker's run is found.
         steps: Steps of that tracker's run at the end of the attempt.
     """
 
@@ -40,7 +40,7 @@ class Registration(msgspec.Struct, frozen=True):
         place: The rank, the number of ranks, and the training.
         host: Name of the machine.
         begun_us: Start of the run, Unix time in microseconds.
-        parent: Number of the process that started this one, such as torchrun's.
+        parent: Id of the process that started this one, such as torchrun's.
         before: The attempt before the restart; ``None``: there was none, or it left no run.
     """
 
@@ -51,9 +51,9 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return whether both runs name the same training, and the machine restarted it as often.
+        """Return whether both runs belong to one training and, on one machine, to the same restart.
 
-        Each machine's torchrun counts for itself, and only restarts after one of its own ranks has failed.
+        Each machine's torchrun counts restarts by itself, and only those after a failure of its own ranks.
         """
         mine, its = self.place, other.place
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (
@@ -76,7 +76,7 @@ def register(
 
 
 def registration_of(run: RunDirectory) -> Registration | None:
-    """Return a run's registration; ``None`` if it has none, or a damaged one."""
+    """Return a run's registration; ``None`` if it is missing or damaged."""
     try:
         return msgspec.json.decode(read_plain(run.path, _FILE, _MAX_BYTES), type=Registration)
     except (OSError, ValueError, *UNDECODABLE):
@@ -88,7 +88,7 @@ class Training:
 
     Args:
         run: The run of one of the ranks, which is registered.
-        own: Its registration.
+        own: Registration of ``run``.
     """
 
     def __init__(self, run: RunDirectory, own: Registration) -> None:
@@ -106,14 +106,14 @@ class Training:
         for run in self._new_runs():
             registration = registration_of(run)
             if registration is None:
-                continue  # it trains alone, or does not know its rank yet
+                continue  # the run trains alone, or does not know its rank yet
             self._not_ours.add(run.id)
             if self._belongs(run, registration):
                 self._take(run, registration)
         return {rank: run for rank, (run, _) in sorted(self._found.items())}
 
     def has_lower_rank(self) -> bool:
-        """Return whether a rank below the own one is registered. It reads no more than it has to."""
+        """Return True if a rank below this run's own is registered."""
         return any(
             (found := registration_of(run)) is not None
             and found.place.rank < self.own.place.rank
@@ -145,8 +145,8 @@ class Training:
             return False
         if run.last_write() * 1e6 >= self.own.begun_us:
             return True
-        # A process of another machine counts as alive for some time after its end. One with steps has trained
-        # in an attempt before: it can't make a step before the other ranks begin.
+        # A process of another machine counts as alive for some time after its end. If its run has steps, it
+        # belongs to an earlier attempt: no rank can complete a step before all ranks have begun.
         return run.is_alive() and (registration.host == self.own.host or last_step(run) is None)
 
     def _take(self, run: RunDirectory, registration: Registration) -> None:

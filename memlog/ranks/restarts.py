@@ -1,4 +1,4 @@
-"""The attempt before a restart, whose run in the tracker goes on in the run after it."""
+"""The attempt before a restart: the run after the restart continues that attempt's run in the tracker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
     Args:
         run: The run after the restart, in the same folder of runs.
-        place: Its place.
-        begun_us: Its start, Unix time in microseconds.
+        place: Place of ``run`` among the ranks.
+        begun_us: Start of ``run``, Unix time in microseconds.
     """
-    # Only rank 0 looks for an attempt that is not counted: at the first start there is none, and many ranks.
+    # A restart that is not counted looks like a first start. Only rank 0 searches then, because at a first
+    # start there is nothing to find, and many ranks would search.
     if not place.restart and (place.rank or not _is_torchrun(place)):
         return None
     earlier = [
@@ -35,10 +36,10 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return how far the count of steps in the run that memlog opens is ahead of the session's.
+    """Return the number to add to a session's steps in the tracker's run that memlog opens.
 
-    A session that begins at step 0 after a restart goes on behind the last step of the attempt before. One
-    that begins at a later step has a count of its own, the trainer's or the user's, and keeps it.
+    A session that begins at step 0 after a restart continues after the last step of the attempt before. A
+    session that begins at a later step has the trainer's or the user's own count, and keeps it.
     """
     known = registration_of(run)
     if known is None or known.before is None:

@@ -11,7 +11,7 @@ from memlog.metrics import bucket_start
 LATE = 30.0
 """Seconds that a step waits for ranks that have not completed it."""
 _MAX_OPEN = 10_000
-"""Most steps that wait. A rank may have stopped while the others go on."""
+"""Maximum number of steps that wait. A rank may have stopped while the others go on."""
 _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 
@@ -44,7 +44,7 @@ class RankSpreads:
         self._ended.add(rank)
 
     def add(self, rank: int, event: Batch) -> None:
-        """Add a step of a rank. A step that was published without it is left out."""
+        """Add a step of a rank, unless the step was published already."""
         self._last[rank] = event.step
         if event.step <= self._after:
             return
@@ -128,7 +128,7 @@ class _Bucket:
         known = [(sizes[name], rank) for rank, sizes in self.ranks.items() if name in sizes]
         if len(known) < len(self.ranks):
             return None  # a mean of some ranks only would be a wrong figure
-        # Of equal ranks the first one is named.
+        # Of several ranks with the same value, the lowest is named.
         smallest, smallest_rank = min(known)
         largest, of_largest = max((size, -rank) for size, rank in known)
         mean = sum(size for size, _ in known) / len(known)

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 STALLED_AFTER = 60.0
-"""Fewest seconds without a step after which a rank can count as stalled."""
+"""Minimum seconds without a step after which a rank can count as stalled."""
 _LONGEST = 10
-"""Times the longest pause between two steps so far after which it can: saving takes time, too."""
+"""A stall lasts at least this many times the longest pause between two steps: saving takes time, too."""
 _STATES = {"T": "its process is stopped", "D": "its process waits for a disk or a device"}
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A rank that stalls, or goes on after that.
+    """A rank that stalls, or goes on after a stall.
 
     Attributes:
         step: Last completed step; ``None``: none.
         seconds: Seconds without a step.
-        why: What shows that this rank is the one; ``None``: it goes on.
+        why: Evidence that this rank is the one that stalls; ``None``: it goes on.
     """
 
     rank: int
@@ -37,11 +37,11 @@ class _Progress:
 
 
 class Stalls:
-    """Judge of which rank stalls.
+    """Detector of the ranks that stall.
 
-    When one rank stalls, all stop at the next exchange of gradients. So a rank is named only if all ranks
-    stand still, and either its last step is an earlier one than that of others, or its process is stopped or
-    waits in the kernel. If neither tells which one it is, none is named.
+    When one rank stalls, all stop at the next exchange of gradients. So ranks are named only if all of them
+    stand still: those whose last step is earlier than another rank's, or whose process is stopped or waits in
+    the kernel. If that is true of all ranks or of none, none is named.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Stalls:
             if progress.stalled and not self._is_silent(progress, now):
                 progress.stalled = False
                 yield Stall(rank, progress.step, 0.0, None)
-        if len(self._ranks) < 2 or not all(  # noqa: PLR2004 - one rank has nobody to wait for it
+        if len(self._ranks) < 2 or not all(  # noqa: PLR2004 - no other rank waits for a single one
             self._is_silent(progress, now) for progress in self._ranks.values()
         ):
             return

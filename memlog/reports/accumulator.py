@@ -47,14 +47,15 @@ class Accumulator:
         metrics: Aggregates of every metric.
         peaks: The highest value of each kind of memory.
         labels: Blocks, functions and points that the user watched by hand.
+        phases: Phases of the program.
         traces: The steps that were traced.
-        verdict: What the verdict on the run is made from.
+        verdict: Collects the facts for the verdict on the run.
         largest_step: Inputs of the newest step whose peak was clearly higher than before.
-        begin: The run's first event; ``None`` if the journal has none.
-        end: The run's last event; ``None`` if the journal has none.
+        begin: The event of the run's start; ``None`` if the journal has none.
+        end: The event of the run's end; ``None`` if the journal has none.
         devices: The accelerators by name.
         parameters: The run's parameters.
-        alerts: The first `MAX_LISTED`.
+        alerts: The first `MAX_LISTED` alerts.
         health: The newest event about memlog's own state and the number of steps that it covers, by process.
         bindings: The user's runs by backend and id.
         dropped: Number of lines of the journal that could not be read, by reason.
@@ -112,7 +113,7 @@ class Accumulator:
         if isinstance(event, (Batch, Loss, Epoch, Health)):
             self._count_steps(event.step)
         if isinstance(event, Health):
-            covered = event.steps  # a trainer's numbers may leave steps out
+            covered = event.steps  # preferred: the numbers of a trainer's steps can have gaps
             if covered is None:
                 covered = 0 if event.step is None else event.step + 1 - entry.header.initial_step
             self.health[process] = event, covered
@@ -124,7 +125,7 @@ class Accumulator:
     def _take_header(self, header: Header) -> None:
         self._header, self._has_older_names = header, header.has_older_names
         for backend, binding in header.bindings.items():
-            # The newest: a trainer's first number in a run can change its offset.
+            # Keep the newest binding: the trainer's number of the first step can change its offset.
             self.bindings.setdefault(backend, {})[binding.run_id] = binding
 
     def _count_steps(self, step: int | None) -> None:

@@ -21,9 +21,9 @@ _LARGE = 0.3
 _SMALL = 0.1
 """Share of the process's memory below which tensors are not the cause."""
 _WORKERS = 0.5
-"""Share of the tree's memory in other processes above which they are mentioned."""
+"""Share of the process tree's memory. Other processes are mentioned if they hold more than this."""
 FAR_LARGER = 1.5
-"""Factor of the traced peak above which the failing step was not like the traced one."""
+"""Multiple of the traced peak. If the failing step needed more, it was not like the traced one."""
 _NAMED = 6
 """Maximum number of modules in a line."""
 _NEARLY_FULL = 0.02
@@ -41,7 +41,10 @@ class Prediction(NamedTuple):
 
 
 def advice(
-    moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None, health: Diagnostics
+    moments: LastMoments,
+    growth: GrowthCauses,
+    predicted: Prediction | None,
+    diagnostics: Diagnostics,
 ) -> list[str]:
     """Return lines of advice, the most promising first; never empty.
 
@@ -49,7 +52,7 @@ def advice(
         moments: The run's last steps and its end.
         growth: Causes of the growth in these steps.
         predicted: Predicted savings in its worst traced step; ``None``: unknown.
-        health: Counts parts that fail; the other parts are still returned.
+        diagnostics: Counts parts that fail; the other parts are still returned.
     """
     failure = moments.failure
     if failure is not None and failure.worker is not None:
@@ -70,21 +73,20 @@ def advice(
     ]
     found: list[str] = []
     for part in parts:
-        with health.contained("working out what would help"):
+        with diagnostics.contained("working out what would help"):
             found += part()
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
 
 
 def needed(failure: OutOfMemory) -> int:
     """Return the bytes that tensors would have needed at the failure: a lower bound."""
-    in_use = (
-        failure.allocated if failure.device != "host" else 0
-    )  # on the host, `allocated` is everything that the process holds
+    # On the host, `allocated` is everything that the process holds.
+    in_use = failure.allocated if failure.device != "host" else 0
     return (in_use or 0) + (failure.requested or 0)
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest known limit left room for the request: then another limit stopped it.
+    """Return True if the tightest known limit left room for the request, so another limit stopped it.
 
     Allocators request more than the program does, so a small free part of the limit does not count.
     """
@@ -98,7 +100,7 @@ def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
 
 
 def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
-    """Return True if the model, or what may be a part of its training step, made the failed request."""
+    """Return True if the failed request came from the model, or may have come from a training step."""
     if failure.layer or failure.phase or failure.device != "host":
         return True
     peak = 0 if trace is None else trace.peak or 0
@@ -117,47 +119,20 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
         yield (
             f"The allocator holds {format_bytes(unused)} that no tensor uses, but not in one piece: "
             "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
-            "`PYTORCH_CUDA_ALLOC_CONF`) makes room of it."
+            "`PYTORCH_CUDA_ALLOC_CONF`) makes it usable."
         )
 
 
 def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterator[str]:
-    """Yield advice that makes a training step smaller, if a training step failed."""
+    """Yield advice that makes training steps smaller, or advice that applies instead."""
     failure, trace = moments.failure, moments.trace
-    if failure is not None and not moments.steps and trace is None:
-        yield _before_any_step(failure)
+    if instead := _besides_activations(moments, predicted):
+        yield instead
         return
-    if failure is not None and not in_a_step(failure, trace):
-        yield (
-            "The request was made outside the model's layers: the error's traceback shows where. Request "
-            "less there, or process the data in pieces; a smaller batch may not help."
-        )
-        return
-    held = _held(moments)
-    far_more = failure is not None and trace is not None and needed_far_more(failure, trace)
-    if not far_more and (other := _another_step(predicted)):
-        yield other
-        return
-    if (
-        failure is not None
-        and failure.phase == "optimizer"
-        and not _little_state(failure, trace, held)
-    ):
-        yield (
-            "It failed in the optimizer's step, which needs as much with a smaller batch. Its first step "
-            "creates its state: Adam keeps two numbers a parameter, SGD with momentum one, plain SGD none; "
-            "8-bit optimizers take a quarter of the bytes; sharding (FSDP, ZeRO) divides it."
-        )
-        return
-    if failure is None and trace is not None and _is_small(trace, moments):
-        yield (
-            f"The traced step's tensors took only {format_bytes(trace.peak)}: other memory of the process, "
-            "such as data sets, caches and lists, matters more."
-        )
-        return
-    if far_more and failure is not None and trace is not None:
+    if failure is not None and trace is not None and needed_far_more(failure, trace):
         yield from _of_a_larger_step(failure, trace, predicted)
     else:
+        held = _held(moments)
         yield from (
             _by_prediction(predicted) or list(_by_category(trace, held)) or _by_others(trace, held)
         )
@@ -165,12 +140,37 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
         yield "Tracing shows what holds the memory: `memlog.init(model=model, layers=True)`."
 
 
+def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
+    """Return advice if a smaller training step would not help, or if too little is known of such steps."""
+    failure, trace = moments.failure, moments.trace
+    if failure is None:
+        return _another_step(predicted) or _small_tensors(trace, moments)
+    if not moments.steps and trace is None:
+        return _before_any_step(failure)
+    if not in_a_step(failure, trace):
+        return (
+            "The request was made outside the model's layers: the error's traceback shows where. Request "
+            "less there, or process the data in pieces; a smaller batch may not help."
+        )
+    far_more = trace is not None and needed_far_more(failure, trace)
+    if not far_more and (other := _another_step(predicted)):
+        return other
+    if failure.phase == "optimizer" and not _little_state(failure, trace, _held(moments)):
+        return (
+            "It failed in the optimizer's step, which needs as much with a smaller batch. Its first step "
+            "creates its state: Adam keeps two numbers a parameter, SGD with momentum one, plain SGD none; "
+            "8-bit optimizers take a quarter of the bytes; sharding (FSDP, ZeRO) divides it."
+        )
+    return None
+
+
 def _before_any_step(failure: OutOfMemory) -> str:
     """Return advice on a failure while the program loaded data, built its model or made its first step."""
     if failure.phase is not None:
         return (
             "It failed in the first step, and no step was traced. A smaller batch, or shorter or smaller "
-            "inputs, makes activations smaller; a smaller model, or bfloat16 weights, makes all smaller."
+            "inputs, makes activations smaller; a smaller model, or bfloat16 weights, makes everything "
+            "smaller."
         )
     held = "" if failure.resident is None else f" It held {format_bytes(failure.resident)}."
     return (
@@ -180,10 +180,16 @@ def _before_any_step(failure: OutOfMemory) -> str:
     )
 
 
-def _is_small(trace: Trace, moments: LastMoments) -> bool:
+def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
+    """Return a sentence if tensors were a small part of the process's memory."""
     sample = moments.last_sample
     held = None if sample is None else sample.tree_pss
-    return held is not None and (trace.peak or 0) < _SMALL * held
+    if trace is None or held is None or (trace.peak or 0) >= _SMALL * held:
+        return None
+    return (
+        f"The traced step's tensors took only {format_bytes(trace.peak)}: other memory of the process, "
+        "such as data sets, caches and lists, matters more."
+    )
 
 
 def _held(moments: LastMoments) -> int:
@@ -248,7 +254,7 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return a sentence if the traced step was not the largest: savings in it predict nothing then."""
+    """Return a sentence if the traced step was not the largest, because its savings then predict nothing."""
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)

@@ -24,7 +24,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     traced_peak: int | None
     """The worst traced step's own peak, in bytes."""
     trace_peak_from: PeakOrigin | None
-    """Source of ``trace.peak``: that peak, or derived from it; ``None``: unknown."""
+    """Source of ``trace.peak``: the traced peak, or a peak derived from it; ``None``: unknown."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -33,8 +33,8 @@ class Compared(msgspec.Struct, frozen=True):
     unit: Unit
     values: tuple[float | None, ...]
     changes_percent: tuple[float | None, ...]
-    """Changes against the first run; ``None`` for the first run itself, and if a value is unknown or the
-    first is 0."""
+    """Changes against the first run. ``None`` for the first run itself, and if a value is unknown or the
+    first run's value is 0."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -73,9 +73,9 @@ def compare(
     Args:
         runs: The runs. The first is the baseline.
         gates: Gates that are judged for each run but the first.
-        allow_unfinished: Whether to judge a run that failed, was killed or still runs.
+        allow_unfinished: True to judge a run that failed, was killed or still runs.
     """
-    # In the order of the run that has most figures, so that a figure that a run lacks keeps its row.
+    # The run with the most figures comes first: it sets the order of the rows.
     fullest = sorted(runs, key=lambda run: -len(run.figures))
     names = dict.fromkeys(name for run in fullest for name in run.figures)
     return Comparison(
@@ -132,8 +132,8 @@ def _sizes(tables: Sequence[Mapping[str, int]], absent: int | None) -> dict[str,
     """Return sizes by name, the largest first.
 
     Args:
-        tables: Each run's sizes by name; all sizes are unknown in an empty one.
-        absent: Value of a name that is missing from a table with other names.
+        tables: Each run's sizes by name. An empty table means that the run's sizes are unknown.
+        absent: Value of a name that a table lacks, if the table is not empty.
     """
     largest: dict[str, int] = {}
     for sizes in tables:

@@ -18,7 +18,7 @@ from memlog.reports.verdict import beyond
 from memlog.reports.worst_step import read_worst_step
 
 _SHOWN = 4
-"""Most categories that are named, and layers."""
+"""Maximum number of categories that are named, and of layers."""
 _MOST_PEAKS = 10
 _MAX_TEXT = 300
 """Most characters of a row's text: names come from the user's program."""
@@ -30,7 +30,8 @@ def description(run: RunDirectory, backend: str, stored: str | None = None) -> s
     Args:
         run: The run.
         backend: Name of the tracker's backend.
-        stored: The tracker's id of the run, with which its files are fetched; ``None``: the tracker has none.
+        stored: The tracker's id of the run, for the command that fetches the run's files; ``None``: the
+            tracker stores no files.
     """
     summary, traced = summarize(run), None
     with suppress(TraceNotFoundError, OSError):
@@ -89,7 +90,7 @@ def _peaks(summary: Summary) -> Iterator[tuple[str, str]]:
     known = [
         (kind, peak)
         for kind, peak in summary.peaks.items()
-        # Shared pages count once in the tree's level, so without child processes it is the lower one.
+        # The tree's level counts shared pages once, so without child processes it is below the process's.
         if peak.bytes is not None and not (kind == TREE and peak.bytes <= host)
     ]
     for kind, peak in known[:_MOST_PEAKS]:
@@ -125,7 +126,7 @@ def _health(health: HealthFacts) -> str:
 
 
 def _commands(run: RunDirectory, *, has_graph: bool) -> Iterator[str]:
-    """Yield commands that work in every directory of that machine: nobody knows where the reader is."""
+    """Yield commands that work in every working directory of the machine that trained."""
     where = f"{run.id} --dir {shlex.quote(str(run.path.absolute().parent))}"
     yield _memlog("show", where)
     if has_graph:

@@ -60,9 +60,8 @@ class RunFigures(msgspec.Struct):
 
 def run_figures(run: RunDirectory) -> RunFigures:
     """Read a run's journal and return its figures."""
-    alive = (
-        run.is_alive()
-    )  # before reading: the journal of a run that ends meanwhile then has its end
+    # Before reading: the journal of a run that ends meanwhile then has its end event.
+    alive = run.is_alive()
     fold = _Fold()
     for file in run.files():
         fold.take_all(file.read(complete=not alive))
@@ -91,7 +90,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
     """Return the worst traced step's peak and its source.
 
     The first step allocates the optimizer's state only at its end, so its peak would be the same with any
-    optimizer. So the peak of a later step replaces it.
+    optimizer. So the peak that a later step would have is derived and returned instead.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -105,7 +104,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
 
 def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
-    """Return the peak of a later step like the worst traced one; ``None`` if it can't be derived."""
+    """Return the peak that the worst traced step would have later in the run; ``None`` if unknown."""
     try:
         event, trace = read_worst_step(run)
     except (TraceNotFoundError, OSError):
@@ -161,7 +160,7 @@ class _Fold:
         self._first_step = step if self._first_step is None else min(step, self._first_step)
 
     def is_first(self, trace: Trace) -> bool:
-        """Return True if the trace may be of the run's first step. A step that did not end may be it."""
+        """Return True unless the trace is known to be of a later step than the run's first one."""
         return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -195,12 +194,12 @@ class _Fold:
 
 
 def _device_kind(kind: str) -> str:
-    """Return the name in rules: `PeakFold`'s ``cuda0.allocated`` is the peak, ``cuda0.peak`` in rules."""
+    """Return the figure for a kind of memory in `PeakFold`: ``cuda0.peak`` for ``cuda0.allocated``."""
     return kind.removesuffix(ALLOCATED) + ".peak" if kind.endswith(ALLOCATED) else kind
 
 
 class _Times:
-    """Times from one step to the next. Of more than `_MOST_TIMES`, only every second, fourth, … is kept."""
+    """Times from one step to the next. If there are too many, only every second, fourth, … is kept."""
 
     def __init__(self) -> None:
         self._kept: list[float] = []

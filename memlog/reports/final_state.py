@@ -53,7 +53,7 @@ class LastMoments(msgspec.Struct):
     files: list[str] = []
     """Names of the flame graph and the allocator's snapshot, if there are any."""
     findings: list[Finding] = []
-    """What memlog found during the run, oldest first; at most `_FINDINGS`."""
+    """Findings during the run, oldest first; at most `_FINDINGS`."""
     largest: StepInputs | None = None
     """Inputs of the newest step whose peak was clearly higher than before."""
     traced: Batch | None = None
@@ -65,7 +65,7 @@ class LastMoments(msgspec.Struct):
     place: Place | None = None
     """Place among the ranks that train together; ``None``: the run trained alone."""
     failed_with: Failure | None = None
-    """How the training of all ranks ended; ``None``: unknown. Only rank 0's helper process knows it."""
+    """How the training of all ranks ended badly; ``None``: unknown. Only rank 0's helper process knows it."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 

@@ -11,7 +11,7 @@
     CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation only), against the first run
 
 A gate fails if its condition is true: ``device.peak > +5%`` fails if a run needs over 5 % more than the
-first, ``device.peak > -30%`` fails if it does not save 30 %.
+first run. ``device.peak > -30%`` fails if a run does not save 30 %.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class _Parser(Reader):
             return ".".join(device)
         close = difflib.get_close_matches(token.text, _FIGURES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise self.error(f"{hint}there are {', '.join(_FIGURES)}; one device is cuda0.peak")
+        raise self.error(
+            f"{hint}figures are {', '.join(_FIGURES)}; for one device, write cuda0.peak"
+        )
 
     def _change(self, figure: str) -> tuple[float, bool]:
         example = _EXAMPLES[unit_of(figure)]

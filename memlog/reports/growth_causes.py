@@ -43,9 +43,10 @@ class Growth(NamedTuple):
     freed: int | None
     """Bytes that were freed with the failed step; ``None``: unknown."""
     idle: int
-    """Bytes that the process's allocator held at the end and nothing used; a lower bound."""
+    """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
-    """Growth since the first step, in bytes: the blocks may have become unused in any of these steps."""
+    """Growth since the run's first step, in bytes. ``idle`` is compared with it, because blocks may have
+    become unused in any step."""
     lasting: bool
     """True if the memory grew throughout."""
 
@@ -109,8 +110,8 @@ class GrowthCauses:
     def failed_by_chance(self) -> bool:
         """True if the failed request was small compared with the growth before.
 
-        Then the place of the request is chance, not the cause. Python's `MemoryError` has no size: the
-        request counts as small if nearly nothing was free.
+        Then the place of the request is chance, not the cause. Python's `MemoryError` does not give the
+        requested size. Such a request counts as small if nearly nothing was free.
         """
         failure = self._moments.failure
         if failure is None or not self._unexplained:
@@ -120,7 +121,7 @@ class GrowthCauses:
         return failure.requested < _SMALL_REQUEST * self._unexplained
 
     def why_the_place_is_chance(self) -> Iterator[str]:
-        """Yield a line on the place of the failure, if that is chance."""
+        """Yield a line on the place of the failure, if this place is chance."""
         failure = self._moments.failure
         if failure is None or not self.failed_by_chance:
             return
@@ -169,7 +170,7 @@ class GrowthCauses:
             yield (
                 f"{found.of} grew {grew}, but at the end nothing used {format_bytes(found.idle)} of it: the "
                 "program had freed these blocks, and the C library's allocator keeps them. "
-                "So the program does not keep most of it: likely the steps became larger, as with longer "
+                "So the program does not keep most of it, and likely the steps became larger, as with longer "
                 "inputs or batches: limit the largest. With `MALLOC_MMAP_THRESHOLD_=65536` "
                 "in the environment, the allocator returns freed blocks at once."
             )
@@ -210,7 +211,7 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return growth over a few steps that is most of the memory that ran out, if its cause is unknown."""
+    """Return growth over too few steps to find its cause, if it is most of the growth until the end."""
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None
@@ -285,7 +286,7 @@ def _is_full(failure: OutOfMemory | None) -> bool:
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """Return the levels before a plateau at the limit: C code whose allocation fails may go on without it."""
+    """Return the levels before a plateau at the limit, where C code continues after failed allocations."""
     top = series[-1] - _FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]

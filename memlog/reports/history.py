@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 _MOST = 240
-"""Most intervals. Beyond it, each two neighbours become one."""
+"""Most intervals. If there are more, every two neighbours are joined."""
 _SHOWN = 120
 """Most values that are returned."""
 
@@ -37,7 +37,7 @@ class History:
 
 
 def highest_of(values: list[int], count: int) -> list[int]:
-    """Return at most ``count`` values: the highest of each of as many equal parts."""
+    """Return the highest value of each of ``count`` equal parts, or all values if they are fewer."""
     if len(values) <= count:
         return list(values)
     edges = [round(at * len(values) / count) for at in range(count + 1)]

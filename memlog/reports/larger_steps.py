@@ -19,22 +19,23 @@ from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_n
 _FEWEST = 6
 """Minimum number of steps. A rise in all of fewer steps may be chance."""
 _SIGMAS = 3
-"""Standard deviations above the mean above which the number of records is not chance."""
+"""The number of records is not chance if it is this many standard deviations above the mean."""
 _MATTERS = 0.1
 """Minimum growth, as a share of the memory in use, that is reported."""
 _MOST = 0.5
 """Share of the rise in peaks above which larger steps explain it."""
 _FAR = 2
-"""Factor of the most that an earlier step needed, above which a jump is sudden."""
+"""Multiple of the most that an earlier step needed. A larger jump is sudden."""
 
 
 class Rise(NamedTuple):
     """Steps that allocated, and freed again, more and more memory."""
 
     records: int
+    """Number of steps that peaked higher than every step before."""
     steps: int
     are_all: bool
-    """True if every step is among those steps; False if only some were recorded."""
+    """True if the journal has every step; False if it has only some."""
     before: Level
     after: Level
 
@@ -45,7 +46,7 @@ class Sudden(NamedTuple):
     step: int
     """Number of the last complete step."""
     took: int
-    """Bytes allocated after it."""
+    """Bytes allocated after that step."""
     needed: int
     """Largest difference, in bytes, between an earlier step's peak and the memory in use after that step."""
 
@@ -58,7 +59,7 @@ def rise(moments: LastMoments) -> Rise | None:
     if count < _FEWEST or not _are_many(len(records), count):
         return None
     if records[-1].step < series[-max(count // 4, 1)].step:
-        return None  # it stopped
+        return None  # the rise stopped
     needs = [each for each in records if each.own is not None]
     first = _middle(needs[: max(len(needs) // 4, 1)])
     last = max(needs[-max(len(needs) // 4, 1) :], key=_own)
@@ -75,7 +76,7 @@ def sudden(moments: LastMoments) -> Sudden | None:
     if not series or highest is None or any(each.mark is None for each in series):
         return None
     took = highest - series[-1].level
-    # A mark that did not rise in a step bounds what the step needed from above.
+    # In a step in which the mark did not rise, it is an upper bound of the step's peak.
     needed = max((each.mark or 0) - each.level for each in series)
     if took <= max(_FAR * needed, _MATTERS * series[-1].level):
         return None

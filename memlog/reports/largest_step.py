@@ -1,4 +1,4 @@
-"""Describe the largest step and a failing one by the shapes of their inputs."""
+"""Describe the largest step and the failing step by the shapes of their inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 4
 
 
 def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
-    """Return inputs with their shapes, with the names in backticks."""
+    """Return the names of inputs, in backticks, with their shapes."""
     some = [f"`{each.name}` {_shape(each.shape)}" for each in inputs[:_SHOWN]]
     if len(inputs) > _SHOWN:
         some.append(f"{len(inputs) - _SHOWN} more")
@@ -33,8 +33,8 @@ def like_another(like_step: int) -> str:
         like_step: Step with inputs of the same shapes and a lower peak.
     """
     return (
-        f"Step {like_step} had inputs of the same shapes and a lower peak, so something else made it: work "
-        "between the steps, such as an evaluation, or memory that was kept."
+        f"Step {like_step} had inputs of the same shapes and a lower peak, so something else made this peak: "
+        "work between the steps, such as an evaluation, or memory that was kept."
     )
 
 
@@ -65,8 +65,8 @@ def _compared(largest: StepInputs, moments: LastMoments) -> Iterator[str]:
     elif largest.peak > found.peak:
         more = format_bytes(largest.peak - found.peak)
         yield (
-            f"That is at least {more} more than in step {traced.step}, the newest traced one. It was not "
-            "traced."
+            f"That is at least {more} more than in step {traced.step}, the newest traced one. Step "
+            f"{largest.step} was not traced."
         )
     else:
-        yield "It was not traced."
+        yield f"Step {largest.step} was not traced."

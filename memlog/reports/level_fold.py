@@ -1,4 +1,4 @@
-"""Aggregate the memory in use after each step, in bounded memory, and find since when it is steady."""
+"""Aggregate the memory in use after each step, and find the step since which it is steady."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from statistics import median_low
 from memlog.events import Batch
 
 _MOST = 512
-"""Most intervals of a series. Beyond it, each two neighbours become one."""
+"""Most intervals of a series. If there are more, every two neighbours are joined."""
 _TOLERANCE = 0.02
 """Share of the last level by which a steady level may vary."""
 _LEAST_TOLERANCE = 8 * 1024**2
 """Bytes by which any steady level may vary: allocators and the interpreter take and return pages."""
 _DRIFT = 1024**2
-"""Bytes. If each third is higher than the one before by more, the level rises slowly; a jump is no rise."""
+"""Bytes. If each third of the levels is higher than the one before by more than this, the level rises slowly.
+A jump is no such rise."""
 LEAST_STEPS = 10
 """Fewest steps over which a level is called steady."""
 _LEAST_PART = 4
-"""The run's last quarter, or more of it, is called steady, because growth may rest for a while."""
+"""Divisor of the run's steps: a level is steady only over this part of the run or more, because growth may
+pause."""
 HOST = "host"
 
 
 class LevelFold:
     """Lowest memory in use after the steps of each interval, for the process and for each device.
 
-    The lowest level of an interval, because what counts is what stays: garbage and caches come and go.
+    The lowest level of an interval counts, because garbage and caches come and go.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class LevelFold:
             self._add(device.name, event.step, device.allocated)
 
     def steady_since(self, name: str) -> int | None:
-        """Return the step since which a level is steady; ``None`` if it is not, or after too few steps.
+        """Return the step since which a level is steady; ``None`` if the level is not, or has too few steps.
 
         Args:
             name: `HOST`, or a device's name.

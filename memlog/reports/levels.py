@@ -23,7 +23,7 @@ class Level(NamedTuple):
     step: int
     level: int
     own: int | None
-    """Bytes by which the step's peak was higher; ``None``: unknown."""
+    """Bytes by which the step's peak was above ``level``; ``None``: unknown."""
     mark: int | None
     """Highest bytes in use since the process began, until this step's end; ``None``: unknown."""
 
@@ -51,20 +51,20 @@ def reading(step: Batch, device: str) -> Reading | None:
 
 
 def are_all(series: Sequence[Level]) -> bool:
-    """Return True if no step between the first and the last is missing. `every` may record only some."""
+    """Return False if steps between the first and the last are missing, as with ``every`` above 1."""
     return series[-1].step - series[0].step < len(series)
 
 
 def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
-    """Return the bytes in use, at the peak of the step that failed, on the device that failed.
+    """Return the peak of the step that failed, on the device that failed.
 
     Args:
         failure: The failed allocation.
         last: The last complete step.
 
     Returns:
-        Bytes; ``None`` if unknown. The kernel records one peak for the whole process. It is the failing
-        step's only if it is higher than after the last step.
+        Bytes in use; ``None`` if unknown. On the host, the kernel records one peak for the whole process.
+        That is the failing step's peak only if it rose after the last complete step.
     """
     if failure is None or failure.worker is not None:
         return None
@@ -79,10 +79,9 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
 
 def memory_name(failure: OutOfMemory | None) -> str:
     """Return the name of the memory that ran out, to begin a sentence."""
-    on_host = failure is None or failure.device == "host"
-    return (
-        "The process's memory" if failure is None or on_host else f"The memory on {failure.device}"
-    )
+    if failure is None or failure.device == "host":
+        return "The process's memory"
+    return f"The memory on {failure.device}"
 
 
 def _level(step: int, found: Reading) -> Level:

@@ -1,4 +1,4 @@
-"""State of a run while it goes on, from its journal, of which each part is read once."""
+"""State of a run while it goes on. Each part of its journal is read once."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ALERTS_SHOWN = 5
 _RATE_OVER_US = 10_000_000
 """Microseconds over which the number of steps per second is measured."""
 _RATE_STEPS = 1_000
-"""Most steps over which it is measured."""
+"""Most steps over which the number of steps per second is measured."""
 
 
 class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of memory: now, at most, and available. ``None``: unknown."""
+    """One kind of memory: bytes in use now, their peak, and their limit. ``None``: unknown."""
 
     name: str
     """``host.rss`` (the process), ``host.tree`` (with its child processes), or the device's name."""
@@ -45,7 +45,7 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None
     """Bytes that the process and its children may use, or the device's capacity."""
     history_bytes: list[int]
-    """At most 120 values from the first step to the last: of neighbouring steps the highest."""
+    """At most 120 values from the first step to the last. Each is the highest of neighbouring steps."""
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the newest event, in ISO 8601."""
     memory: list[LiveMemory]
     verdict: str
-    """The most important finding with its growth and forecast, or that nothing grew."""
+    """The most important finding with its growth and forecast, or a sentence that nothing grew."""
     findings: list[FindingFacts]
     alerts: list[AlertFacts]
     """The newest `ALERTS_SHOWN`, the newest last."""
@@ -127,7 +127,7 @@ class LiveRun:
 
     @property
     def status(self) -> RunStatus:
-        """Status of the run when it was read last; ``killed`` if its process is gone without an end."""
+        """Status of the run as last read; ``killed`` if its process is gone without an end event."""
         if self._totals.end is not None:
             return self._totals.end.status
         return "running" if self._alive else "killed"
@@ -168,7 +168,11 @@ class LiveRun:
             self._histories.setdefault(name, History()).add(size)
 
     def state(self, ranks: list[LiveRank] | None = None) -> LiveState:
-        """Return the state as it was read last."""
+        """Return the state as it was read last.
+
+        Args:
+            ranks: Rows of all ranks of the training; ``None``: the run trains alone.
+        """
         totals = self._totals
         begun, newest = _begun_us(self.run), totals.newest_us
         alerts = sorted(totals.alerts, key=lambda alert: alert.time_us)
@@ -201,7 +205,7 @@ class LiveRun:
     def as_rank(self, rank: int) -> LiveRank:
         """Return this run's row among the ranks of a training."""
         memory = self._memory()
-        # Devices stand last.
+        # Accelerators come last in the list.
         return LiveRank(
             rank=rank,
             run=self.run.id,
@@ -244,7 +248,7 @@ class LiveRun:
         first_us, first = next(
             (when, step) for when, step in self._recent if when >= last_us - _RATE_OVER_US
         )
-        if first == last:  # a step takes longer than that
+        if first == last:  # one step takes longer than `_RATE_OVER_US`
             first_us, first = self._recent[-2]
         return (last - first) / (last_us - first_us) * 1e6 if last_us > first_us else None
 

@@ -20,7 +20,7 @@ _NEAR = 0.9
 FULL_SHARED_MEMORY = "Bus error"
 """Signal that ends a worker if shared memory has no room for a batch."""
 _SPARE = 0.05
-"""Share of the memory that the run holds or that is free; if less is free, memory counts as nearly full."""
+"""Share of the memory that the run holds or that is free. If less is free, memory counts as nearly full."""
 
 
 class Witness(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ class PhaseFold:
         self._makers: dict[str, _Maker] = {}
 
     def take(self, event: Phase) -> None:
-        """Add a phase that has ended. One within another ends before it."""
+        """Add a phase that has ended. A phase within another one ends first."""
         if event.label not in self._by_label and len(self._by_label) >= MAX_LABELS:
             self.omitted += 1
             return
@@ -43,7 +43,7 @@ class PhaseFold:
                 self._makers[name] = _Maker(event.label, size, len(event.within))
 
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
-        """Return the phases by label: each before those within it, otherwise in the order of their first end.
+        """Return the phases by label, in the order of their first end, but each before the phases within it.
 
         Args:
             peaks: The run's peaks.
@@ -86,16 +86,13 @@ class _Phases:
         self._duration_us += event.duration_us
         self.within = event.within
         for name, size, source in _peaks(event):
-            if not self._has_room_for(name):
+            if name not in self._read and len(self._read) >= _MAX_DEVICES:
                 continue
             read = max(event.highest.get(name, 0), self._read.get(name, 0))
             self._read[name] = read
             known = self._exact.get(name)
             if source == "exact" and size is not None and (known is None or size > known[0]):
                 self._exact[name] = (size, event.step)
-
-    def _has_room_for(self, name: str) -> bool:
-        return name in self._read or len(self._read) < _MAX_DEVICES
 
     def facts(self, label: str, made: Mapping[str, str]) -> PhaseFacts:
         return PhaseFacts(
@@ -116,7 +113,7 @@ class _Phases:
 
 
 def known_peak(peak: PhasePeak) -> str:
-    """Return the highest peak of a label's phases as text, or what is known of it."""
+    """Return the highest peak of a label's phases as text, or a lower bound of it."""
     size = format_bytes(peak.at_least_bytes)
     return size if peak.exact_bytes == peak.at_least_bytes else f"at least {size}"
 

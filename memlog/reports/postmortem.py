@@ -45,7 +45,7 @@ def report(
     moments: LastMoments,
     witness: Witness,
     predicted: Prediction | None = None,
-    health: Diagnostics | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> Report:
     """Write a report on a run that ended badly.
 
@@ -53,9 +53,9 @@ def report(
         moments: The run's last steps and its end, from its journal.
         witness: Observations from outside of the process.
         predicted: Predicted savings in its worst traced step; ``None``: unknown.
-        health: Counts parts that fail; the other parts are still written.
+        diagnostics: Counts parts that fail; the other parts are still written.
     """
-    health = health or Diagnostics()
+    diagnostics = diagnostics or Diagnostics()
     suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
     parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("", lambda: _cause(moments, witness, suspicion, growth))
@@ -70,7 +70,7 @@ def report(
         parts.append(("The newest traced step", lambda: _newest_trace(moments)))
     if suspicion.of_memory:
         parts.append(
-            ("What would help", lambda: [_list(advice(moments, growth, predicted, health))])
+            ("What would help", lambda: [_list(advice(moments, growth, predicted, diagnostics))])
         )
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
@@ -79,14 +79,14 @@ def report(
     for finding in ranked(moments.findings)[:1]:
         blocks += [f"**{sentence(finding)}**", _list(evidence_and_remedy(finding))]
     for heading, write in parts:
-        blocks += _part(heading, write, health)
+        blocks += _part(heading, write, diagnostics)
     return Report(title, "\n\n".join(blocks) + "\n")
 
 
-def _part(heading: str, write: Callable[[], Iterable[str]], health: Diagnostics) -> list[str]:
-    """Return a part of the report; if it fails, a sentence instead."""
+def _part(heading: str, write: Callable[[], Iterable[str]], diagnostics: Diagnostics) -> list[str]:
+    """Return a part of the report; if writing it fails, a sentence instead."""
     written = ["memlog failed to write this part; its log has the error."]
-    with health.contained(f"writing the report's part {heading or 'on the cause'!r}"):
+    with diagnostics.contained(f"writing the report's part {heading or 'on the cause'!r}"):
         written = list(write())
     return [f"## {heading}", *written] if heading else written
 
@@ -154,7 +154,7 @@ def _room(failure: OutOfMemory) -> Iterator[str]:
     if failure.limited_by:
         yield f"{_verdict(failure)}: {failure.limited_by}."
     if failure.free_after is not None:
-        # A limit on the address space counts it all, used or not.
+        # A limit on the address space counts every reserved address, used or not.
         of = "address space" if "address space" in (failure.limited_by or "") else "memory"
         yield (
             f"`free` and `in use` are those at the peak of the process's {of}. After the failed step's own "
@@ -178,7 +178,7 @@ def _unexpected_end(witness: Witness) -> str:
     return (
         "The process ended unexpectedly: memlog saw no error, and Python's exit handlers did not run. "
         "SIGKILL, SIGTERM without a handler, a crash (such as a segmentation fault) and `os._exit()` end a "
-        f"process in this way. This report is by {by}, for which they look the same."
+        f"process in this way. This report is by {by}, which can't tell them apart."
     )
 
 
@@ -208,7 +208,7 @@ def _holders(moments: LastMoments) -> Iterator[str]:
 
 
 def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    """Yield the newest traced step, in a report where nothing points to memory as the cause."""
+    """Yield sentences on the newest traced step, for a run in which nothing points to memory as the cause."""
     trace = moments.trace
     if trace is not None:
         yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")

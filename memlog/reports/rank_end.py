@@ -1,4 +1,4 @@
-"""What a post-mortem says of a run that is one of several ranks'."""
+"""Sentences of a post-mortem about a run that is one of several ranks' runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memlog.reports.final_state import LastMoments
 
 
 def title_of_rank(moments: LastMoments, title: str) -> str:
-    """Return a title that names the rank, and the rank that ended before it if there is one."""
+    """Return a title that names this rank, and the rank that ended first if another one did."""
     place = moments.place
     if place is None:
         return title
@@ -39,7 +39,7 @@ def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
 
 
 def _ended_before(moments: LastMoments) -> RankEnd | None:
-    """Return the other rank that ended first; ``None``: this one did, or it is unknown."""
+    """Return the other rank that ended first; ``None`` if this rank did, or if the first one is unknown."""
     if moments.place is None or moments.failed_with is None:
         return None
     first = moments.failed_with.first

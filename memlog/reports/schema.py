@@ -71,7 +71,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert: the crossing of a rule's threshold."""
+    """An alert: a rule's threshold was crossed, or memlog found a cause or a bad end."""
 
     time: str | None
     step: int | None
@@ -134,9 +134,9 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     worst_exact: bool | None
     """True if that peak is exact, of a whole training iteration."""
     cost_ms: float | None
-    """Milliseconds that all traced steps took longer than others; ``None``: unknown."""
+    """Milliseconds that traced steps took longer than others, without ``set_up_ms``; ``None``: unknown."""
     set_up_ms: float | None
-    """The part of it that the first two traced steps took to set up tracing."""
+    """Milliseconds that the first two traced steps took to set up tracing; ``None``: unknown."""
 
 
 class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +161,7 @@ class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
-    """Several sizes under one label, or several changes."""
+    """The last and the largest of several sizes, or of several changes."""
 
     last_bytes: int | None
     largest_bytes: int | None
@@ -201,11 +201,11 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of the process's resident set, or of a device's allocated bytes, in the phases of one label."""
 
     exact_bytes: int | None
-    """The highest peak of one of them that is known exactly; ``None``: no peak counter rose in any."""
+    """The highest exactly known peak of the phases; ``None``: no peak counter rose in any of them."""
     exact_step: int | None
     """Last completed step when that phase ended."""
     at_least_bytes: int | None
-    """Lower bound of the highest peak of all of them: the exact one, or the most bytes that were read."""
+    """Lower bound of the phases' highest peak: ``exact_bytes`` or, if more, the most bytes that were read."""
     made_the_peak: bool
     """True if the run's peak was reached in this phase, and in no phase within it."""
 
@@ -215,9 +215,9 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     errors: int
-    """Number of them that an exception ended."""
+    """Number of phases that an exception ended."""
     duration_s: float
-    """Seconds of all of them together, phases within them included."""
+    """Seconds of all phases together, including the phases within them."""
     within: list[str]
     """Labels of the phases around the last one, the outermost first."""
     peaks: dict[str, PhasePeak]
@@ -235,7 +235,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """The run's name in the tracker when memlog found it; ``None`` if unknown."""
     offset: int = 0
-    """The session's step minus the step in this run, which has a count of its own."""
+    """The session's step minus the step in this run, because the run counts its own steps."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,8 +251,9 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     """memlog's own state."""
 
     published: int
+    """Number of events that the run has published."""
     thinned: int
-    """Number of these events that were removed from the journal to keep its size limit."""
+    """Number of them that were removed from the journal to keep its size limit."""
     delivered: dict[str, Delivery]
     dropped: dict[str, int]
     faults: dict[str, int]
@@ -262,6 +263,15 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Alert rules that could not be judged in the whole run, with the reason."""
     journal_queued: bool | None
     """True if writing moved to a queue because the file system was slow."""
+
+    @property
+    def overhead_text(self) -> str:
+        """Time that memlog took from training, such as "0.041 ms a step, 12.3 ms in all"."""
+        if self.overhead_ms_total is None:
+            return "unknown"
+        a_step = self.overhead_ms_per_step
+        per_step = "" if a_step is None else f"{a_step:.3f} ms a step, "
+        return f"{per_step}{self.overhead_ms_total:,.1f} ms in all"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,14 +285,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, MetricSummary]
     peaks: dict[str, Peak]
     verdict: str
-    """The most important finding in one sentence, or that nothing grew."""
+    """The most important finding in one sentence, or a sentence that nothing grew."""
     findings: list[FindingFacts]
     """The most important first."""
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     largest_step: LargestStep | None
-    """``None``: memlog saw no such step, or no inputs among its variables."""
+    """``None``: memlog saw no such step, or found no inputs among the program's variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]

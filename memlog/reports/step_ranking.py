@@ -17,11 +17,11 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Another step counts as larger if it held more by this share of the traced step's peak …"""
+"""Share of the traced step's peak. A larger step held more than the traced one by at least this."""
 _GROWN = 0.1
-"""… and by this share of the memory in use at the traced step."""
+"""Share of the memory in use at the traced step. A larger step held more by at least this, too."""
 _RECENT = 64
-"""Steps among which the journal has a traced step's event: it is published after the step."""
+"""Number of newest steps that are remembered, because a traced step's event is published after the step."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -33,8 +33,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     traced: bool
     """True if it was traced, too. Then something other than tensors takes the difference."""
     inputs: str | None = None
-    """Its inputs with their shapes, or those of the last step before it that raised the peak, with its
-    number; ``None``: unknown."""
+    """Inputs of the step with their shapes. If they are unknown: the inputs and the number of the last step
+    before it that raised the peak. ``None``: these are unknown, too."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -75,9 +75,9 @@ class RankingFold:
     def __init__(self) -> None:
         self._traced: set[int | None] = set()
         self._at: dict[int, Batch | _Failure] = {}
-        """First recorded step from each traced one on."""
+        """For each traced step: the first recorded or failed step that is not before it."""
         self._awaited: set[int] = set()
-        """Traced steps of which no step was recorded yet."""
+        """Traced steps for which no such step was found so far."""
         self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)
         self._largest: dict[str, _Level] = {}
         self._last: Batch | None = None
@@ -165,9 +165,8 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
         trace: The traced step.
     """
     fold = RankingFold()
-    for file in run.files():
-        for entry in file.read():
-            fold.take(entry.event)
+    for each in run.events():
+        fold.take(each)
     return advise_with(fold, event, trace)
 
 
@@ -177,7 +176,7 @@ def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[
     held = None if levels.at is None else levels.at.held
     advice = advise(trace, held)
     larger = _larger(levels, advice) if event.step is not None else None
-    # If the run was killed, the worst step's event may be missing from the journal: it is at least one.
+    # If the run was killed, the journal may lack the worst step's event. At least that step was traced.
     return advice, Standing(max(len(levels.traced), 1), held, larger)
 
 
@@ -200,9 +199,8 @@ def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
     if at is None or largest is None:
         return None
     needs, traced = advice.peak or 0, advice.traced_peak or 0
-    derived = max(
-        needs - traced, 0
-    )  # bytes by which a later step is larger than the first, as predicted
+    # Bytes by which a later step is larger than the first, as predicted.
+    derived = max(needs - traced, 0)
     if not _is_far(largest.held - derived, at, max(needs, traced)):
         return None
     step = largest.step
@@ -217,7 +215,7 @@ def _inputs(levels: _Levels, step: int) -> str | None:
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
-    """Return the bytes by which the failing step held more than a traced one; ``None``: unknown or few."""
+    """Return how many bytes more the failing step held than a traced one; ``None`` if unknown or small."""
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
     highest = failing_peak(failure, last)

@@ -48,8 +48,8 @@ def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
 
     Args:
         run: The run. Its journal is read once, in bounded memory.
-        remember: Whether to use the cached summary beside the journal of a run that is over, and to write
-            it: for listing many runs.
+        remember: True to use the cached summary of a run that is over, and to write it if it is missing.
+            The listing of many runs needs this.
 
     Returns:
         The document of ``memlog show --json``.
@@ -93,7 +93,7 @@ def summary_of(
         run: The run.
         totals: Aggregates of all its events.
         files: The files that were read.
-        alive: Whether the trainer's process lived before they were read.
+        alive: True if the trainer's process was alive before the files were read.
     """
     return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
 
@@ -150,9 +150,9 @@ def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: b
     """Return a delivery with a state added to it.
 
     Args:
-        before: Delivery by the journal, or by another state.
+        before: Delivery as the journal or another state shows it.
         state: The state to add.
-        alone: Whether no other state of this backend was added.
+        alone: True if no other state of this backend was added.
     """
     known = {run.id for run in before.runs}
     joined = [
@@ -301,7 +301,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
     if not totals.health:
         return None, None
     total = sum(event.overhead_total_ms for event, _ in totals.health.values())
-    # The helper's event is about the same steps; it exists if the trainer's last event was not written.
+    # If the trainer's last event was not written, the helper process reports the rest for the same steps.
     steps = max(steps for _, steps in totals.health.values())
     if not total:
         return None, None  # the trainer has published no health event, or no step was timed
@@ -309,7 +309,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return the trackers passed to ``init``, and those with a run of the user's."""
+    """Return an empty delivery for each tracker passed to ``init`` and each with a run of the user's."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""Factor by which a step's peak must exceed the worst step's to replace it."""
+"""Factor by which a step's peak must exceed the worst step's peak, so that the step replaces it."""
 
 
 class TraceFold:
@@ -40,5 +40,5 @@ class TraceFold:
 
 
 def among(steps: int) -> str:
-    """Return a phrase with the number of traced steps that one is the worst of."""
+    """Return a phrase such as ``the worst of 5 traced steps``."""
     return "the only step that was traced" if steps == 1 else f"the worst of {steps:,} traced steps"

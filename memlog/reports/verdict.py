@@ -15,10 +15,10 @@ UNKNOWN_CAUSE = "growth"
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, the most important first; of several about the same thing only the newest.
+    """Return findings, the most important first. Of several about the same thing, keep the newest only.
 
-    What reaches its limit first comes first, then what grows fastest. Of what grows, a known cause comes
-    before an unknown one. What wastes memory and does not grow comes last.
+    Growth comes before waste that does not grow, a known cause before an unknown one. Within these, the
+    nearest limit comes first, then the fastest growth.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)
@@ -84,7 +84,7 @@ def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
 
 
 def after_step(last_step: int | None) -> str:
-    """Return the moment after the last complete step, in words."""
+    """Return ``after step 12``, or ``before the end of the first step`` if no step was complete."""
     return "before the end of the first step" if last_step is None else f"after step {last_step}"
 
 
@@ -100,7 +100,7 @@ def verdict(
     """Return the verdict on a run.
 
     Args:
-        findings: What was found, the most important first.
+        findings: Findings, the most important first.
         peak: Highest memory in use, in bytes; ``None``: unknown.
         limit: Bytes that were available; ``None``: unknown.
         steps: Number of recorded steps.

@@ -1,4 +1,4 @@
-"""Aggregate what the verdict on a run is made from, in bounded memory."""
+"""Aggregate the facts for the verdict on a run, in bounded memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VerdictFold:
         """Return the verdict: about the first accelerator if there is one, otherwise about the process.
 
         Args:
-            status: How the run ended.
+            status: The run's status.
             last_step: Last complete step; ``None``: there was none.
             peaks: The run's peaks.
             devices: The run's accelerators by name.

@@ -35,7 +35,7 @@ class AlertJudge:
         bus: EventBus,
         diagnostics: Diagnostics,
         console: Console,
-        on_alert: Callable[[Alert], object] | None,
+        on_alert: Callable[[Alert], object],
         files: Callable[[], int | None],
     ) -> None:
         self._diagnostics = diagnostics
@@ -77,6 +77,4 @@ class AlertJudge:
     def _received(self, alert: Alert) -> None:
         with self._diagnostics.contained("printing"):
             self._console(alert)
-        if self._on_alert is not None:
-            with self._diagnostics.contained_callback("on_alert"):
-                self._on_alert(alert)
+        self._on_alert(alert)

@@ -1,4 +1,4 @@
-"""How a session shows itself: as text, and in a notebook."""
+"""Display of a session: as text, and in a notebook."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SessionDisplay:
         ]
 
     def _repr_html_(self) -> str | None:
-        """Return the report of the run so far; ``None``: there is none, and the text is shown."""
+        """Return the report of the run so far; ``None`` if there is none: notebooks then show the text."""
         shown = None
         if self.directory is not None and self.directory.exists():
             from memlog.reports.notebook import run_html  # noqa: PLC0415 - only notebooks need it

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memlog.journal.delivery_state import UploadState
 
 _MAX_RULES = 5
-"""Most rules that a line names."""
+"""Maximum number of rules that a line names."""
 _PRINT_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line is printed."""
 _UNREACHABLE_AFTER = 2.0
@@ -28,9 +28,9 @@ class Waiting:
 
     Args:
         run: The run.
-        timeout: Most seconds that ``finish`` waits.
+        timeout: Maximum seconds that ``finish`` waits.
         diagnostics: Counts errors while the delivery state is read.
-        quiet: Print no line: the run has no tracker.
+        quiet: True to print no line, because the run has no tracker.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
-    """Print the number of events that are missing from the journal. The journal itself could not store it."""
+    """Print the number of events that are missing from the journal, which can't store that number itself."""
     lost = sum(n for reason, n in diagnostics.dropped.items() if reason.startswith("journal_"))
     if lost:
         say(f"{lost} events of run {run.id} could not be written and are lost")
@@ -99,7 +99,7 @@ def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
 def print_undelivered(
     run: RunDirectory, outcome: Outcome, waited: float, linger: float, diagnostics: Diagnostics
 ) -> None:
-    """Print what the trackers lack, and how it will be delivered.
+    """Print the post-mortem's path, if there is one, and how the trackers get the data that they lack.
 
     Args:
         run: The run.
@@ -148,7 +148,7 @@ def _problems(run: RunDirectory, diagnostics: Diagnostics) -> str:
 
 def _states(run: RunDirectory, diagnostics: Diagnostics) -> list[UploadState]:
     """Return the delivery state of each tracker, as the helper has recorded it."""
-    from memlog.journal.delivery_state import read_states  # noqa: PLC0415 - at the end of a run alone
+    from memlog.journal.delivery_state import read_states  # noqa: PLC0415 - only needed when a run ends
 
     states: list[UploadState] = []
     with diagnostics.contained("reading how far delivery is"):

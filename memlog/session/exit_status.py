@@ -9,7 +9,7 @@ from memlog.events import Status
 
 
 def status_of(error: BaseException | None) -> Status:
-    """Return ``killed`` if the run was interrupted from outside, ``failed`` if it failed by itself."""
+    """Return ``finished`` without an error, ``killed`` if the run was interrupted, else ``failed``."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "finished"
     return "killed" if isinstance(error, KeyboardInterrupt) or _is_cancelled(error) else "failed"
@@ -18,9 +18,8 @@ def status_of(error: BaseException | None) -> Status:
 def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
-    Earlier errors in an interactive shell do not count. Python does not report a ``sys.exit(1)`` at exit.
-    Such a script counts as finished, unless the exception leaves a ``with`` block or ``finish`` gets a
-    status.
+    Errors in an interactive shell do not count. Python does not report a ``sys.exit(1)`` at exit. So a script
+    that calls it counts as finished, unless the exception leaves a session's ``with`` block.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 

@@ -34,7 +34,7 @@ class GrowthWatch:
         on_alert: Called with each alert.
         memory: As for `GrowthDetector`.
         is_traced: Returns whether the current step is traced.
-        layers: Whether to look into steps also while memory is steady: for gradients that nothing uses.
+        layers: True to search steps for gradients that nothing uses, even while memory is steady.
 
     Attributes:
         host_limit: Bytes that the process and its children may use, once `verdict` has read them; ``None``:
@@ -45,7 +45,7 @@ class GrowthWatch:
         self,
         bus: EventBus,
         diagnostics: Diagnostics,
-        on_alert: Callable[[Alert], object] | None,
+        on_alert: Callable[[Alert], object],
         memory: Memory,
         is_traced: Callable[[], bool],
         *,
@@ -56,7 +56,7 @@ class GrowthWatch:
         self.host_limit: int | None = None
         self._diagnostics = diagnostics
         self._is_ending = False
-        self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert, self._print_unless_ending)
+        self._alerts = FindingAlerts(bus.publish, on_alert, self._print_unless_ending)
         self._publish = bus.publish
         self._is_traced = is_traced
         self._begun = time.monotonic()
@@ -76,7 +76,7 @@ class GrowthWatch:
 
     @property
     def searching(self) -> bool:
-        """True while steps are watched for what holds memory."""
+        """True while steps are searched for objects that hold memory, or for gradients that nothing uses."""
         searching = self._inquiry is not None and self._inquiry.searching
         return searching or (self._wasted is not None and self._wasted.watching)
 
@@ -95,7 +95,7 @@ class GrowthWatch:
             self._wasted = WastedGradients(self._publish, self._diagnostics)
 
     def finish(self, last_step: int | None) -> None:
-        """Judge growth a last time, and publish what is confirmed.
+        """Judge growth a last time, and publish the confirmed findings.
 
         Args:
             last_step: Last complete step; ``None``: there was none.
@@ -143,7 +143,7 @@ class GrowthWatch:
         return None
 
     def _print_unless_ending(self, finding: Finding) -> None:
-        """Print a finding at once, except at the end, where the most important one is printed."""
+        """Print a finding at once. When the run ends, `RunLines` prints the most important one instead."""
         if not self._is_ending:
             say(_line(finding))
 
@@ -156,6 +156,5 @@ def _line(finding: Finding) -> str:
 
 
 def _helpers_events(run: RunDirectory) -> Iterator[Event]:
-    if run.path.exists():  # the user did not delete it
-        for file in run.files("helper"):
-            yield from (entry.event for entry in file.read())
+    if run.path.exists():  # the user may have deleted it
+        yield from run.events("helper")

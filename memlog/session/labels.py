@@ -8,7 +8,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Phase, Recorded, Scope
 
 MAX_LABELS = 50
-"""Most labels of blocks, points and phases that get metrics of their own."""
+"""Maximum number of labels of blocks, points and phases that get metrics of their own."""
 
 
 class Labels:
@@ -21,7 +21,10 @@ class Labels:
     def with_step(
         self, event: Scope | Recorded | Phase, step: int | None
     ) -> Scope | Recorded | Phase:
-        """Add the step to an event, unless its label is one too many: without a step it gets no metrics."""
+        """Add the step to an event, unless its label came after the first `MAX_LABELS`.
+
+        An event without a step gets no metrics.
+        """
         if event.label not in self._known:
             if len(self._known) >= MAX_LABELS:
                 self._diagnostics.drop(

@@ -92,7 +92,7 @@ class PeakWatch:
         source: PeakSource | None,
         event: Batch | Epoch | Evaluation | Recorded | Phase,
     ) -> None:
-        """Keep the highest reading. Of equal ones a phase names the place best, the innermost ends first."""
+        """Keep the highest reading. Of equal ones keep the innermost phase's, which is published first."""
         known = self._peaks.get(name)
         if size is None:
             return
@@ -105,9 +105,9 @@ class PeakWatch:
             self._peaks[name] = _Peak(size, source, event)
 
     def sentence(self, host_limit: int | None) -> str | None:
-        """Return the peak, its limit, its step and what a traced step was made of; ``None`` if unknown.
+        """Return the peak, its limit, its step and a traced step's categories; ``None`` if no peak is known.
 
-        It is about the accelerator with the highest peak, or about the process if there is none.
+        The peak is that of the accelerator with the highest one or, without an accelerator, of the process.
 
         Args:
             host_limit: Bytes that the process may use; ``None``: unknown.

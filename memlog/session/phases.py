@@ -20,7 +20,8 @@ from memlog.probes.peaks import PeakWindow
 class PhaseReader:
     """Reader of memory at one depth of nesting, where one phase is open at a time.
 
-    Between two readings the peak counters rose, stayed or fell (`memlog.probes.peaks`). They are only read.
+    Peak counters are read and never reset: the peak follows from their change between two readings
+    (`memlog.probes.peaks`).
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -28,7 +29,7 @@ class PhaseReader:
         self._window = PeakWindow()
 
     def read(self, phase: OpenPhase) -> Phase:
-        """Read now, which ends one window and begins the next."""
+        """Read memory now, which ends one window and begins the next."""
         rss, mark = host().figures()
         peak, source = self._window.advance(rss, mark)
         devices = self._accelerators.read()
@@ -53,7 +54,7 @@ class OpenPhase:
     Attributes:
         label: Its name.
         within: Names of the phases around it, the outermost first.
-        highest: Most bytes that were read in it so far, by ``"host"`` or the device's name.
+        highest: Highest reading of memory in use so far, in bytes, by ``"host"`` or the device's name.
     """
 
     def __init__(self, label: str, within: tuple[str, ...]) -> None:
@@ -95,12 +96,12 @@ class Phases:
         return phase
 
     def end_innermost(self, label: object) -> None:
-        """End this thread's innermost phase of a name and those within it, if there is one."""
+        """End this thread's innermost phase of a name and the phases within it, if there is one."""
         stack, wanted = self._open.get(threading.get_ident(), []), _text(label)
         self.end(next((each for each in reversed(stack) if each.label == wanted), None))
 
     def end(self, phase: object, error: str | None = None) -> None:
-        """End a phase that `begin` returned and those within it; do nothing if it has ended.
+        """End a phase that `begin` returned and the phases within it; do nothing if it has ended.
 
         Args:
             phase: The phase.
@@ -116,7 +117,7 @@ class Phases:
             self._end_from(thread, 0, None)
 
     def receive(self, event: Event) -> None:
-        """Take a step's readings: they lie in all open phases."""
+        """Note a step's readings in all open phases."""
         if self._open and isinstance(event, Batch):
             for stack in list(self._open.values()):
                 for phase in stack:

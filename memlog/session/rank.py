@@ -1,4 +1,4 @@
-"""Place of a session's run among those of the ranks that train together."""
+"""Place of a session's run among the runs of all ranks that train together."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL
 
 _DECIDED_WITHIN = 5.0
-"""Most seconds that the end of a run waits for the search for lower ranks."""
+"""Maximum seconds that the end of a run waits for the search for lower ranks."""
 
 
 class SessionRank:
     """Rank of the process, from the launcher's variables or, at the first step, from torch's process group.
 
-    Only one rank has runs in trackers: it joins the user's, or opens one. It is rank 0, or the lowest rank
-    that has begun a session.
+    Only one rank has runs in trackers: it joins the user's runs, or opens one. It is rank 0, or the lowest
+    rank that has begun a session.
 
     Args:
         wanted: Settings that the user has passed.
@@ -62,7 +62,7 @@ class SessionRank:
 
     @property
     def settings(self) -> Settings:
-        """The settings of this rank: those of all but rank 0 name no tracker, and their rank."""
+        """The settings of this rank. Above rank 0 they name no tracker, and the run's name has the rank."""
         place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
             return wanted
@@ -90,10 +90,10 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True, once, if it has turned out that no lower rank has a run.
+        """Return True, once, when it is certain that no lower rank has a run.
 
-        By its first step every rank that begins a session before its training loop has registered: the ranks
-        wait for each other in that step.
+        The ranks wait for each other in their first step. So after it, every rank that begins a session
+        before its training loop has registered.
 
         Args:
             has_stepped: True if the session has a step.
@@ -120,7 +120,7 @@ class SessionRank:
     def _look_for_lower_ranks(self, own: Registration) -> None:
         with self._diagnostics.contained("looking for lower ranks"):
             is_certain = distributed.lower_ranks_are_here(own.place)
-            # Of the ranks on a machine one is enough to find that a lower one is missing.
+            # One rank of each machine is enough to find that the lower ranks are missing.
             if self._run is None or not (is_certain or not own.place.local_rank):
                 return
             if not Training(self._run, own).has_lower_rank():

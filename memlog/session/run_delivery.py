@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memlog.delivery.uploader.retrying_worker import UploadWorker
 
 _STARTED_WITHIN = 5.0
-"""Most seconds that the end of a run waits for the start of its helper process."""
+"""Maximum seconds that the end of a run waits for the start of its helper process."""
 
 
 class RunDelivery:
@@ -68,7 +68,7 @@ class RunDelivery:
     def start_helper(
         self, begun_us: int, listener: AlertListener | None, rank: SessionRank
     ) -> None:
-        """Start the helper process, or leave the run to that of another rank on this machine.
+        """Start the helper process, or leave the run to the helper of another rank on this machine.
 
         Args:
             begun_us: Start of the run, Unix time in microseconds.
@@ -102,7 +102,7 @@ class RunDelivery:
     def lead_if_lowest(
         self, rank: SessionRank, *, has_stepped: bool, is_final: bool = False
     ) -> bool:
-        """Deliver the run of another rank than 0, once it has turned out that no lower rank has one.
+        """Begin to deliver this rank's run, if its rank is not 0 and no lower rank has a run.
 
         Args:
             rank: Place of the run among the ranks.
@@ -110,7 +110,7 @@ class RunDelivery:
             is_final: True if the run ends now.
 
         Returns:
-            True once: delivery has begun.
+            True in the one call that begins the delivery.
         """
         if not rank.takes_lead(has_stepped=has_stepped, is_final=is_final):
             return False

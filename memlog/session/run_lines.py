@@ -1,4 +1,4 @@
-"""Lines on a session's runs in trackers: which one it joined or opened, and how to look at it."""
+"""Lines on a session's runs in trackers: the runs that it joined or opened, and how to look at them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RunLines:
     """Printer of one line per run of a tracker, and of the last lines of ``finish``. No method raises.
 
-    Of several ranks only the one that delivers prints, and nothing is printed if the session is ``quiet``.
+    If the session is ``quiet``, or another rank's run is delivered, only the verdict is printed.
 
     Args:
         run: The run's folder.
@@ -37,7 +37,7 @@ class RunLines:
         self._joined: set[tuple[str, str]] = set()
 
     def begun(self) -> None:
-        """Print the run's folder if it goes to no tracker."""
+        """Print the run's folder if the run goes to no tracker."""
         if self._rank.wanted.backends == (LOCAL,):
             run = self._run
             self._say(f"run {run.id} is recorded in {run.path}: `{run.command('watch')}`")
@@ -63,14 +63,15 @@ class RunLines:
     ) -> None:
         """Print the last lines: the verdict or the peak, and where to look.
 
-        Called at the interpreter's end, too. It imports nothing: a module that evaluates text, as a named
-        tuple does, makes Python forget that Ctrl-C ended the program, and so changes the exit code.
+        Called at the interpreter's end, too. So it imports nothing, unless memory ran out: importing a module
+        that evaluates text, as a named tuple does, makes Python forget that Ctrl-C ended the program, and so
+        changes the exit code.
 
         Args:
             verdict: The most important finding; ``None``: there is none. It is always printed.
             peaks: Highest memory of the session.
             host_limit: Bytes that the process may use; ``None``: unknown.
-            failed: Whether the run failed.
+            failed: True if the run failed.
         """
         with self._diagnostics.contained("printing the last lines"):
             failure = peaks.failure if failed else None
@@ -106,7 +107,7 @@ class RunLines:
 
 
 def described(backend: str, run: Binding) -> str:
-    """Return a tracker's run with its name and the way to it."""
+    """Return a tracker's run as text: its name, and its address or the command that shows it."""
     name = run.run_id if run.name is None else repr(run.name)
     if run.link is None:
         return f"{backend} run {name}"

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +34,8 @@ from memlog.settings import Settings, resolve
 from memlog.sink import Sink
 
 if TYPE_CHECKING:
-    from memlog.session.recording import AlertCallback, Recording
+    from memlog.session.recording import Recording
+    from memlog.session.recording_parts import AlertCallback
 
 _SETTLE_AT_MOST = 2.0
 """Seconds to wait at the end of a run for losses that are still being copied from a device."""
@@ -118,7 +119,7 @@ class Session(TrainerInterface, SessionDisplay):
     def snapshot(self) -> None:
         """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
 
-        Its figures follow after the step. Its flame graph follows too if the step is the worst so far.
+        The step's figures follow after it, and so does its flame graph if the step is the worst so far.
         """
         if self._live is not None:
             self._live.snapshot()
@@ -157,7 +158,7 @@ class Session(TrainerInterface, SessionDisplay):
 
         Args:
             status: How the run ended.
-            timeout: Most seconds to wait until the trackers have everything; ``None``: the setting
+            timeout: Maximum seconds to wait until the trackers have everything; ``None``: the setting
                 ``finish_timeout`` (10). The rest is delivered in the background, or by ``memlog sync``.
 
         Raises:
@@ -215,7 +216,7 @@ class Session(TrainerInterface, SessionDisplay):
 
 
 def _disabled_session(settings: Settings, run_id: str | None, directory: Path | None) -> Session:
-    """Return a disabled session: a pickled session that is loaded in another process or later."""
+    """Return the disabled session that a pickled session becomes when it is loaded."""
     session = Session(msgspec.structs.replace(settings, enabled=False), (), None)
     session.id, session.directory = run_id, directory
     return session
@@ -258,15 +259,15 @@ def init(
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
         name: Name of that run.
         model: The model, whose size is recorded with the run's parameters.
-        every: Publish a batch event every this many steps.
+        every: Number of steps from one batch event to the next.
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
             `memlog.alerts.rules` describes the grammar.
         on_alert: Called with each `memlog.events.Alert`. Alerts about the process or its devices come on
             the thread that made the step. Alerts of ``host.tree`` and ``host.available`` come from the
-            helper process, on a thread of memlog. memlog counts what the function raises, even ``sys.exit``,
-            and training continues. Ctrl-C during the call ends an ordinary loop as usual. Inside
-            `watch_loss` memlog prints it and holds it back, because some optimisers hang on an exception
-            in their loss.
+            helper process, on a thread of memlog. memlog counts any exception of the function, even from
+            ``sys.exit``, and training continues. Ctrl-C during the call ends an ordinary loop as usual.
+            Inside `watch_loss` memlog prints the interruption and does not raise it, because some optimisers
+            hang on an exception in their loss.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
             replaces (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
@@ -277,8 +278,8 @@ def init(
             step are always traced. A traced step lasts from the first call of ``model`` (without ``model``:
             of the first module that is called) until every optimizer has stepped.
         budget: Share of training time that later traced steps may cost, 0 to 1.
-        finish_timeout: Most seconds that `finish` waits until the trackers have everything. If no tracker can
-            be reached, it leaves the rest to the helper process after 2 s.
+        finish_timeout: Maximum seconds that `finish` waits until the trackers have everything. If no tracker
+            can be reached, `finish` leaves the rest to the helper process after 2 s.
 
     Returns:
         The session, which is also a context manager.
@@ -289,7 +290,6 @@ def init(
         MissingExtraError: The backend's client is not installed.
         UnwritableDirectoryError: The folder for runs can't be written.
     """
-    global _current  # noqa: PLW0603 - the session that memlog.finish() ends
     names, sinks = split_backends(backend)
     if on_alert is not None and not callable(on_alert):
         raise ConfigurationError(f"on_alert={on_alert!r}: pass a function that takes an alert")
@@ -308,18 +308,23 @@ def init(
         "finish_timeout": finish_timeout,
     }
     settings = resolve(passed(arguments), config)
-    with _current_lock:
-        if settings.alerts:
-            # A wrong rule raises even if monitoring is switched off.
-            with suppress(OSError):  # no file can be opened: beginning the session reports it
-                from memlog.alerts import parse_rules  # noqa: PLC0415 - needed only with rules
+    if settings.alerts:
+        # A wrong rule raises even if monitoring is switched off.
+        with suppress(OSError):  # no file can be opened: beginning the session reports it
+            from memlog.alerts import parse_rules  # noqa: PLC0415 - needed only with rules
 
-                parse_rules(settings.alerts)
-        # If this raises, the previous session continues.
-        session = Session(settings, sinks, model, on_alert)
+            parse_rules(settings.alerts)
+    return _replace_session(lambda: Session(settings, sinks, model, on_alert))
+
+
+def _replace_session(make: Callable[[], Session]) -> Session:
+    """Make a session and end the running one. If no session can begin, the running one continues."""
+    global _current  # noqa: PLW0603 - the session that memlog.finish() ends
+    with _current_lock:
+        session = make()
         try:
-            if settings.enabled and not session.enabled:
-                return session  # the reason is logged; the previous session continues
+            if session.settings.enabled and not session.enabled:
+                return session  # the reason is logged
             if _current is not None:
                 _current.finish(timeout=0)
         except BaseException:  # Ctrl-C, or what another signal's handler raised
@@ -334,7 +339,7 @@ def init(
 def current_session() -> Session | None:
     """Return the session that records in this process now; ``None`` if there is none.
 
-    It costs almost nothing. In a process of ``memlog run`` the first call begins the session.
+    The call costs almost nothing. In a process of ``memlog run`` the first call begins the session.
     """
     session = running.publisher()
     return session if isinstance(session, Session) and session.records_here else None
@@ -371,10 +376,10 @@ def _finish_at_exit() -> None:
 
 
 def _finish_first_at_exit() -> None:
-    """Register memlog's exit handler again, so that it runs before a tracker's.
+    """Register memlog's exit handler again, so that it runs before a tracker's exit handler.
 
-    A tracker whose run is written in process ends the run at exit, and memlog's last values have to be
-    written before. Handlers run in the opposite order of their registration.
+    A tracker whose run is written in process ends the run at exit, and memlog has to write its last values
+    before that. Handlers run in the opposite order of their registration.
     """
     atexit.unregister(_finish_at_exit)
     atexit.register(_finish_at_exit)

@@ -25,9 +25,9 @@ class TrainerInterface:
         step, after the optimizer's step. Never raises.
 
         Args:
-            step: The trainer's own number of this step, under which the tracker gets its points. The
-                session's count follows it if it jumps ahead, and counts on if it goes back. ``None``: memlog
-                counts.
+            step: The trainer's own number of this step, under which the tracker gets its points. If this
+                number jumps ahead, the session's count does, too. If it goes back, the session counts on.
+                ``None``: memlog counts.
         """
         if self._live is not None:
             self._live.batches.step_by_hand(step)
@@ -46,8 +46,8 @@ class TrainerInterface:
         then `count_step` (or `step`) once a step.
 
         Args:
-            only_first: Do nothing if a step was recorded before. For a caller that may be in a step whose
-                optimizer has stepped already.
+            only_first: True to leave the counting as it is if a step was recorded before. For a caller that
+                may be in a step whose optimizer has stepped already.
         """
         if self._live is not None:
             self._live.claim_steps(only_first=only_first)
@@ -65,8 +65,8 @@ class TrainerInterface:
     ) -> None:
         """Join a tracker's run that a logger holds, and that is not the active run of its library.
 
-        Later events go to that run, until the user opens another one or this is called again. If memlog was
-        told to use other backends only, nothing happens. Joining a run twice changes nothing. Never raises.
+        Later events go to that run, until the user opens another one or this is called again. If the
+        session uses other backends only, nothing happens. Joining a run twice changes nothing. Never raises.
 
         Args:
             backend: Name of the tracker's backend, such as ``"mlflow"``.
@@ -83,7 +83,7 @@ class TrainerInterface:
         self.open_phase(name)
 
     def end_phase(self, name: str) -> None:
-        """End this thread's innermost phase of that name, and those within it. Never raises.
+        """End this thread's innermost phase of that name, and the phases within it. Never raises.
 
         Does nothing if no such phase is open.
         """

@@ -18,7 +18,7 @@ from memlog.testing.made import BEGUN_US, CONTENT, ENDED_US, FACTS, alert, plan_
 from memlog.testing.readback import TrackerChecks
 
 _AT_MOST = 200
-"""Most calls that delivering the contract's run takes."""
+"""Maximum number of calls that delivering the contract's run takes."""
 _SOURCE = ("file", "source")
 
 
@@ -45,7 +45,7 @@ class DeliveryContract(TrackerChecks):
         """An unexpected exception of a client counts as an unreachable tracker."""
         self._check_each_failure(tmp_path, partial(Fault, answered=True, error=odd))
 
-    def test_events_of_a_newer_memlog_are_passed_over(self, tmp_path: Path) -> None:
+    def test_events_of_a_newer_memlog_are_skipped(self, tmp_path: Path) -> None:
         """The journal's reader counts unknown events; known events arrive."""
         run = recorded(tmp_path, b'[999,["from_the_future",1,{"a":[1]}]]\n')
         tracked = self._deliver(run, Fault(-1))

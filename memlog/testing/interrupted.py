@@ -36,7 +36,7 @@ class Fault:
 
     Args:
         at: Number of the call that fails, from 0; -1: none.
-        answered: ``True``: the call is done, and only its answer is lost.
+        answered: True if the call succeeds and only its answer is lost; False if nothing is done.
         error: Creates the exception.
 
     Attributes:

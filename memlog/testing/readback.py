@@ -23,21 +23,15 @@ Shown: TypeAlias = Literal["parameters", "alerts", "files", "order", "times", "e
 RUN = "conformance"
 
 
-class TrackerReading:
-    """Methods that a subclass implements to reach its tracker and to read data with the tracker's client.
+class TrackerAccess:
+    """Methods that a subclass implements to reach its tracker.
 
-    A subclass implements every method that raises `NotImplementedError`, with two exceptions. Methods whose
-    docstring ends with "if `in_process`" are needed only if that is true. Methods that read data named in
-    ``cannot_show`` are not needed.
+    Methods whose docstring ends with "if `in_process`" are needed only if that is true.
     """
 
     in_process = False
-    """The backend's ``in_process``. If true, sinks can't join a user's run: the trainer's process writes to
-    it. Then the contract tests that writing instead of joining, and needs four more methods."""
-    cannot_show: ClassVar[Mapping[Shown, str]] = {}
-    """Data that the tracker can't return, each with the reason. The contract does not check these."""
-
-    # Access to the tracker
+    """The backend's ``in_process``. If true, sinks can't join a user's run; the trainer's process writes to
+    it. The contract then tests that writing, and needs four more methods."""
 
     def open_sink(self, target: Target) -> Sink:
         """Return a new sink for ``target``, as the backend's ``open_sink`` does; choose any connection."""
@@ -67,14 +61,23 @@ class TrackerReading:
         """Return a context manager during which the tracker can't be reached."""
         raise NotImplementedError
 
-    def stored(self, value: float) -> float:
-        """Return the value as the tracker keeps it, if it keeps fewer digits."""
-        return value
-
     def process_ends(self) -> None:
         """Reset the client as if its process had ended, if the client remembers open runs."""
 
-    # Data in the tracker, read by the tracker's own client
+
+class TrackerReading(TrackerAccess):
+    """Methods that a subclass implements to read its tracker's data, with the tracker's own client.
+
+    A subclass implements every method of this class and of `TrackerAccess` that raises
+    `NotImplementedError`, except those that read data named in ``cannot_show``.
+    """
+
+    cannot_show: ClassVar[Mapping[Shown, str]] = {}
+    """Data that the tracker can't return, each with the reason. The contract does not check these."""
+
+    def stored(self, value: float) -> float:
+        """Return the value as the tracker keeps it, if it keeps fewer digits."""
+        return value
 
     def rows(self, run_id: str) -> Sequence[Row]:
         """Return all of memlog's rows of a run; the rows of one metric in the tracker's order."""

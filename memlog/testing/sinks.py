@@ -24,19 +24,13 @@ from memlog.testing.made import (
     points,
     points_everywhere,
 )
-from memlog.testing.readback import RUN
+from memlog.testing.readback import RUN, TrackerChecks
 
 _GRAPH = ("flamegraph", "graph.svg")
 
 
-class SinkContract(DeliveryContract):
-    """Tests that a sink keeps the promises of `memlog.sink.Sink`, against its real tracker.
-
-    Subclasses implement the methods of `memlog.testing.readback.TrackerReading`. Each test has its own
-    tracker, or at least its own runs.
-    """
-
-    # The protocol
+class OpeningContract(TrackerChecks):
+    """Tests that sinks open, find and end the right run."""
 
     def test_it_has_what_a_sink_has(self) -> None:
         """The sink has all members of the protocol, with valid values."""
@@ -47,8 +41,6 @@ class SinkContract(DeliveryContract):
         assert sink.max_points >= 1
         assert dict(sink.dropped) == {}
         sink.close(None)
-
-    # Opening and closing
 
     def test_opening_again_is_the_same_run(self) -> None:
         """An uploader opens again if the first answer was lost."""
@@ -110,16 +102,9 @@ class SinkContract(DeliveryContract):
             self._has_ended(run, "finished", ENDED_US + 1_000_000)
         self._holds(run, points(6), repeated=True)
 
-    def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
-        """A sink joins the user's run, or the trainer's process writes to it; its rows stay as they are."""
-        run = self.user_run()
-        if self.in_process:
-            self._check_refused(run)
-            self._check_in_process(run, tmp_path)
-        else:
-            self._check_joined(run, tmp_path)
 
-    # Points
+class PointsContract(TrackerChecks):
+    """Tests that a sink stores points, each once."""
 
     def test_points_arrive_as_they_are(self) -> None:
         """Names, indices, times and values arrive; one call takes as many points as ``max_points``."""
@@ -177,7 +162,9 @@ class SinkContract(DeliveryContract):
         assert {row: held.pop(row, 0) for row in good} == dict.fromkeys(good, 1)
         assert held.total() + sum(sink.dropped.values()) + refusals == len(made)
 
-    # Parameters, alerts and files
+
+class FactsContract(TrackerChecks):
+    """Tests that a sink stores parameters, alerts and files, each once."""
 
     def test_facts_alerts_and_files_arrive(self, tmp_path: Path) -> None:
         """Each arrives once, and files arrive byte for byte."""
@@ -207,7 +194,9 @@ class SinkContract(DeliveryContract):
         self._holds_alerts(run, [alert(0), alert(1)], repeated=True)
         self._holds_files(run, {_GRAPH: b"second, and longer"})
 
-    # Failures
+
+class FailureContract(TrackerChecks):
+    """Tests that a sink never loses data silently while its tracker can't be reached."""
 
     def test_an_unreachable_tracker_is_an_error_until_it_is_back(self) -> None:
         """Every call raises an error that allows another attempt, which succeeds later."""
@@ -250,7 +239,18 @@ class SinkContract(DeliveryContract):
         self._holds_files(run, {_GRAPH: CONTENT})
         self._has_ended(run, "killed", ENDED_US)
 
-    # Helpers of the tests above
+
+class UsersRunContract(TrackerChecks):
+    """Test that memlog's data gets into a run of the user's, and the user's own rows stay."""
+
+    def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
+        """A sink joins the user's run, or the trainer's process writes to it. The user's rows stay."""
+        run = self.user_run()
+        if self.in_process:
+            self._check_refused(run)
+            self._check_in_process(run, tmp_path)
+        else:
+            self._check_joined(run, tmp_path)
 
     def _check_joined(self, run: TrackerRun, folder: Path) -> None:
         for status in get_args(Status):
@@ -302,6 +302,21 @@ class SinkContract(DeliveryContract):
         self._holds_facts(run, FACTS)
         self._holds_alerts(run, [alert(0)])
         self._holds_files(run, {_GRAPH: CONTENT})
+
+
+class SinkContract(
+    OpeningContract,
+    UsersRunContract,
+    PointsContract,
+    FactsContract,
+    FailureContract,
+    DeliveryContract,
+):
+    """Tests that a sink keeps the promises of `memlog.sink.Sink`, against its real tracker.
+
+    Subclasses implement the methods of `memlog.testing.readback.TrackerReading`. Each test has its own
+    tracker, or at least its own runs.
+    """
 
 
 class _OneRow:

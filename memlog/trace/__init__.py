@@ -1,4 +1,4 @@
-"""Analysis of a trace: one stream of events, whichever engine recorded it, and one analysis of that stream.
+"""Analysis of a trace. All engines record the same kind of event stream, so one analysis serves them all.
 
 This package does not import torch.
 """

@@ -1,9 +1,9 @@
 """Accounting of a trace: totals per layer, and the storages that are live at the peak.
 
-The accountant processes the stream in pieces and keeps no piece. It takes two passes over a piece: the first
-finds the piece's highest number of live bytes. If that is a new peak, the second replays the piece up to it,
-to find the storages that were live then. So the figures are exact for a trace of any length, and the memory
-used grows with the live storages only.
+The accountant processes the stream in pieces and keeps no piece. The first pass over a piece finds the
+piece's highest number of live bytes. If that is a new peak, a second pass replays the piece up to the peak to
+find the storages that were live then. So the figures are exact for a trace of any length, and the memory used
+grows with the live storages only.
 
 Live bytes count from 0 at the start of the trace. Bytes from before the trace are added at the end, because
 some become known late (an optimizer's state when it first steps).
@@ -32,7 +32,7 @@ from memlog.trace.encoding import (
 )
 
 PIECE = 8192
-"""Events in a piece."""
+"""Number of events in a piece."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class _Frame:
         self.storages: list[LiveStorage] = []
 
     def add(self, storage: LiveStorage) -> None:
-        """Add a storage allocated here, and sometimes drop those that are freed."""
+        """Add a storage allocated here; if the list is long, drop the freed ones."""
         self.storages.append(storage)
         if len(self.storages) >= PIECE:
             self.storages = [storage for storage in self.storages if storage.alive]
@@ -107,8 +107,8 @@ class _Frames:
     """The running modules of each thread.
 
     Attributes:
-        added: Most bytes that a call of a layer's forward, or an uninterrupted part of its backward pass, has
-            added to the live bytes, by layer.
+        added: By layer, the most bytes that one call of its forward, or one uninterrupted part of its
+            backward pass, has added to the live bytes.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Frames:
         self._backward: dict[int, BackwardParts] = {}
 
     def add(self, storage: LiveStorage, thread: int, live: int) -> None:
-        """Add a storage to its thread's innermost frame, after which ``live`` bytes are live."""
+        """Add a storage to its thread's innermost frame; ``live``: live bytes, the storage included."""
         stack = self._stacks.get(thread) or self._stack(thread, live)
         stack[-1].add(storage)
         self.raise_peaks(live)
@@ -160,7 +160,7 @@ class _Frames:
         if stack[-1].phase in (BACKWARD, OPTIMIZER):
             self._close_innermost(event.thread, event.time_ns, live)
         elif event.phase == BACKWARD:
-            # The backward pass that begins needs what the loss still holds.
+            # The backward pass that begins needs the storages that the loss still holds.
             stack[-1].mark_activations()
         if event.phase == BACKWARD:
             parts.begin(event.layer, live)
@@ -208,7 +208,7 @@ class Accountant:
     Args:
         by_readings: True: READING events give the live bytes (a sampler records no allocations). False: live
             bytes are those allocated minus those freed.
-        layers_around: Finds the layers that contain a layer; by default none does.
+        layers_around: Returns a layer and the layers that contain it; by default, no layer contains another.
 
     Attributes:
         live_bytes: Bytes live now, minus those at the start.
@@ -217,8 +217,8 @@ class Accountant:
         peak_ns: Time of the peak, in nanoseconds since the trace began.
         at_peak: Storages live at the peak.
         rows: Figures by layer and phase.
-        added: Most bytes that a call of a layer's forward, or an uninterrupted part of its backward pass,
-            added to the live bytes, by layer, with the layers in it.
+        added: By layer, the most bytes that one call of its forward, or one uninterrupted part of its
+            backward pass, has added to the live bytes, including the layers in it.
         lines: Bytes allocated outside all modules, by the number of the line.
         last_ns: Time of the last event.
         unmatched_frees: Number of frees without a recorded allocation.
@@ -252,7 +252,7 @@ class Accountant:
             encoding.PHASE_CHANGE: lambda event: self._frames.change_phase(event, self.live_bytes),
             encoding.CLASSIFY: self._classify,
             encoding.READING: self._reading,
-            encoding.USES: lambda _: None,  # predictions alone read it
+            encoding.USES: lambda _: None,  # only predictions read it
             encoding.LINE: self._line,
         }
 

@@ -1,4 +1,4 @@
-"""Bytes that layers add in the backward pass, in which modules are not entered and left as in the forward."""
+"""Bytes that layers add in the backward pass, where no call of a module shows when a layer begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class BackwardParts:
     """Uninterrupted parts of one thread's backward pass, for each layer and the layers that contain it.
 
     Args:
-        layers_around: Finds the layers that contain a layer.
+        layers_around: Returns a layer and the layers that contain it.
         added: Called with a layer and the bytes that one of its parts added.
     """
 
@@ -24,7 +24,7 @@ class BackwardParts:
         self._peaks: dict[int, int] = {}
 
     def begin(self, layer: int, live: int) -> None:
-        """Begin operations of a layer at ``live`` bytes. They interrupt layers that do not contain it."""
+        """Begin a part of a layer at ``live`` bytes, and end the parts of layers that do not contain it."""
         around = self._layers_around(layer)
         for interrupted in [known for known in self._open if known not in around]:
             self._end(interrupted)
@@ -33,7 +33,7 @@ class BackwardParts:
             self._peaks.setdefault(containing, live)
 
     def reach(self, live: int) -> None:
-        """Note the highest number of live bytes since the last operations began."""
+        """Raise the peaks of the open parts to ``live`` bytes if that is higher."""
         for layer, peak in self._peaks.items():
             if live > peak:
                 self._peaks[layer] = live

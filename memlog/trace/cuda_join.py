@@ -1,4 +1,4 @@
-"""Join of a device allocator's own history with the layers, without a clock.
+"""Join of a device allocator's own history with the layers.
 
 Hooks number each change of layer (a mark) and pass the number to the allocator as a note. The allocator
 attaches the note to every later event of that thread, so each allocation names the last mark before it
@@ -28,7 +28,7 @@ from memlog.trace.encoding import (
 )
 
 _BLOCK = 512
-"""Bytes to a multiple of which CUDA's and XPU's allocators round sizes up (``kMinBlockSize``)."""
+"""CUDA's and XPU's allocators round sizes up to a multiple of this number of bytes (``kMinBlockSize``)."""
 
 _PREFIX = "ml"
 
@@ -55,7 +55,7 @@ class Mark(NamedTuple):
 
 
 class ExistingStorage(NamedTuple):
-    """A storage from before the trace window, unless the history holds its allocation."""
+    """A known storage. It is from before the trace window unless the history holds its allocation."""
 
     address: int
     size: int
@@ -128,7 +128,10 @@ class Join:
         self.unattributed = 0
 
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield the stream for a device's part of a snapshot's ``device_traces``, without unknown actions."""
+        """Yield the stream's events, from a device's entries in a snapshot's ``device_traces``.
+
+        Entries with an unknown action are skipped.
+        """
         yield from self._before(history)
         for entry in history:
             action = entry.get("action")
@@ -142,7 +145,10 @@ class Join:
         yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield storages from before the window: known ones, freed ones, and one for all other bytes."""
+        """Yield an ALLOC for each storage from before the window, and one for all other bytes.
+
+        These storages are the known ones, and those that the history frees but does not allocate.
+        """
         known = 0
         first = _first_entries(history)
         allocated = {address for address, entry in first.items() if entry["action"] == "alloc"}

@@ -1,4 +1,4 @@
-"""Trace result as HTML, for notebooks: no script, nothing loaded, the notebook's own colours."""
+"""Trace result as HTML for notebooks. It has no script, loads nothing, and leaves text colours alone."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ FREE          serial             uses                 The storage was freed. The
                                                       type and uses (`memlog.trace.storage_uses`), or 0.
 ENTER         serial             serial               A module's ``forward`` begins. The serials are those
                                                       of its two largest positional tensor arguments.
-                                                      0: unknown. A key of -1: it got no tensor so.
+                                                      0: unknown. A key of -1: it got no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
 PHASE_CHANGE  (unused)           (unused)             From now on, events outside ``forward`` belong to
                                                       ``layer`` and ``phase`` (operations of the backward

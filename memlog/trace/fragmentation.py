@@ -1,6 +1,6 @@
 """Fragmentation of a caching allocator: bytes that it reserves and no tensor uses.
 
-The ratio is the seed document's ``(reserved - allocated) / reserved``.
+The ratio is ``(reserved - allocated) / reserved``.
 """
 
 from __future__ import annotations

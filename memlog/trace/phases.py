@@ -17,8 +17,8 @@ class PhaseLevel(msgspec.Struct):
     """Live bytes of one phase."""
 
     after: int
-    """Live bytes when the phase ended for the last time. Of several forward passes (accumulated gradients):
-    when the first one ended."""
+    """Live bytes when the phase ended for the last time. If there are several forward passes (accumulated
+    gradients), those when the first one ended."""
     highest: int
     """Highest number of live bytes in the phase."""
 
@@ -26,8 +26,9 @@ class PhaseLevel(msgspec.Struct):
 def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
     """Return the levels of each phase that a traced step reached.
 
-    ``data`` is the time before the first call of a module. ``end`` is the time after the backward pass that
-    belongs to no other phase. ``None`` if the trace does not hold every event, or the live bytes are unknown.
+    ``data`` is the time before the first call of a module. ``end`` is the time after a backward pass or an
+    optimizer's step that belongs to no other phase. ``None`` if the trace does not hold every event, or the
+    live bytes are unknown.
     """
     before = trace.result.before
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:

@@ -32,8 +32,8 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     calls: int
     """Calls of its ``forward``; in the backward pass: uninterrupted sequences of its operations."""
     allocations: int | None
-    """Number of allocations by the layer itself. ``None`` if the sampler ran, as are ``allocated`` and
-    ``frees``."""
+    """Number of allocations by the layer itself. ``allocations``, ``allocated`` and ``frees`` are ``None`` if
+    the sampler ran."""
     allocated: int | None
     """Bytes that the layer itself allocated, without its children."""
     frees: int | None
@@ -99,8 +99,8 @@ class LineFigures(msgspec.Struct, frozen=True):
     """Bytes that one line of the program allocated outside all modules."""
 
     line: str
-    """``train.py:42 in step: cross_entropy``: file, line number, function, and the torch function it
-    calls."""
+    """``train.py:42 in step: cross_entropy``: file, line number, function, and the function of torch or
+    another package that the line calls."""
     allocated: int
     """Bytes that the line allocated, with its part of the backward pass."""
     at_peak: int
@@ -115,7 +115,7 @@ class Fragmentation(msgspec.Struct, frozen=True):
     inactive_split: int | None
     """Free bytes in segments that are partly in use; ``None`` if the allocator's blocks are unknown."""
     ratio: float
-    """``(reserved - allocated) / reserved``, the seed document's definition."""
+    """``(reserved - allocated) / reserved``, 0 to 1."""
     source: Literal["blocks", "statistics"]
 
 
@@ -156,7 +156,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     kept_events: int
     """Number of events that are stored one by one; the others count in the totals only."""
     truncated: bool
-    """True if ``max_events`` was reached. Totals and peaks are complete nevertheless."""
+    """True if there were more events than ``max_events``. Totals and peaks are complete nevertheless."""
     dropped: dict[str, int]
     """Number of things missing from the totals, by reason."""
     unseen: tuple[str, ...]
@@ -165,14 +165,14 @@ class TraceResult(msgspec.Struct, frozen=True):
     """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
 
     def _repr_html_(self) -> str:
-        """Return the result as a notebook shows it."""
+        """Return the result as HTML for a notebook."""
         from memlog.trace.display import result_html  # noqa: PLC0415 - only notebooks need it
 
         return result_html(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython's interface
         """Print the summary instead of every figure, in IPython and in a notebook's text."""
-        from memlog.trace.summary import summary_text  # noqa: PLC0415 - likewise
+        from memlog.trace.summary import summary_text  # noqa: PLC0415 - only notebooks need it
 
         printer.text(summary_text(self))
 

@@ -84,7 +84,7 @@ def with_parents(path: str, root: str) -> list[str]:
         return [path]
     parts = path.split(".")
     chain = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    # A module outside the model (a loss) has no parents.
+    # A module outside the model (a loss) is not below the model.
     return chain if not root or parts[0].startswith("(") else [root, *chain]
 
 
@@ -189,8 +189,8 @@ def _layer(
 ) -> LayerFigures:
     """Build one layer's figures.
 
-    ``at_peak`` is ``None`` if the engine saw no allocations. ``before`` is ``None`` if it knows no bytes at
-    all.
+    ``at_peak`` is ``None`` if the engine saw no allocations. ``before`` is ``None`` if the engine knows no
+    bytes at all.
     """
     counted = at_peak is not None
     by_phase = peaks.get(path, {})

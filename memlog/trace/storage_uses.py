@@ -1,7 +1,7 @@
 """Type and uses of a storage, as the stream of events encodes them.
 
-The storage's FREE event holds them. For a storage that is live when the trace ends, a USES event does. They
-take fields that these events do not need otherwise. A moment is the serial of the storage that was allocated
+The storage's FREE event holds them, or a USES event if the storage is live when the trace ends. Both events
+hold them in fields that they do not use otherwise. A moment is the serial of the storage that was allocated
 last before it.
 """
 
@@ -33,11 +33,11 @@ class Uses(NamedTuple):
     casts: int
     """Number of matrix products and convolutions of the forward pass that read the storage."""
     cast_first: int
-    """When the first of them read it; 0: none did."""
+    """Moment at which the first of them read it; 0: none did."""
     cast_last: int
-    """When the last one read it, with those of the backward pass."""
+    """Moment at which the last product or convolution read it, in the forward or the backward pass."""
     used: int
-    """When any other operation read it last; 0: none did."""
+    """Moment at which any other operation read it last; 0: none did."""
     backward_layer: int
     """Layer whose backward pass read it first; 0: unknown."""
 

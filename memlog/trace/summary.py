@@ -90,7 +90,7 @@ def _foot(result: TraceResult) -> Iterator[str]:
     if result.truncated:
         yield (
             f"Truncated: {result.kept_events:,} of {result.events:,} events are kept one by one; "
-            "totals and peaks are of all"
+            "totals and peaks include all of them"
         )
     for reason, count in result.dropped.items():
         yield f"Missing: {reason} ({count:,})"

@@ -1,4 +1,4 @@
-"""Export of a trace as the tracer that memlog replaces did: events with running totals, layer statistics."""
+"""Export of a trace in the form of the tracer that memlog replaces: events and statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class LayerMemoryStats:
     peak_allocated: int | None
     """Highest number of live bytes while the layer or a child was active."""
     peak_reserved: int | None
-    """Highest number of bytes that the caching allocator reserved during that time; ``None`` on the CPU."""
+    """Highest number of bytes that the caching allocator reserved at the layer's entries and exits; ``None``
+    on the CPU."""
     total_allocations: int | None
     """Number of allocations by the layer itself; ``None`` if the sampler ran."""
     total_deallocations: int | None
@@ -44,7 +45,8 @@ class MemoryEvent:
     size_bytes: int
     """Bytes that were allocated or freed; 0 for other events."""
     layer_name: str | None
-    """Layer of the event; of a free, the layer that had allocated. ``None`` outside all modules."""
+    """Layer of the event; for a free, the layer that had allocated the storage. ``None`` outside all
+    modules."""
     allocated_bytes: int | None
     """Known bytes that are live after the event."""
     reserved_bytes: int | None
@@ -63,7 +65,7 @@ _TYPES = {
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
-    """Return each layer's statistics by path, in the model's order, without events outside all modules."""
+    """Return each layer's statistics by path, in the model's order, without work outside all modules."""
     return {
         layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }
@@ -119,7 +121,10 @@ def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
 
 
 def timeline(trace: RecordedTrace) -> dict[str, Any]:
-    """Build the document. ``summary`` holds every field of the result except ``layers``, a key of its own."""
+    """Build a document of events and statistics.
+
+    ``summary`` holds every field of the result except ``layers``, which has a key of its own.
+    """
     summary = msgspec.to_builtins(trace.result)
     layers = summary.pop("layers")
     return {

@@ -10,7 +10,7 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Events that are gathered before they are folded into the totals, after the log stops keeping events."""
+"""Number of events that are gathered before each fold, once the log no longer keeps events."""
 
 
 class EventLog:
@@ -18,13 +18,13 @@ class EventLog:
 
     Args:
         max_events: Number of events to keep.
-        most_events: Number of folded events that are too many; ``None``: no limit.
+        most_events: Number of folded events at which the log overflows; ``None``: no limit.
 
     Attributes:
-        append: Appends any number of packed events: one atomic call, from any thread.
+        append: Function that appends packed events in one atomic call, from any thread.
         events: Number of events that have been folded.
-        overflowed: True if there are too many.
-        on_overflow: Called at each fold from then on.
+        overflowed: True once ``most_events`` events have been folded.
+        on_overflow: Called at each fold while ``overflowed`` is true.
         began_us: Start of the log, in microseconds since the epoch.
     """
 

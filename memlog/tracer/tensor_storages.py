@@ -41,10 +41,10 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold the bytes of any tensor, also of one that no operation returns.
+    """Yield the tensors that hold the bytes of a tensor, which may be lazy or wrapped by ``torch.func``.
 
     A parameter of a lazy module holds nothing before the first call. A tensor that a transformation of
-    ``torch.func`` has wrapped has no storage of its own.
+    ``torch.func`` has wrapped has no storage of its own, so the tensor inside the wrapper is used.
     """
     if (
         torch_private.is_functorch_wrapper is not None
@@ -56,7 +56,7 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
-    """Return the tensors among ``limit`` values at most, including those in tuples, lists and mappings."""
+    """Return the tensors in nested tuples, lists and dictionaries; look at ``limit`` values at most."""
     found: list[Tensor] = []
     waiting = [values]
     while waiting and limit > 0:
@@ -126,6 +126,6 @@ def optimizer_tensors(optimizer: Any) -> Iterator[StateTensor]:
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """Yield the parameters that an optimizer steps."""
+    """Yield the parameters that an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]

@@ -1,6 +1,7 @@
 """Private parts of torch that the engines use. Each is looked up before use.
 
-torch may change them at any time. If one is missing, the engine that needs it does not run.
+torch may change them at any time. The dispatch engine does not run if one of `DISPATCH_NEEDS` is missing. If
+another one is missing, most functions of this module return a default.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _functorch_stack = _find("_C._functorch.peek_interpreter_stack")
 is_functorch_wrapper = _find("_C._functorch.is_functorch_wrapped_tensor")
 """Function that returns whether ``torch.func`` has wrapped a tensor."""
 unwrap_functorch = _find("_C._functorch.get_unwrapped")
-"""Function that returns the tensor inside such a wrapper."""
+"""Function that returns the tensor inside a wrapper of ``torch.func``."""
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,
@@ -65,12 +66,12 @@ def mode_stack() -> list[Any]:
 
 
 ENGINE = "_engine_run_backward"
-"""Name of the function of ``torch.autograd`` that runs the engine, for ``backward`` and ``grad``."""
+"""Name of the function in ``torch.autograd`` that ``backward`` and ``grad`` call to run a backward pass."""
 
 
 @contextmanager
 def without_mode(mode: Any) -> Iterator[None]:
-    """Run a block without a dispatch mode, if that is on top of this thread's stack."""
+    """Run a block without a dispatch mode. The mode stays if it is not on top of this thread's stack."""
     if not remove_mode_for_node(mode):
         yield
         return
@@ -81,7 +82,7 @@ def without_mode(mode: Any) -> Iterator[None]:
 
 
 def remove_mode_for_node(mode: Any) -> bool:
-    """Remove a dispatch mode from the top of this thread's stack; return whether it was there.
+    """Remove a dispatch mode if it is on top of this thread's stack; return whether it was.
 
     In a backward pass autograd restores the stack before the next node of the graph.
     """
@@ -93,7 +94,7 @@ def remove_mode_for_node(mode: Any) -> bool:
 
 
 def allow_higher_order_ops(kind: type) -> None:
-    """Register a class of modes with every higher-order operation, so that the modes may pass it through.
+    """Register a class of modes with every higher-order operation, so that modes can pass these through.
 
     Needed for torch without ``supports_higher_order_operators``. Operations that are created later still
     refuse to run.
@@ -121,11 +122,11 @@ def compiler_in_use() -> bool:
 
 
 _EAGER = "torch._dynamo.backends.debugging"
-"""torch's compiler backends that run a graph's operations one by one."""
+"""Module of torch's compiler backends that run a graph's operations one by one."""
 
 
 def unknown_compilers() -> list[str]:
-    """Return the ``torch.compile`` backends in use, except Inductor and those that run torch's operations."""
+    """Return the names of the ``torch.compile`` backends in use, except Inductor and those of `_EAGER`."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     names = set()
     for backend in tuple((getattr(frames, "cached_backends", None) or {}).values()):

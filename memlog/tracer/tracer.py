@@ -27,7 +27,7 @@ __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
 class MemoryTracer:
-    """Tracer of memory: which module, in which phase, allocates and holds it, and for which category.
+    """Tracer that attributes memory to the modules that allocate it, by phase and category.
 
     ::
 
@@ -46,7 +46,7 @@ class MemoryTracer:
         max_events: Number of events to keep individually, 32 bytes each. Beyond it, totals and peaks stay
             complete, and `result` says ``truncated``.
         device: Device to trace, as torch writes it (``"cpu"``, ``"cuda:0"``). ``None``: the model's device.
-        enable_fragmentation_tracking: On a GPU, whether to read the allocator's reserved bytes at every
+        enable_fragmentation_tracking: On a GPU, True to read the allocator's reserved bytes at every
             module entry and exit (about 20 µs each).
         engine: ``"auto"``, ``"native"`` (CUDA, XPU), ``"dispatch"`` (CPU) or ``"sampler"`` (any device).
 
@@ -120,7 +120,7 @@ class MemoryTracer:
     scope = staticmethod(scope)
 
     def __repr__(self) -> str:
-        """Return the state: what was traced last, or why nothing was."""
+        """Return the figures of the last trace, or the reason why there is no trace."""
         if self._trace is None:
             return f"<memlog.MemoryTracer: {self._why_none}>"
         result = self._trace.result
@@ -130,7 +130,7 @@ class MemoryTracer:
         )
 
     def _repr_html_(self) -> str | None:
-        """Return the last trace as a notebook shows it; ``None``: there is none, and the text is shown."""
+        """Return the last trace as HTML; ``None`` if there is no trace, so that a notebook shows the text."""
         if self._trace is None:
             return None
         from memlog.reports.notebook import trace_html  # noqa: PLC0415 - only notebooks need it
@@ -161,12 +161,15 @@ class MemoryTracer:
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
         """Return the figures of every active module by path.
 
-        The model's path is the name of its class, with " (model)" behind if a child has that name.
+        The model's path is the name of its class. If a child has that name, " (model)" is appended.
         """
         return layer_stats(self.result)
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:
-        """Return the most bytes live while each module was active, in any phase, without unknown peaks."""
+        """Return the highest number of live bytes while each module was active, by path.
+
+        All phases count. A module whose peak is unknown is left out.
+        """
         return {
             path: stats.peak_allocated
             for path, stats in self.get_layer_stats().items()
@@ -196,19 +199,20 @@ class MemoryTracer:
         """Return the live bytes at the end of each phase of a step, and the most in each phase.
 
         ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
-        ``end`` follow, as far as the step came. ``None`` if the trace is not exact or has lost events.
+        ``end`` follow if the step reached them. ``None`` if the sampler ran, or if the trace does not keep
+        every event.
         """
         return phase_levels(self.recording)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
-        """Write a flame graph for https://www.speedscope.app: bytes at the peak, time order, milliseconds.
+        """Write a flame graph for https://www.speedscope.app: bytes at the peak, allocations, milliseconds.
 
         The page recognizes the format by the ending ``.speedscope.json``. Add ``.gz`` to compress the file.
         """
         return exporters.write_json(exporters.flame_graph(self.recording), output_path)
 
     def export_timeline(self, output_path: str | PathLike[str]) -> Path:
-        """Write ``events``, ``layer_stats`` and ``summary`` as JSON; a path in ``.gz`` compresses it."""
+        """Write events, statistics, layers and summary as JSON, compressed if the path ends in ``.gz``."""
         return exporters.write_json(exporters.timeline(self.recording), output_path)
 
     def export_trace(
@@ -232,7 +236,7 @@ class MemoryTracer:
         return exporters.write_json(document, output_path)
 
     def export_snapshot(self, output_path: str | PathLike[str]) -> Path:
-        """Write a CUDA-style snapshot for https://pytorch.org/memory_viz, of a trace on any device."""
+        """Write the trace, of any device, as a CUDA-style snapshot for https://pytorch.org/memory_viz."""
         return exporters.write_pickle(exporters.snapshot(self.recording), output_path)
 
     def print_summary(self) -> None:

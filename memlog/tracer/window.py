@@ -21,12 +21,12 @@ _COMPILED = "The model is compiled: there are no layers inside it."
 
 
 def may_open() -> bool:
-    """Return whether a window without a ``with`` block of the user's may open on this thread.
+    """Return whether a window that hooks open and close may open on this thread.
 
     Such a window adds and removes its dispatch mode in hooks, which does not nest with the user's own modes.
-    It therefore opens only if no mode is active. It also stays closed inside a graph that is being compiled,
-    a backward pass, or a transformation of ``torch.func``, inside which tensors have no storage, and while
-    ``torch.jit.trace`` records: it runs the model twice and compares what it recorded.
+    It therefore opens only if no mode is active. It does not open while a graph is compiled or in a backward
+    pass. It does not open in a transformation of ``torch.func``, in which tensors have no storage. It does
+    not open while ``torch.jit.trace`` records, because that runs the model twice and compares the records.
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
@@ -44,14 +44,14 @@ class TraceWindow:
 
     Args:
         model: A ``torch.nn.Module``. ``None``: the first module that is called.
-        others: Further root modules, which no module calls. The window finds others when they are called.
-        optimizers: Optimizers whose state exists already. The window finds others when they step.
+        others: Further root modules, which no module calls. The window finds any other when it is called.
+        optimizers: Optimizers whose state exists already. The window finds any other when it steps.
         device: Device as torch writes it. ``None``: the model's device.
         engine: ``"auto"``, or the name of an engine.
         max_events: Number of events to keep individually.
-        readings: On a GPU, whether to read the allocator's statistics at every change of layer.
+        readings: On a GPU, True to read the allocator's statistics at every change of layer.
         diagnostics: Counter of the tracer's own errors. ``None``: a new one.
-        types: Whether to find out the type of each storage under autocast, for `memlog advise`. It makes
+        types: True to find out the type of each storage under autocast, for `memlog advise`. It makes
             tracing about a fifth slower.
         most_events: Number of events after which the window stops recording and waits to be closed.
             ``None``: no limit.
@@ -124,9 +124,9 @@ class TraceWindow:
         return self._log.overflowed
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """Record the call in which the window was opened: torch does not call new hooks for it.
+        """Record the begin of the call in which the window was opened.
 
-        torch made the list of hooks for this call before `start` added the window's hooks.
+        torch does not call the window's hooks for it, because `start` added them after the call began.
         """
         with self.health.contained("noticing that a module begins"):
             self._engine.module_begins(module, args)
@@ -184,7 +184,9 @@ class TraceWindow:
         if self._names.omitted:
             counts["modules past the limit of names"] = self._names.omitted
         if self._accountant.unmatched_frees:
-            counts["frees of what was not seen allocated"] = self._accountant.unmatched_frees
+            counts["frees of memory whose allocation was not seen"] = (
+                self._accountant.unmatched_frees
+            )
         if self.health.faults:
             counts["errors inside the tracer"] = sum(self.health.faults.values())
         return counts

@@ -45,13 +45,13 @@ def memlog(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def alerts(folder: Path) -> list[Alert]:
     run = find_run(folder / "runs", "latest")
-    events = (entry.event for file in run.files() for entry in file.read())
+    events = run.events()
     return [event for event in events if isinstance(event, Alert)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the demo runs: MLflow's database is made there."""
+    """Folder in which the demo runs, and makes MLflow's database."""
     return tmp_path_factory.mktemp("demo")
 
 

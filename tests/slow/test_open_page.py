@@ -64,5 +64,5 @@ def test_a_snapshot_is_shown_as_a_flame_graph(tmp_path: Path) -> None:
 
 
 def local(address: str) -> bool:
-    """Whether an address names no server at all."""
+    """Return True if an address names no server."""
     return address.startswith(("data:", "blob:"))

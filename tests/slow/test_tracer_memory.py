@@ -1,4 +1,4 @@
-"""What a long trace of real training takes of memory: all that Python allocates meanwhile is counted."""
+"""Memory of a long trace of real training: all that Python allocates meanwhile is counted."""
 
 import tracemalloc
 

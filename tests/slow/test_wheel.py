@@ -1,4 +1,4 @@
-"""What users install is the wheel: what is in it, and how it behaves with the core alone."""
+"""The wheel, which users install: its contents, and its behaviour with the core alone."""
 
 from __future__ import annotations
 

@@ -1,21 +1,28 @@
-"""What the CPU's allocator says that it did: the truth that traces are held against."""
+"""The CPU allocator's own record of allocations: the truth that traces are compared with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._profiler import _EventType
 
 
 class Truth(NamedTuple):
-    """Over the bytes at the beginning."""
+    """Bytes over those at the beginning."""
 
     peak: int
     end: int
 
 
 class AllocatorTruth:
-    """Records every allocation and free that torch's CPU allocator reports to ``torch.profiler``."""
+    """Recorder of every allocation that torch's CPU allocator reports to ``torch.profiler``, and of its free.
+
+    A free counts only if its allocation was recorded. torch keeps the sizes of blocks by their addresses: of
+    those of earlier profiles, and of the operations that memlog has measured, even if they were freed since.
+    If the garbage collector frees older memory during the profile, torch reports it with such a size.
+    """
 
     def __init__(self) -> None:
         self._profile: Any = torch.profiler.profile(
@@ -30,14 +37,23 @@ class AllocatorTruth:
         self._profile.__exit__(*error)
 
     def result(self) -> Truth:
-        events = [
-            event
-            for event in self._profile.profiler.kineto_results.events()
-            if event.name() == "[memory]"
-        ]
+        tree = self._profile.profiler.kineto_results.experimental_event_tree()
+        events = [event for event in _flat(tree) if event.tag == _EventType.Allocation]
         assert events
+        held: dict[int, int] = {}
         level = peak = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            level += event.nbytes()
+        for event in sorted(events, key=lambda event: event.start_time_ns):
+            block = event.extra_fields
+            if block.alloc_size > 0:
+                held[block.ptr] = block.alloc_size
+                level += block.alloc_size
+            else:
+                level -= held.pop(block.ptr, 0)
             peak = max(peak, level)
         return Truth(peak, level)
+
+
+def _flat(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _flat(event.children)

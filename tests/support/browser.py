@@ -1,4 +1,4 @@
-"""Pages in a real browser: for the tests that look at them, and for the picture of MLflow's.
+"""Pages in a real browser: for tests of their content, and for the picture of MLflow's page.
 
 python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/mlflow-demo.png
 """
@@ -29,7 +29,7 @@ CHROMIUM_FLAGS = [
     "--disable-sync",
 ]
 SOFTWARE_GL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-"""What a page that draws with WebGL needs on a machine without a GPU."""
+"""Options with which a page can draw with WebGL on a machine without a GPU."""
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def chromium(*flags: str) -> Iterator[Page]:
 
 
 def _running() -> list["subprocess.Popen[bytes]"]:
-    """This process's children whose end was not seen yet."""
+    """This process's children that have not been waited for."""
     found = (one for one in gc.get_objects() if type(one) is subprocess.Popen)
     return [process for process in found if process.returncode is None]
 
@@ -94,7 +94,7 @@ localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
 
 
 def show_memory(page: Page, address: str, experiment_id: str, run_id: str) -> None:
-    """Opens a run's charts, of which the host's memory comes first, and waits until they are drawn."""
+    """Open a run's charts, of which the host's memory comes first, and wait until they are drawn."""
     page.add_init_script(PUT_AWAY)
     page.goto(f"{address}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics")
     page.get_by_text("rss_mib", exact=True).first.wait_for()
@@ -113,7 +113,7 @@ def newest_run(uri: str) -> tuple[str, str]:
 
 
 def main(uri: str, picture: Path) -> None:
-    """Takes the picture of MLflow's page in docs/get-started/mlflow.md."""
+    """Take the picture of MLflow's page in docs/get-started/mlflow.md."""
     from support.mlflow_server import free_port
 
     with mlflow_ui(uri, free_port()) as address, chromium() as page:

@@ -31,7 +31,7 @@ def start(
     fork: bool = True,
     **environment: str,
 ) -> "subprocess.Popen[str]":
-    """Starts a Python script in ``directory``, which becomes its working directory.
+    """Start a Python script in ``directory``, which becomes its working directory.
 
     Libraries that it begins by importing are imported already, and in memlog's helper process the client of a
     tracker that it names, unless ``fork`` is false.
@@ -53,7 +53,7 @@ def start_program(
     fork: bool = True,
     **streams: int | None,
 ) -> "subprocess.Popen[str]":
-    """Starts ``python path …``; libraries that it begins by importing are imported already."""
+    """Start ``python path …``; libraries that it begins by importing are imported already."""
     script = path.read_text(encoding="utf-8")
     libraries = libraries_of(script)
     named = tuple(
@@ -72,7 +72,7 @@ def start_program(
 def _has_clients(
     libraries: tuple[str, ...], named: tuple[str, ...]
 ) -> Literal[False, True, "alone"]:
-    """Whether the helper of a script that names these trackers has imported their clients already."""
+    """Return True if the helper of a script that names these trackers has imported their clients already."""
     if not libraries and named:
         return "alone"
     return not {*named}.isdisjoint(libraries)
@@ -81,7 +81,7 @@ def _has_clients(
 def run_program(
     path: Path, *arguments: str, directory: Path, environment: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[str]":
-    """Runs ``python path …`` in ``directory`` to its end."""
+    """Run ``python path …`` in ``directory`` to its end."""
     process = start_program(path, *arguments, directory=directory, environment=environment, **PIPES)
     output, errors = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
@@ -90,7 +90,7 @@ def run_program(
 def run(
     script: str, directory: Path, *arguments: str, timeout: float = 240, **environment: str
 ) -> str:
-    """Runs a Python script to its end and returns what it printed; fails where it fails."""
+    """Run a Python script to its end and return its output; fail if it fails."""
     process = start(script, directory, *arguments, **environment)
     output, errors = process.communicate(timeout=timeout)
     assert process.returncode == 0, errors
@@ -116,7 +116,7 @@ COMMANDS = """
 
 
 def commands(*arguments: tuple[str, ...], directory: Path, **environment: str) -> str:
-    """Runs memlog's commands one after the other in one process, which imports the clients once."""
+    """Run memlog's commands one after the other in one process, which imports the clients once."""
     return run(COMMANDS, directory, json.dumps(arguments), **environment)
 
 
@@ -126,7 +126,7 @@ def start_memlog(
     inherited: Mapping[str, str] | None = None,
     **environment: str,
 ) -> "subprocess.Popen[str]":
-    """Starts memlog's command line in ``directory``.
+    """Start memlog's command line in ``directory``.
 
     The trackers' clients are imported already if the command needs one.
     """
@@ -139,7 +139,7 @@ def start_memlog(
 
 
 def memlog(*arguments: str, directory: Path, timeout: float = 240, **environment: str) -> str:
-    """Runs memlog's command line and returns what it printed; fails where it fails."""
+    """Run memlog's command line and return its output; fail if it fails."""
     process = start_memlog(*arguments, directory=directory, **environment)
     output, errors = process.communicate(timeout=timeout)
     assert process.returncode == 0, errors
@@ -147,7 +147,7 @@ def memlog(*arguments: str, directory: Path, timeout: float = 240, **environment
 
 
 def kill_helper(run: RunDirectory) -> None:
-    """Ends a run's helper with SIGKILL, as soon as it has come up, and waits until it is gone."""
+    """End a run's helper with SIGKILL, as soon as it has come up, and wait until it is gone."""
     deadline = time.monotonic() + 60
     while not (helpers := [file for file in run.files() if "helper" in file.process]):
         assert time.monotonic() < deadline
@@ -160,7 +160,7 @@ def kill_helper(run: RunDirectory) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether a helper process has not ended."""
+    """Return True if a helper process has not ended."""
     try:
         process = psutil.Process(pid)
         begun_as = {"memlog.delivery.helper", "support.fork_server"} & {*process.cmdline()}

@@ -1,4 +1,4 @@
-"""Whether anything of a tracer's is left in torch."""
+"""Check that no part of a tracer is left in torch."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from torch.utils import _python_dispatch
 
 
 def hooks() -> int:
-    """How many hooks torch has, of every kind that a tracer might install."""
+    """Return the number of torch's hooks, of every kind that a tracer might install."""
     return sum(
         map(
             len,

@@ -82,7 +82,7 @@ def snapshot(*segments: dict[str, Any], history: Any = ()) -> dict[str, Any]:
 
 
 def training() -> dict[str, Any]:
-    """A model, an activation that has gone again, and what is left at the end."""
+    """Return the snapshot of a model's step, in whose history an activation was freed."""
     model, layer, head = frames("main", "model"), frames("main", "forward"), frames("main", "head")
     history = History()
     history.say("segment_alloc", addr=BASE, size=64 * MIB)

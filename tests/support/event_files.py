@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def events_in(folder: str | Path) -> EventAccumulator:
-    """All that a run's folder has: without sizes, TensorBoard would read a sample."""
+    """Return all data of a run's folder; TensorBoard's default sizes would give a sample."""
     everything = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
     reader = EventAccumulator(str(folder), size_guidance=everything)
     reader.Reload()
@@ -14,7 +14,7 @@ def events_in(folder: str | Path) -> EventAccumulator:
 
 
 def texts_in(folder: str | Path, tag: str) -> list[tuple[float, list[str]]]:
-    """Times and strings of the texts whose tag begins so."""
+    """Return the times and strings of the texts whose tag has this beginning."""
     reader = events_in(folder)
     return [
         (event.wall_time, [cell.decode() for cell in event.tensor_proto.string_val])

@@ -1,4 +1,4 @@
-"""What a program that a test has run left in its folder."""
+"""Events that a program left in its folder."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -18,16 +18,14 @@ def runs_in(folder: Path) -> list[RunDirectory]:
 
 def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
     """The trainer's events of one kind, in order."""
-    return [
-        e.event for file in run.files("trainer") for e in file.read() if isinstance(e.event, kind)
-    ]
+    return [event for event in run.events("trainer") if isinstance(event, kind)]
 
 
 def recorded(session: memlog.Session, kind: type[EventT]) -> list[EventT]:
     """A session's events of one kind, in order."""
     assert session.directory is not None
-    files = RunDirectory(session.directory).files()
-    return [e.event for file in files for e in file.read() if isinstance(e.event, kind)]
+    found = RunDirectory(session.directory).events()
+    return [event for event in found if isinstance(event, kind)]
 
 
 def traces(session: memlog.Session) -> list[Trace]:

@@ -3,10 +3,9 @@
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from memlog.events import Alert, Event
+from memlog.events import Alert
 from memlog.journal import RunDirectory, list_runs
 from support import child as user_program
 
@@ -28,7 +27,7 @@ def child(tmp_path: Path, program: str) -> "subprocess.Popen[str]":
 
 
 def ended(tmp_path: Path, program: str, code: int = 1) -> str:
-    """What a child that ends with a code prints as its error."""
+    """Run a child that ends with a code; return its stderr."""
     with child(tmp_path, program) as process:
         _, errors = process.communicate(timeout=150)
     assert process.returncode == code, errors
@@ -44,15 +43,10 @@ def only_run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def events(run: RunDirectory) -> Iterator[Event]:
-    for file in run.files():
-        yield from (entry.event for entry in file.read())
-
-
 def wait_for_report(run: RunDirectory) -> str:
     report = run.artifacts / "postmortem.md"
     deadline = time.monotonic() + 60
-    while not any(isinstance(event, Alert) for event in events(run)):
+    while not any(isinstance(event, Alert) for event in run.events()):
         assert time.monotonic() < deadline, (run.path / "helper.log").read_text()
         time.sleep(0.1)
     return report.read_text()

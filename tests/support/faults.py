@@ -1,4 +1,4 @@
-"""A proxy on loopback that stands in front of a real server and does what networks do to it."""
+"""A proxy on loopback in front of a real server, with the faults of networks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "conte
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to requests whose path `hits`."""
+    """A fault of requests whose path `hits`."""
 
     status: int | None = None
-    """Answered with this, and not passed on."""
+    """Status of the answer; the request is not passed on."""
     body: bytes | None = None
-    """What is answered then; ``None``: something short that is no answer."""
+    """Body of the answer; ``None``: a few bytes that are no valid answer."""
     delay: float = 0.0
     """Seconds before the request is passed on."""
     loses_answer: bool = False
-    """Passed on, and then the connection breaks: what was asked for has happened."""
+    """True: the request is passed on and done, and then the connection breaks."""
     hits: Callable[[str], bool] = lambda _path: True
 
 
@@ -34,13 +34,13 @@ FINE = Fault(hits=lambda _path: False)
 
 
 class Proxy:
-    """Passes requests on to ``target`` as long as ``fault`` lets it.
+    """Proxy that passes requests on to ``target``, except those that ``fault`` strikes.
 
     `stop` takes it down, so that connections are refused, and `start` brings it up again on the same port.
 
     Attributes:
-        fault: What happens now.
-        hit: How many requests the present fault, or one before, has struck.
+        fault: The fault from now on.
+        hit: Number of requests that faults have struck.
     """
 
     def __init__(self, target: str) -> None:
@@ -59,7 +59,7 @@ class Proxy:
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
-        """Harmless where it is not up."""
+        """Stop the proxy, if it runs."""
         if self._http is not None:
             self._http.shutdown()
             self._http.server_close()
@@ -132,4 +132,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Says nothing."""
+        """Log nothing."""

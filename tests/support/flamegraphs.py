@@ -1,4 +1,4 @@
-"""Small speedscope files, as documents to take apart."""
+"""Small speedscope files, as decoded documents."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def evented() -> dict[str, Any]:
 
 
 def document(*profiles: dict[str, Any]) -> dict[str, Any]:
-    """A whole file; by default both of the above are in it."""
+    """Return a whole file; by default with the two profiles above."""
     names = ["model", "encoder.attention", "encoder.mlp", "[parameters]", "[activations]"]
     return {
         "$schema": SCHEMA,

@@ -65,13 +65,13 @@ def server_pids() -> set[int]:
 
 
 def end_servers() -> None:
-    """Ends the servers of this process."""
+    """End the servers of this process."""
     while _SERVERS:
         _SERVERS.popitem()[1].close()
 
 
 def _server_of(libraries: tuple[str, ...], settings: dict[str, str]) -> "ForkServer":
-    """Return the server that has imported these, which may have to begin."""
+    """Return the server that has imported these libraries; start it if there is none."""
     key = (libraries, tuple(sorted(settings.items())))
     with _ONE_AT_A_TIME:
         if key not in _SERVERS:
@@ -81,11 +81,11 @@ def _server_of(libraries: tuple[str, ...], settings: dict[str, str]) -> "ForkSer
 
 
 class ForkServer:
-    """Forks a process for each request.
+    """A process that forks for each request.
 
     Args:
         base: The server of which it becomes a fork; None: it is a new process.
-        libraries: Names in `PRELOADED` of what it imports first.
+        libraries: Names in `PRELOADED` of the libraries that it imports first.
         settings: Variables that Python itself reads as it starts.
     """
 
@@ -141,7 +141,7 @@ class ForkServer:
         return int(answer)
 
     def close(self) -> None:
-        """Ends it; its forks go on."""
+        """End the server; its forks go on."""
         self._socket.close()
         self._errors.close()
         if self._process:
@@ -156,11 +156,11 @@ class ForkedProcess(subprocess.Popen[str]):
     Args:
         libraries: Names in `PRELOADED` of what is imported before it begins, in that order.
         script: Its path.
-        arguments: What follows the script in ``sys.argv``.
+        arguments: Arguments after the script in ``sys.argv``.
         directory: Its working directory.
         modules: The folder that is the first on ``sys.path``.
         environment: All its variables.
-        helper: Whether memlog's helper, too, has imported them; "alone": the helper, but not the script.
+        helper: True if memlog's helper, too, has imported them; "alone": the helper, but not the script.
         **options: Of `subprocess.Popen`: the standard streams.
     """
 
@@ -188,7 +188,7 @@ class ForkedProcess(subprocess.Popen[str]):
         super().__init__([str(script), *arguments], text=True, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
-        """Instead of Popen's: the pipes are made, the process is not."""
+        """Replace Popen's method, which has made the pipes: fork the process."""
         streams = [arguments[at] for at in (10, 13, 15)]  # the same in Python 3.10 to 3.14
         given = [own if one == -1 else one for own, one in enumerate(streams)]
         self.pid = self._server.fork(self._request, given)
@@ -197,7 +197,7 @@ class ForkedProcess(subprocess.Popen[str]):
 
 
 def _request_in_fork(requests: socket.socket) -> dict[str, Any] | None:
-    """The server's loop; returns in each fork with its request, in the server without one."""
+    """Serve requests. Return in each fork with its request; in the server, at its end, with ``None``."""
     while True:
         head, streams, _, _ = socket.recv_fds(requests, 4, 3)
         if not head:

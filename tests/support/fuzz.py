@@ -1,4 +1,4 @@
-"""Journals as nobody wrote them, from a seed: the same seed gives the same journal."""
+"""Damaged journals, from a seed: the same seed gives the same journal."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _LITERALS = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"\xff"', b"[" * 3000
 
 
 def fuzzed_run(root: Path, seed: int) -> RunDirectory:
-    """A run in which everything happened, whose files were then damaged."""
+    """Return a run with events of every kind, whose files were then damaged."""
     source = _source(root.parent)
     run = RunDirectory(root / "k7m2xq9a")
     run.delivery.mkdir(parents=True)
@@ -47,7 +47,7 @@ def fuzzed_run(root: Path, seed: int) -> RunDirectory:
 
 
 def meet(root: Path, seed: int) -> None:
-    """Does everything with a damaged run that memlog does with runs."""
+    """Read a damaged run in every way in which memlog reads runs."""
     run = fuzzed_run(root, seed)
     json.loads(encode(summarize(run)))
     tracker = ListTracker()
@@ -112,7 +112,7 @@ def _insert(data: bytes, chance: random.Random) -> bytes:
 
 
 def _line(data: bytes, chance: random.Random) -> bytes:
-    """One record gets a value of a wrong type, a literal that is no JSON, or another's tag."""
+    """Give one record a value of a wrong type, a literal that is no JSON, or another record's tag."""
     lines = data.split(b"\n")
     at = chance.randrange(len(lines))
     try:
@@ -128,7 +128,7 @@ def _line(data: bytes, chance: random.Random) -> bytes:
 
 
 def _compaction(data: bytes, chance: random.Random) -> bytes:
-    """As if somebody had compacted it, badly."""
+    """Give a segment a header with a wrong record of a compaction, and a wrong gap."""
     begins = chance.choice((-5, 0, 10**9, 2**63 - 1))
     gap = chance.choice((-1, 0, 10**18, 2**63 - 1, "x"))
     head, _, rest = data.partition(b"\n")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 Family: TypeAlias = Callable[[random.Random, int], list[float]]
-"""Makes so many levels."""
+"""Function that makes a number of levels."""
 
 
 def _noise(rng: random.Random, steps: int, *, largest: float = 3.0) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""A helper process that is a fork of one which has imported the trackers' clients.
+"""A helper process that is a fork of a process that has imported the trackers' clients.
 
 memlog starts its helper as a new interpreter, and a helper that delivers imports MLflow or wandb: a second or
 two of a core for each script that a test starts. So a script may have a child beside it that has imported
@@ -24,14 +24,14 @@ from typing import Any
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _HELPER = ["-m", "memlog.delivery.helper"]
 _UNUSED = 200
-"""Descriptors from here on are nobody's."""
+"""First number of the descriptors that no program uses."""
 
 
 class WaitingChild:
-    """The child beside a script; begun before the script.
+    """The child beside a script, started before the script.
 
     Args:
-        descriptor: Its socket, in the script's process; -1: it has to begin.
+        descriptor: Its socket, in the script's process; -1: it has not started.
         pid: Its pid.
     """
 
@@ -49,12 +49,12 @@ class WaitingChild:
         theirs.close()
 
     def hand_over(self) -> tuple[str, str]:
-        """Descriptor and pid, for the program that this process runs next."""
+        """Return descriptor and pid, for the program that this process runs next."""
         self._socket.set_inheritable(True)
         return str(self._socket.detach()), str(self.pid)
 
     def serve(self) -> None:
-        """Have the first helper that this process starts forked."""
+        """Let the first helper that this process starts be a fork."""
         self._real = subprocess.Popen._execute_child  # type: ignore[attr-defined] - not in typeshed
 
         def execute(process: Any, *arguments: Any) -> None:
@@ -63,7 +63,7 @@ class WaitingChild:
         subprocess.Popen._execute_child = execute  # type: ignore[attr-defined] - likewise
 
     def _execute(self, process: Any, *arguments: Any) -> None:
-        """Instead of Popen's: the pipes are made, the process is not."""
+        """Replace Popen's method, which has made the pipes: let the child become the helper."""
         # The positions are the same in Python 3.10 to 3.14.
         command, pass_fds, variables = arguments[0], arguments[4], arguments[6]
         if command[1:] != _HELPER or os.getpid() != self._owner:

@@ -1,4 +1,4 @@
-"""Histories of a device's allocator, made up: by hand, or from what a CPU really allocates."""
+"""Made-up histories of a device's allocator: by hand, or from real allocations on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Script:
-    """Writes a history entry by entry, with the keys of torch 2.11 to 2.13."""
+    """Writer of a history, entry by entry, with the keys of torch 2.11 to 2.13."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ class Script:
 
 
 class SimulatedHistory(TorchDispatchMode):
-    """Stands in for a device's history: the CPU's storages, with a note for each thread as CUDA keeps one."""
+    """Double of a device's history: the CPU's storages, with a note for each thread as in CUDA's."""
 
     def __init__(self, *, takes_notes: bool = True) -> None:
         super().__init__()

@@ -13,10 +13,10 @@ from support.fork_server import ForkedProcess
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 120
-"""A command takes three to twelve seconds; PhiFlow may hang where its loss raises."""
+"""Time limit of a command, which takes three to twelve seconds; PhiFlow may hang if its loss raises."""
 
 LIBRARIES = ("torch", "phi", "hydra")
-"""What an experiment imports; PhiFlow alone takes two seconds."""
+"""Packages that an experiment imports; PhiFlow alone takes two seconds."""
 
 needs_hyco = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("phi", "hydra")),
@@ -35,16 +35,16 @@ def copy_to(folder: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what would change where memlog writes."""
+    """Return this process's environment without the variables that change where memlog writes."""
     own = ("MLFLOW_", "MEMLOG_", "WANDB_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
     return {**kept, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore", **more}
 
 
 def run(folder: Path, command: str) -> list[str]:
-    """What a documented command (``python run.py …``) prints, errors among it; fails where it fails.
+    """Run a documented command (``python run.py …``); return its lines, errors among them.
 
-    Left out is what depends on what ran before, and on the machine's speed.
+    Fails if the command fails. Lines that depend on earlier runs or on the machine's speed are left out.
     """
     with start(folder, command) as process:
         output, _ = process.communicate(timeout=LIMIT_S)
@@ -54,7 +54,7 @@ def run(folder: Path, command: str) -> list[str]:
 
 
 def start(folder: Path, command: str) -> "subprocess.Popen[str]":
-    """Starts a documented command; the experiments in a process that has their libraries imported."""
+    """Start a documented command; the experiments in a process that has their libraries imported."""
     program, script, *arguments = command.split()
     assert program == "python"
     variables = environment(MLFLOW_DISABLE_TELEMETRY="true", PYTHONUNBUFFERED="1")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
@@ -14,7 +14,7 @@ from support.sinks import ListSink, ListTracker
 
 
 class IdempotentSink(ListSink):
-    """A `ListSink` keeps whatever it gets, so that tests see it; a real one stores a thing once."""
+    """A `ListSink` that stores each point once, as a real sink does; `ListSink` itself keeps what it gets."""
 
     max_points = 40
 
@@ -39,7 +39,7 @@ class IdempotentSink(ListSink):
 
 
 class InMemory(SinkContract):
-    """For a kind of sink that writes to a `ListTracker`."""
+    """Contract of a sink that writes to a `ListTracker`."""
 
     sink: type[ListSink] = IdempotentSink
     tracker: ListTracker
@@ -74,17 +74,12 @@ class InMemory(SinkContract):
         ended = self.tracker.ended_us.get(run_id)
         return None if ended is None else ended // 1000
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        self.tracker.down = True
-        try:
-            yield
-        finally:
-            self.tracker.down = False
+    def down(self) -> AbstractContextManager[None]:
+        return self.tracker.outage()
 
 
 class ListStore:
-    """Brings back what a `ListTracker` holds."""
+    """Store that returns the contents of a `ListTracker`."""
 
     def __init__(self, tracker: ListTracker) -> None:
         self.tracker = tracker
@@ -118,7 +113,7 @@ class ListStore:
 
 
 class StoreInMemory(ArtifactStoreContract):
-    """For a kind of store that brings back what a `ListTracker` holds."""
+    """Contract of a store that returns the contents of a `ListTracker`."""
 
     store: type[ListStore] = ListStore
     tracker: ListTracker
@@ -135,10 +130,5 @@ class StoreInMemory(ArtifactStoreContract):
     def unknown_run(self) -> str:
         return "nothing"
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        self.tracker.down = True
-        try:
-            yield
-        finally:
-            self.tracker.down = False
+    def down(self) -> AbstractContextManager[None]:
+        return self.tracker.outage()

@@ -30,6 +30,46 @@ PREAMBLE = """
             time.sleep(0.002)
             yield number
 """
+USERS = {
+    "with step=": """
+    run = start()
+    for s in steps(150):
+        run.log({"loss": 1 / (s + 1)}, step=s)
+    """,
+    "with sparse step=, twice a step": """
+    run = start()
+    for s in steps(200):
+        if s % 10 == 0:
+            run.log({"loss": 1 / (s + 1)}, step=s)
+            run.log({"accuracy": s}, step=s)
+    """,
+    "without a step": """
+    run = start()
+    for s in steps(150):
+        wandb.log({"loss": 1 / (s + 1)})
+    """,
+    "with commit=False": """
+    run = start()
+    for s in steps(150):
+        run.log({"loss": 1 / (s + 1)}, commit=False)
+        if s % 3 == 2:
+            run.log({"accuracy": s})
+    """,
+    "with a glob of their own": """
+    run = start()
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    for s in steps(150):
+        if s % 5 == 0:
+            wandb.log({"train/loss": 1 / (s + 1), "trainer/global_step": s})
+    """,
+    "resumed at a step": """
+    run = start()
+    for s in steps(100, first=1000):
+        run.log({"loss": 1 / s}, step=s)
+    """,
+}
+"""Ways in which users log, each with a name."""
 
 
 def recorded(directory: Path) -> RunDirectory:

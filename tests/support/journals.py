@@ -35,9 +35,9 @@ MIB = 1024**2
 
 
 class MadeRun:
-    """A run's folder with a trainer's and, once asked for, a helper's journal.
+    """A run's folder with a trainer's journal, and a helper's if it is used.
 
-    Its trainer is gone, unless ``alive``: then it is this process.
+    Its trainer has ended. With ``alive``, it is this process.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MadeRun:
         self.helper: JournalWriter | None = None
 
     def write(self, *events: Event) -> "MadeRun":
-        """Publishes events of the trainer's."""
+        """Publish events of the trainer's."""
         for event in events:
             self.trainer.append(event)
         return self
@@ -67,7 +67,7 @@ class MadeRun:
         return self
 
     def sampled(self, *events: Event) -> "MadeRun":
-        """Publishes events of the helper's."""
+        """Publish events of the helper's."""
         self.helper = self.helper or self._writer("helper")
         for event in events:
             self.helper.append(event)
@@ -76,12 +76,12 @@ class MadeRun:
     def bound(
         self, backend: str, run_id: str, uri: str | None, name: str | None = None
     ) -> "MadeRun":
-        """What follows belongs to a run of the user's."""
+        """Let later events belong to a run of the user's."""
         self.trainer.bind(backend, Binding(run_id, uri, name))
         return self
 
     def closed(self) -> RunDirectory:
-        """Ends the journals; a trainer that is not alive gets the identity of a process that is gone."""
+        """End the journals; a trainer that is not alive gets the identity of a process that is gone."""
         for writer in (self.trainer, self.helper):
             if writer is not None:
                 writer.close()
@@ -101,7 +101,7 @@ class MadeRun:
 
 
 def bury(run: RunDirectory) -> None:
-    """Gives a run of this process's the identity of one that is gone: none can have begun in 1970."""
+    """Give a run of this process's the identity of one that is gone: none can have begun in 1970."""
     own = ProcessIdentity.own()
     gone = msgspec.structs.replace(own, started=0.0, ticks=0 if own.ticks else None)
     before, after = msgspec.json.encode(own), msgspec.json.encode(gone)
@@ -126,7 +126,7 @@ def cuda(allocated: int, peak: int | None = None, index: int = 0) -> DeviceReadi
 
 
 def full_run(root: Path, run_id: str = "k7m2xq9a") -> MadeRun:
-    """A run in which everything happens; still open."""
+    """Return an open run with events of every kind."""
     made = MadeRun(root, run_id)
     made.write(
         Run(at(0), "gpt-small", "language", ("mlflow",), {"every": "1"}),
@@ -156,5 +156,5 @@ def full_run(root: Path, run_id: str = "k7m2xq9a") -> MadeRun:
 
 
 def finished_run(root: Path, run_id: str = "k7m2xq9a") -> RunDirectory:
-    """The same, and it ended well."""
+    """Return the same run, finished."""
     return full_run(root, run_id).write(End(at(21), "finished")).closed()

@@ -1,4 +1,4 @@
-"""Trainers that are killed at any moment, and what became of their runs."""
+"""Trainers that are killed at random moments, and their runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NURSERY = """
             train(kind)
         print(pid, flush=True)
 """
-"""Has the imports ready, and makes a trainer of each line that it is given."""
+"""Script that has imported everything, and forks a trainer for each line of its input."""
 
 
 class Killed(NamedTuple):
@@ -71,10 +71,10 @@ class Killed(NamedTuple):
 
 
 class Nursery:
-    """Starts trainers in milliseconds, so that there is time to kill many.
+    """Process that starts trainers in milliseconds, so that a test can kill many.
 
     Args:
-        directory: For its own files.
+        directory: Folder of its own files.
         uri: Of the MLflow in which the users' runs are.
         users: Their ids, which the trainers open one after the other.
     """
@@ -85,7 +85,7 @@ class Nursery:
         self._wanted = (directory / "wanted").open("w")  # waits until it is ready
 
     def kill_one(self, directory: Path, kind: str, seconds: float) -> Killed:
-        """Starts a trainer, and ends it with SIGKILL that long after its first step; its helper too."""
+        """Start a trainer; kill it and its helper a time after its first step."""
         directory.mkdir()
         os.mkfifo(directory / "told")
         assert self._process.stdout is not None
@@ -106,7 +106,7 @@ class Nursery:
         return Killed(directory, run, int(whole[-1]))
 
     def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         self._wanted.close()
         self._process.kill()
         self._process.communicate()
@@ -123,7 +123,7 @@ def steps_in(run: RunDirectory) -> list[int]:
 
 
 def lines_of_the_newest_segment(run: RunDirectory) -> int:
-    """Without its header, and with a torn one."""
+    """Return the number of whole lines in the newest segment, without its header."""
     [trainer] = run.files("trainer")
     path = run.path / segment_name(trainer.process, max(trainer.segments))
     return max(path.read_bytes().count(b"\n") - 1, 0)
@@ -141,7 +141,7 @@ def rows_by_run(run: RunDirectory, own: str | None) -> dict[str, Counter[Row]]:
 
     Args:
         run: The run.
-        own: The run of memlog's own, for what no run of the user's claims.
+        own: memlog's own run, for events that belong to no run of the user's.
     """
     points: dict[str, list[Point]] = {}
     first = next(

@@ -40,7 +40,7 @@ def write(directory: Path, text: str, name: str = "train.py") -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without settings of memlog's and trackers'."""
+    """Return this process's environment without settings of memlog and of trackers."""
     leaks = ("MLFLOW_", "MEMLOG_")
     return {k: v for k, v in os.environ.items() if not k.startswith(leaks)} | more
 
@@ -48,7 +48,7 @@ def environment(**more: str) -> dict[str, str]:
 def start(
     directory: Path, *command: str, options: tuple[str, ...] = (), **more: str
 ) -> "subprocess.Popen[bytes]":
-    """Starts a command below ``memlog run``."""
+    """Start a command below ``memlog run``."""
     return subprocess.Popen(
         [*MEMLOG_RUN, *options, "--", *command],
         cwd=directory,
@@ -76,7 +76,7 @@ def launch(
     code: int | None = 0,
     **more: str,
 ) -> Done:
-    """Runs a command below ``memlog run`` to its end, which must be ``code`` unless that is None."""
+    """Run a command below ``memlog run`` to its end, which must be ``code`` unless that is None."""
     with start(directory, *command, options=options, **more) as process:
         try:
             out, err = process.communicate(stdin, timeout=TIMEOUT)
@@ -88,7 +88,7 @@ def launch(
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one run's trainer wrote."""
+    """The journal of one run's trainer."""
 
     directory: RunDirectory
     events: tuple[Event, ...]
@@ -116,6 +116,6 @@ def recorded(directory: Path) -> list[Recorded]:
     """The runs below a folder, oldest first."""
     runs = []
     for run in list_runs(directory):
-        events = tuple(entry.event for file in run.files("trainer") for entry in file.read())
+        events = tuple(run.events("trainer"))
         runs.append(Recorded(run, events))
     return runs

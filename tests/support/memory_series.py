@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Series: TypeAlias = Callable[[int, random.Random], list[float]]
-"""Makes so many steps' values."""
+"""Function that makes a number of steps' values."""
 
 BASE = 400.0
 
@@ -39,7 +39,7 @@ def _allocator_noise(steps: int, rng: random.Random) -> list[float]:
 
 
 def _slow_warm_up(steps: int, rng: random.Random) -> list[float]:
-    """A cache of kernels, one for each shape, that meets fewer and fewer new shapes."""
+    """A cache of kernels, one for each shape; new shapes become rare."""
     return [_noisy(_warm(n) + 60 * (1 - math.exp(-n / 12)), rng) for n in range(steps)]
 
 

@@ -1,4 +1,4 @@
-"""Servers that answer as no honest one does: without end, byte by byte, or with a bomb."""
+"""Malicious servers: they answer without end, byte by byte, or with a bomb."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Misbehaving:
 
     Attributes:
         sent: Bytes that clients took.
-        asked_at: When the first request came, of `time.monotonic`; ``None`` before.
+        asked_at: Time of the first request by `time.monotonic`; ``None``: none came.
     """
 
     def __init__(self, answer: Callable[[Misbehaving], Iterator[bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the MLflow integration share: servers on loopback, stores, sinks and points.
+"""Shared parts of the MLflow integration's tests: servers on loopback, stores, sinks and points.
 
 The servers are a real ``mlflow server``, which may be killed and started again on the same port, and a
 small one that answers everything with one status.
@@ -71,8 +71,8 @@ class MlflowServer:
     Args:
         root: A folder for what it writes.
         store: The URI of the database.
-        artifacts: Where it keeps artifacts for its clients.
-        environment: What it gets of the environment, besides the usual.
+        artifacts: Folder of its clients' artifacts.
+        environment: Further environment variables.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MlflowServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Starts it, on the port of the first time, and waits until it answers."""
+        """Start it, on the port of the first time, and wait until it answers."""
         if self._made_here and not self._made_here.exists():
             self._made_here.write_bytes(_empty_store())
         with (self.root / "server.log").open("ab") as log:
@@ -113,7 +113,7 @@ class MlflowServer:
             time.sleep(0.1)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Ends it with all its workers; harmless if it has ended."""
+        """End it with all its workers; harmless if it has ended."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -199,7 +199,7 @@ class Answer(BaseHTTPRequestHandler):
     do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - likewise
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
@@ -238,7 +238,7 @@ def sqlite_store(folder: Path) -> str:
 def _empty_store() -> bytes:
     """A database with MLflow's tables, which take seconds to make.
 
-    What MLflow warns of meanwhile is no affair of the test that happens to need one first.
+    MLflow's warnings meanwhile are suppressed: the first test that needs a store would get them.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -268,6 +268,6 @@ def points(count: int, first: int = 0) -> list[Point]:
 
 
 def rss_rows(client: MlflowClient, run_id: str) -> list[tuple[int, int, float]]:
-    """What the store has of `points`: step, milliseconds, value."""
+    """Return the store's rows of `points`: step, milliseconds, value."""
     rows = client.get_metric_history(run_id, "memory/host/rss_mib")
     return sorted((row.step, row.timestamp, row.value) for row in rows)

@@ -1,4 +1,4 @@
-"""Small models whose graphs are real: what layers, branches and reuse do to memory."""
+"""Small models with real graphs: layers, branches and reuse."""
 
 # PyTorch leaves some of these without types.
 # mypy: allow-untyped-calls
@@ -19,6 +19,12 @@ def mlp(width: int = 64, depth: int = 3) -> nn.Module:
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, nn.Linear(width, 8))
+
+
+def normed_mlp() -> nn.Module:
+    """Blocks of a linear layer, a batch norm and an activation."""
+    parts = ((nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU()) for _ in range(6))
+    return nn.Sequential(*(nn.Sequential(*part) for part in parts), nn.Linear(512, 8))
 
 
 class GPT(nn.Module):

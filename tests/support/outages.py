@@ -1,4 +1,4 @@
-"""What tests of trackers in trouble share: a trainer to go on with, and what its helper makes of it."""
+"""Shared parts of the tests of trackers in trouble: a trainer that runs on, and its helper's state."""
 
 import subprocess
 import time
@@ -13,9 +13,9 @@ from support import child
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 BLOCKED = 2.0
-"""Seconds: a step that waits for a tracker waits longer, since faults hold each request for `SLOW`."""
+"""Seconds that no step may take; one that waits for a tracker takes more, because faults last `SLOW`."""
 SLOW = 3.0
-"""Seconds: longer than a look at a healthy tracker takes."""
+"""Seconds for which a fault holds a request: more than a healthy tracker takes."""
 FINISH_TIMEOUT = 3.0
 
 OWN_RUN = """
@@ -52,14 +52,14 @@ NOTES = b"what is to be kept " * 9
 
 
 class Told(NamedTuple):
-    """What `OWN_RUN` measured of itself, in seconds."""
+    """Measurements of `OWN_RUN` by itself, in seconds."""
 
     init: float
     longest: float
     steps: int
     finish: float
     errors: str
-    """What it wrote to stderr."""
+    """Its stderr."""
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def training(
 
 
 def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
-    """Ends `OWN_RUN`, and holds that nothing of it waited for the tracker."""
+    """End `OWN_RUN`, and check that no part of it waited for the tracker."""
     (directory / "stop").touch()
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
@@ -96,7 +96,7 @@ def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
 def wait_for_state(
     directory: Path, backend: str, holds: Callable[[UploadState], bool], seconds: float = 60
 ) -> UploadState:
-    """What the newest run's uploader remembers, once ``holds`` is true of it."""
+    """Wait until ``holds`` is true of the newest run's saved upload state, and return it."""
     run = newest_run(directory)
     deadline = time.monotonic() + seconds
     while not holds(state := UploadState.load(run, backend)):
@@ -106,7 +106,7 @@ def wait_for_state(
 
 
 def wait_until_unreachable(directory: Path, backend: str, because: str) -> UploadState:
-    """Until the uploader has met a trouble with ``because`` in its words."""
+    """Wait until the uploader has an error whose text has ``because``."""
 
     def has_met(state: UploadState) -> bool:
         return state.stage == "unreachable" and because in (state.problem or "")
@@ -115,7 +115,7 @@ def wait_until_unreachable(directory: Path, backend: str, because: str) -> Uploa
 
 
 def wait_until_it_goes_on(directory: Path, backend: str) -> UploadState:
-    """Until more has been handed over than now."""
+    """Wait until the uploader has sent more than now."""
     before = _handed_over(UploadState.load(newest_run(directory), backend))
     return wait_for_state(directory, backend, lambda state: _handed_over(state) > before)
 
@@ -134,11 +134,11 @@ def newest_run(directory: Path, seconds: float = 30) -> RunDirectory:
 
 
 def assert_mlflow_has_everything_once(directory: Path, **environment: str) -> None:
-    """Its own run in MLflow comes to have what the journal says, and is the only one that it opened.
+    """Wait until its own run in MLflow has all of the journal, and check that it opened no other.
 
     Args:
-        directory: Where `OWN_RUN` ran.
-        **environment: What MLflow's client needs.
+        directory: Folder in which `OWN_RUN` ran.
+        **environment: Variables of MLflow's client.
     """
     from mlflow import MlflowClient
 

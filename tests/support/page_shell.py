@@ -1,4 +1,4 @@
-"""A page's own process: runs each line of its input, a block of Python, and sends back what that printed."""
+"""A page's own process: runs each line of its input, a block of Python, and sends back its output."""
 
 import contextlib
 import io

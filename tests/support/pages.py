@@ -28,6 +28,6 @@ def blocks(page: str) -> list[Block]:
 
 
 def masked(text: str) -> list[str]:
-    """Lines without what differs between runs and machines: numbers, and how a peak was obtained."""
+    """Return lines without numbers and sources of peaks, which differ between runs and machines."""
     steady = re.sub(r" \((watermark|sampled)\)", "", text)
     return [re.sub(r"[-+]?\d[\d.,]*(e-?\d+)?", "#", line) for line in steady.splitlines()]

@@ -1,4 +1,4 @@
-"""Pickles as nobody honest writes them, by hand or from a seed; and what is imported meanwhile."""
+"""Malicious and damaged pickles, by hand or from a seed; and a record of imports."""
 
 import pickletools
 import random
@@ -50,7 +50,7 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
 
 @contextmanager
 def imported() -> Iterator[list[str]]:
-    """What the interpreter imports, finds for a pickle, or runs, meanwhile."""
+    """Collect the names that the interpreter imports, looks up for a pickle, or runs in the block."""
     if not hasattr(sys, "_memlog_tests_audit"):
         sys._memlog_tests_audit = True  # type: ignore[attr-defined]  # a hook stays for good: add one
         sys.addaudithook(_audit)
@@ -96,7 +96,7 @@ def _colliding() -> bytes:
 
 
 def malicious(content: bytes, seed: int) -> bytes:
-    """A pickle into which, between two of its opcodes, a call of something imported was put."""
+    """Return a pickle with a call of an imported function between two of its opcodes."""
     chance = random.Random(seed)  # noqa: S311 - attacks to try, not secrets
     places = [at for _, _, at in pickletools.genops(content) if at]
     at = chance.choice(places)
@@ -105,7 +105,7 @@ def malicious(content: bytes, seed: int) -> bytes:
 
 
 def damaged(content: bytes, seed: int) -> bytes:
-    """A pickle of which some bytes are others, gone, or new."""
+    """Return a pickle in which some bytes were changed, removed or added."""
     chance = random.Random(seed)  # noqa: S311 - damage, not secrets
     made = bytearray(content)
     for _ in range(chance.choice((1, 1, 2, 5))):

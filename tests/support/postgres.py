@@ -15,11 +15,11 @@ from typing import Any
 from support.mlflow_server import free_port
 
 _DEBIAN = Path("/usr/lib/postgresql")
-"""Where Debian has the server's programs: not on the path."""
+"""Debian's folder of the server's programs, which is not on the path."""
 
 
 class Postgres:
-    """A server with a database that anybody on this machine may use. A context manager.
+    """A server with a database that every user of this machine may use, as a context manager.
 
     It refuses to run as root: there it runs as the user of its package, or as nobody, who may not reach
     pytest's folders.
@@ -52,7 +52,7 @@ class Postgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Starts it, on the port of the first time, and waits until it takes connections."""
+        """Start the server, on the port of the first time, and wait until it takes connections."""
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -76,7 +76,7 @@ class Postgres:
             time.sleep(0.1)
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
-        """Ends it: at once, without writing what it holds, or in order with ``SIGINT``.
+        """End it: at once, without writing what it holds, or in order with ``SIGINT``.
 
         Harmless if it has ended.
         """
@@ -90,7 +90,7 @@ class Postgres:
             self._process = None
 
     def _answers(self) -> bool:
-        """A server that is still recovering takes the connection, and says that it has to be tried again."""
+        """Return False also while the server recovers: it takes connections then, and closes them."""
         import psycopg2
 
         try:
@@ -119,7 +119,7 @@ def _program(name: str) -> str:
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
-    """Whom to run as; ``None``: as whoever runs the tests."""
+    """Return the user to run the server as; ``None``: the user who runs the tests."""
     if os.geteuid() != 0:
         return None
     known = {user.pw_name: user for user in pwd.getpwall()}

@@ -26,7 +26,7 @@ PREFACE = """
 
 
 def ended(directory: Path, script: str, *, code: int = 0) -> list[Summary]:
-    """Runs a program to its end; its runs, after every helper that it started is gone."""
+    """Run a program to its end; return its runs, after all helpers that it started have ended."""
     process = child.start(PREFACE + script, directory)
     output, errors = process.communicate(timeout=AT_MOST)
     assert process.returncode == code, errors

@@ -10,13 +10,13 @@ from memlog.ranks.registration import registration_of
 
 
 def ranks(folder: Path) -> dict[int, RunDirectory]:
-    """Runs below a working directory, by rank."""
+    """Run below a working directory, by rank."""
     runs = list_runs(folder / "memlog_runs")
     return {found.place.rank: run for run in runs if (found := registration_of(run)) is not None}
 
 
 def wait_for_end_of(run: RunDirectory) -> None:
-    """Waits until the run's uploader has delivered everything."""
+    """Wait until the run's uploader has delivered everything."""
     state, deadline = run.delivery / "mlflow.json", time.monotonic() + 60
     while not state.exists() or json.loads(state.read_text())["stage"] != "done":
         assert time.monotonic() < deadline

@@ -16,7 +16,7 @@ from memlog.reports.page import html
 
 WIDTH, HEIGHT = 1440, 900
 COLOURS = 255
-"""Colours of the picture's palette: a third of the bytes, and the eye sees no difference."""
+"""Number of colours of the picture: a third of the bytes, with no visible difference."""
 
 Scheme = Literal["light", "dark"]
 
@@ -39,7 +39,7 @@ def take(page: Page, report: Path, scheme: Scheme, picture: Path) -> None:
 
 
 def main(run: Path, folder: Path) -> None:
-    """Takes the README's pictures."""
+    """Take the README's pictures."""
     from support.browser import chromium
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ BUCKET = "memlog"
 
 
 class S3Server:
-    """The store. What it holds is gone when it is stopped. A context manager."""
+    """The store, as a context manager. Its objects are deleted when it is stopped."""
 
     def __init__(self, root: Path) -> None:
         self.port = free_port()
@@ -24,7 +24,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client of MLflow's needs to reach it."""
+        """Environment variables with which MLflow's client reaches it."""
         return {
             "MLFLOW_S3_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "tester",
@@ -42,7 +42,7 @@ class S3Server:
         self.stop()
 
     def start(self) -> None:
-        """Starts it with an empty bucket, on the port of the first time."""
+        """Start it with an empty bucket, on the port of the first time."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
@@ -58,14 +58,14 @@ class S3Server:
         self._client().create_bucket(Bucket=BUCKET)
 
     def stop(self) -> None:
-        """Harmless where it is not up."""
+        """Stop the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def objects(self) -> dict[str, bytes]:
-        """What the bucket holds, by key."""
+        """Return the bucket's objects by key."""
         client = self._client()
         listed = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
         return {

@@ -1,4 +1,4 @@
-"""Training with several models, losses and optimizers, really done, with a change or without."""
+"""Real training with several models, losses and optimizers, with a change or without."""
 
 # PyTorch leaves some of these without types.
 # mypy: allow-untyped-calls
@@ -39,10 +39,10 @@ class Scheme(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is done in another way than in the traced step."""
+    """Differences from the traced step."""
 
     parts: int = 1
-    """Of the batch; one of them is taken."""
+    """Number of parts of the batch; the step trains with one part."""
     accumulate: int = 1
     autocast: bool = False
     checkpointed: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Training:
         ]
 
     def step(self) -> None:
-        """Goes through the passes once."""
+        """Go through the passes once."""
         for one, optimizer in zip(self._scheme.passes, self._optimizers, strict=True):
             for micro in range(self._change.accumulate):
                 first = micro == 0
@@ -87,7 +87,7 @@ class Training:
 
 
 def traced(scheme: Scheme, change: Change = AS_IT_IS) -> RecordedTrace:
-    """A trace of the second step; what operations take inside is known by then."""
+    """Return a trace of the second step, when the operations' workspace has been measured."""
     _trace(scheme, change)
     return _trace(scheme, change)
 
@@ -105,11 +105,11 @@ def _trace(scheme: Scheme, change: Change) -> RecordedTrace:
 
 
 _WARM: set[tuple[Callable[[], Models], bool]] = set()
-"""Trained before in this process: the models, and whether under autocast."""
+"""Models that this process has trained before, with True for those under autocast."""
 
 
 def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
-    """Bytes that two steps need at most, the models included, by the allocator's own account."""
+    """Return the allocator's own peak in two steps, in bytes, with the models."""
 
     def train() -> None:
         training = Training(scheme, change)

@@ -1,7 +1,6 @@
-"""docs/seeds.md held to its word: a row that says kept names tests that bear its number, ran and passed.
+"""Check of docs/seeds.md: a row that says kept names tests that have its number, ran and passed.
 
-A plugin of pytest's, which `tests/conftest.py` switches on. It judges whole runs alone: one of a few tests
-shows nothing of the others.
+A plugin of pytest's, which `tests/conftest.py` switches on. It judges only runs of all tests.
 """
 
 import re
@@ -19,7 +18,7 @@ _ROWS = "seeds"
 
 
 class Row(NamedTuple):
-    """A promise, and what became of it."""
+    """A promise and its state."""
 
     number: int
     outcome: str
@@ -38,12 +37,12 @@ def read_rows(text: str) -> list[Row]:
 def unshown(
     rows: Iterable[Row], marked: Mapping[str, set[int]], passed: Mapping[str, bool]
 ) -> list[str]:
-    """What a whole run did not show, a line each.
+    """Return the promises that a whole run did not show, a line each.
 
     Args:
-        rows: Of the page.
+        rows: The page's rows.
         marked: The rows that each test's marks name, by the test's name.
-        passed: Whether it ran, and passed in all its variants.
+        passed: True if it ran, and passed in all its variants.
     """
     wrong = []
     for row in rows:
@@ -64,9 +63,9 @@ def unshown(
 
 
 class SeedsPlugin:
-    """Collects marks and results, and judges them at the end.
+    """Plugin that collects marks and results, and judges them at the end.
 
-    Tests may run in worker processes: what each bears travels in its reports, and the controller judges.
+    Tests may run in worker processes: each test's rows travel in its reports, and the controller judges.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class SeedsPlugin:
         self.wrong: list[str] = []
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Whether this is the controller of a run of all tests."""
+        """Find out if this process is the controller of a run of all tests."""
         option = config.option
         narrowed = option.collectonly or option.keyword or option.markexpr or option.deselect
         again = config.getoption("lf", False) or config.getoption("stepwise", False)
@@ -84,13 +83,13 @@ class SeedsPlugin:
         self.whole = everything and not hasattr(config, "workerinput")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Every test with its rows."""
+        """Give every test its rows."""
         for item in items:
             rows = {row for mark in item.iter_markers("seed") for row in mark.args}
             item.user_properties.append((_ROWS, sorted(rows)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A part of a test is over: its setup, its call, its teardown."""
+        """Note the result of a test's setup, call or teardown."""
         name = report.location[2].partition("[")[0].rpartition(".")[2]
         for key, rows in report.user_properties:
             if key == _ROWS:
@@ -99,14 +98,14 @@ class SeedsPlugin:
             self.passed[name] = report.passed and self.passed.get(name, True)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """The run fails where the page says more than it showed."""
+        """Let the run fail if the page claims more than the run showed."""
         if self.whole and exitstatus == pytest.ExitCode.OK:
             self.wrong = unshown(read_rows(PAGE.read_text("utf-8")), self.marked, self.passed)
             if self.wrong:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Says why."""
+        """Print the reasons."""
         if self.wrong:
             terminalreporter.section("docs/seeds.md says more than this run showed", red=True)
             for line in self.wrong:

@@ -1,6 +1,7 @@
-"""A sink that keeps what it gets, and can be told to be in trouble."""
+"""A sink that keeps what it gets, and fails on demand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,18 +29,27 @@ class ListTracker:
     deleted: set[str] = field(default_factory=set)
     """Ids of runs that can't be written to."""
     asked: list[str] = field(default_factory=list)
-    """Of the runs that were opened, or would have been, in order."""
+    """Requests for the runs that were opened or refused, in order."""
 
     def open_sink(self, target: Target) -> "ListSink":
         self.opened.append(target)
         return ListSink(self, target)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """During the block every request fails."""
+        self.down = True
+        try:
+            yield
+        finally:
+            self.down = False
 
     def all_points(self) -> list[Point]:
         return [point for points in self.points.values() for point in points]
 
 
 class ListSink:
-    """Writes to one run of a `ListTracker`."""
+    """Sink for one run of a `ListTracker`."""
 
     resolution: Resolution = "bucketed"
     max_points = 10

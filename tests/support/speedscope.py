@@ -1,4 +1,4 @@
-"""What speedscope needs of a file, checked strictly: it does little of that itself."""
+"""Strict check of speedscope's file format; speedscope itself checks little of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNITS = {"none", "nanoseconds", "microseconds", "milliseconds", "seconds", "byte
 
 
 def check(document: Any) -> None:
-    """Fails on anything that speedscope breaks on or shows wrongly."""
+    """Fail if speedscope would break on the file or show it wrongly."""
     assert document["$schema"] == SCHEMA
     names = [frame["name"] for frame in document["shared"]["frames"]]
     assert all(isinstance(name, str) and name for name in names)

@@ -1,4 +1,4 @@
-"""A store of files that says and does whatever a test has it do."""
+"""A store of files that a test can let misbehave."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ def stored(name: str, kind: str = "file", size: int | None = None) -> StoredArti
 
 
 class DictStore:
-    """Holds content by name.
+    """Store of contents by name.
 
     Args:
-        contents: What it brings.
-        listed: What it says that it has; by default what it holds, with its size.
+        contents: Bytes of the download.
+        listed: Its list of artifacts; by default the true one, with sizes.
         bring: Called in place of an honest download with the path that is wanted; returns what it made.
     """
 

@@ -16,7 +16,7 @@ clientless = support.thirdparty:clientless
 
 
 class ListBackend:
-    """Delivers to whichever `ListTracker` is set."""
+    """Backend that delivers to the `ListTracker` that is set."""
 
     name = "list"
     extra = "list"
@@ -47,7 +47,7 @@ clientless = ListBackend("a_client_that_nobody_installed")
 
 
 def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> ListBackend:
-    """Makes ``site`` a folder of installed packages that holds this integration, with nothing in it yet."""
+    """Make ``site`` a folder of installed packages with this integration alone."""
     metadata = site / "list_for_memlog-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(

@@ -15,7 +15,7 @@ from memlog.events import Artifact, Status
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog.testing import ArtifactStoreContract, Row, SinkContract
 from memlog_trackio import backend
-from memlog_trackio.addresses import Place
+from memlog_trackio.addresses import RunAddress
 from support.trackio_server import parameters_of, rows_of
 
 NUMBERS = count()
@@ -23,7 +23,7 @@ STATUSES: Mapping[str, Status] = {"finished": "finished", "failed": "failed", "k
 
 
 class TrackioContract(SinkContract):
-    """How Trackio's answers are read. Each test has a project of its own."""
+    """Contract that reads back with Trackio's client. Each test has a project of its own."""
 
     connection: Connection
     project: str
@@ -35,8 +35,8 @@ class TrackioContract(SinkContract):
         return backend.open_sink(replace(target, project=self.project, connection=self.connection))
 
     def user_run(self) -> TrackerRun:
-        place = Place(str(self.connection.uri), self.project, "users")
-        return TrackerRun("a" * 32, str(place), "users")
+        address = RunAddress(str(self.connection.uri), self.project, "users")
+        return TrackerRun("a" * 32, str(address), "users")
 
     def logs(self, run_id: str) -> list[dict[str, Any]]:
         logs: list[dict[str, Any]] = self.ask("get_logs", project=self.project, run_id=run_id)
@@ -55,7 +55,7 @@ class TrackioContract(SinkContract):
     def files(self, run_id: str) -> Mapping[tuple[str, str], bytes]:
         known = self.ask("get_runs_for_project", project=self.project)
         name = next(record["name"] for record in known if record["id"] == run_id)
-        uri = str(Place(str(self.connection.uri), self.project, name))
+        uri = str(RunAddress(str(self.connection.uri), self.project, name))
         store = backend.open_store(replace(self.connection, uri=uri))
         found = {}
         for artifact in store.list_artifacts(run_id):
@@ -80,7 +80,7 @@ class TrackioStoreContract(ArtifactStoreContract):
     connection: Connection
 
     def uri(self) -> str:
-        return str(Place(str(self.connection.uri), "stored", "memlog-contract"))
+        return str(RunAddress(str(self.connection.uri), "stored", "memlog-contract"))
 
     def open_store(self) -> ArtifactStore:
         return backend.open_store(replace(self.connection, uri=self.uri()))

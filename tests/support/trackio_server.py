@@ -71,7 +71,7 @@ class TrackioServer:
 
 
 def offline(**more: str) -> dict[str, str]:
-    """The environment of a process that asks nobody but this machine."""
+    """Environment of a process that uses no network."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("TRACKIO_")}
     return {**clean, "HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False", **more}
 
@@ -104,7 +104,7 @@ def times_of(logs: Sequence[dict[str, Any]]) -> list[Time]:
 
 
 def parameters_of(logs: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What the tables of memlog's parameters say."""
+    """Return the parameters in memlog's tables."""
     return {
         cell["name"]: cell["value"]
         for log in logs

@@ -1,4 +1,4 @@
-"""What the trackers hold after a trainer has trained."""
+"""Contents of the trackers after a training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ class MlflowRun:
 
 
 def of_time(metric: str) -> bool:
-    """Whether a metric tells how long something took."""
+    """Return True if a metric tells how long something took."""
     return any(part in metric for part in _OF_TIME)
 
 

@@ -1,4 +1,4 @@
-"""Training that is really done, with a change or without, and what it needs by the allocator's account."""
+"""Real training, with a change or without, and its peak by the allocator's own count."""
 
 # PyTorch leaves some of these without types.
 # mypy: allow-untyped-calls
@@ -41,7 +41,7 @@ def entropy(out: Tensor) -> Tensor:
 
 
 class Rollout(nn.Module):
-    """Feeds what a UNet makes to it again, as autoregressive training does."""
+    """A UNet that gets its own output as input, as in autoregressive training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
 
 
 _WARM: set[tuple[Any, bool]] = set()
-"""Trained before in this process: the model, and whether under autocast."""
+"""Models that this process has trained before, with True for those under autocast."""
 
 
 def measured_peak(
@@ -146,7 +146,7 @@ def measured_peak(
     accumulate: int = 1,
     make: MakeOptimizer = torch.optim.Adam,
 ) -> int:
-    """Bytes that two steps need at most, the model and all else included, by the allocator's own account."""
+    """Return the allocator's own peak in two steps, in bytes, with the model and all else."""
 
     def train() -> None:
         torch.manual_seed(0)
@@ -184,7 +184,7 @@ def _train(
 
 
 def checkpoint_module(module: nn.Module) -> None:
-    """Has a module run its forward again in the backward pass."""
+    """Let a module run its forward again in the backward pass."""
     forward = module.forward
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ class Adam8Bit(torch.optim.Optimizer):
     def _moment(
         self, state: dict[str, Tensor], name: str, part: slice, value: Tensor, beta: float
     ) -> Tensor:
-        """Brings a part of a moment up to date, and returns it in full precision."""
+        """Bring a part of a moment up to date, and return it in full precision."""
         levels = state[name][part]
         blocks = slice(part.start // self.BLOCK, part.stop // self.BLOCK)
         scales = state[f"{name}_scale"][blocks]

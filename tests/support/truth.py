@@ -1,4 +1,4 @@
-"""What a tracker should hold, worked out from the journal alone, and what MLflow holds."""
+"""The points that a tracker should have, computed from the journal alone, and those in MLflow."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from memlog.metrics import Plan
 from memlog.sink import Point, Resolution
 
 Row = tuple[str, int, int, float]
-"""Name, step, time in ms, value: what makes a row of MLflow's."""
+"""A row of MLflow's: name, step, time in ms, value."""
 
 
 def plan_of(run: RunDirectory, resolution: Resolution = "bucketed") -> list[Point]:
@@ -30,7 +30,7 @@ def rows_of(points: list[Point]) -> "Counter[Row]":
 
 
 def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
-    """Every row of memlog's that MLflow has for a run, with how often."""
+    """Return every row of memlog's that MLflow has for a run, with its number of copies."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
@@ -45,7 +45,7 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
 def wait_until_delivered(
     runs: Path, backend: str = "mlflow", seconds: float = 150, run_id: str = "latest"
 ) -> UploadState:
-    """What a run's uploader remembers once it is done: it outlives a trainer that is killed.
+    """Wait until a run's uploader has ended, also after a killed trainer; return its saved state.
 
     Only then may a test open the tracker's database: while MLflow makes one, nobody else can.
     """

@@ -1,4 +1,4 @@
-"""Training steps of many kinds, whose traced peaks are held against those of untraced ones."""
+"""Training steps of many kinds, whose traced peaks are compared with those of untraced ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention, in one of its ways."""
+    """Scaled dot-product attention, by one of its implementations."""
 
     def __init__(self, *, mask: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def gradient_penalty() -> tuple[nn.Module, Step]:
 
 
 def hooks_that_add() -> tuple[nn.Module, Step]:
-    """What a hook adds is the program's own: it makes a tensor, traced or not."""
+    """A module whose hook makes a tensor in each step, traced or not."""
     model = nn.Linear(256, 256)
     batch = torch.randn(64, 256)
 
@@ -294,7 +294,7 @@ EXACT: dict[str, Case] = {
     "Adam, fused": stepped(lambda p: torch.optim.Adam(p, fused=True)),
     "Adafactor": stepped(torch.optim.Adafactor),
 }
-"""By name; their traces are exact."""
+"""Steps by name whose traces are exact."""
 
 INEXACT: dict[str, tuple[Case, str]] = {
     "Fourier transform": (applied(torch.fft.rfft), "lower bound"),
@@ -319,4 +319,4 @@ INEXACT: dict[str, tuple[Case, str]] = {
         "approximate",
     ),
 }
-"""By name, with what their traces say of themselves."""
+"""Steps by name whose traces are not exact, with the reason that the trace gives."""

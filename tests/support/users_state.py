@@ -1,4 +1,4 @@
-"""What of a process is its user's: told as text, so that a before and an after can be compared."""
+"""The state of a process that belongs to its user, as text that can be compared before and after."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TORCHS_HOOKS = {
 
 
 def users_state() -> dict[str, str]:
-    """Everything of this process that memlog has no business with, by name."""
+    """Return the state of this process that memlog must not change, by name."""
     state = {**_interpreter(), **_logging_and_warnings(), **_signals(), **_random()}
     for of_library in (_torch, _mlflow, _wandb):
         state |= of_library()
@@ -41,7 +41,7 @@ def users_state() -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """What is not as it was, by name."""
+    """Return the state that changed, by name: before and after."""
     names = sorted(before.keys() | after.keys())
     return {
         name: (before.get(name, "-"), after.get(name, "-"))

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass
 class WandbFile:
-    """What a run holds."""
+    """Contents of a run."""
 
     run_id: str = ""
     project: str = ""
@@ -42,7 +42,7 @@ class WandbFile:
         return [row for row in cleaned if set(row) - {"_step"}]
 
     def memlogs_rows(self) -> list[Row]:
-        """What memlog put into rows."""
+        """Return the columns of rows that memlog wrote."""
         cleaned = ({k: v for k, v in row.items() if is_memlogs(k)} for row in self.rows)
         return [row for row in cleaned if row]
 
@@ -67,7 +67,7 @@ def read_only_run(directory: Path) -> WandbFile:
 
 
 def read_run(path: Path) -> WandbFile:
-    """Reads a run that has ended."""
+    """Read a run that has ended."""
     from wandb.proto import wandb_internal_pb2
 
     run = WandbFile()

@@ -1,25 +1,19 @@
 """A loopback double of W&B's server: as much of its protocol as the real SDK needs to log a run online.
 
-It keeps what it is sent and checks nothing. Its ``fault`` makes it answer with an error, or slowly, or not
+It stores all requests and checks nothing. Its ``fault`` makes it answer with an error, or slowly, or not
 at all; `stop` and `start` take it down and up again on the same port.
 """
 
 import base64
-import contextlib
-import gzip
 import json
-import re
 import threading
-import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import unquote
+from http.server import ThreadingHTTPServer
 
 from support.faults import FINE
+from support.wandb_handler import Data, WandbHandler
 
 ENTITY = "tester"
-Data = dict[str, Any]
 
 
 @dataclass
@@ -60,7 +54,7 @@ class HeldArtifact:
 
 
 class WandbServer:
-    """The double. A context manager; `environment` is what a client needs."""
+    """The double, as a context manager. `environment` has a client's variables."""
 
     def __init__(self) -> None:
         self.forget()
@@ -98,7 +92,7 @@ class WandbServer:
     def start(self) -> None:
         server = self
 
-        class Handler(_Handler):
+        class Handler(WandbHandler):
             held = server
 
         self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
@@ -113,7 +107,7 @@ class WandbServer:
             self._http = None
 
     def forget(self) -> None:
-        """As one that was never used."""
+        """Reset it to the state of an unused server."""
         self.runs: dict[str, HeldRun] = {}
         self.artifacts: list[HeldArtifact] = []
         self.alerts: list[Data] = []
@@ -123,7 +117,7 @@ class WandbServer:
         self.struck: list[str] = []
 
     def stream(self, name: str, project: str, request: Data) -> None:
-        """What a run appends to its files."""
+        """Store the lines that a run appends to its files."""
         with self._lock:
             run = self._run(name, project)
             for file, chunk in (request.get("files") or {}).items():
@@ -134,7 +128,7 @@ class WandbServer:
                 run.complete, run.exit_code = True, request.get("exitcode")
 
     def answer(self, operation: str, values: Data) -> Data | None:
-        """The data of a GraphQL operation."""
+        """Return the data that answer a GraphQL operation."""
         made = getattr(self, f"_on_{operation}", None)
         with self._lock:
             if made is None:
@@ -367,82 +361,6 @@ class WandbServer:
 
     def _artifact(self, key: str) -> HeldArtifact:
         return next(artifact for artifact in self.artifacts if artifact.key == key)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    held: WandbServer
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-    def do_GET(self) -> None:
-        path = unquote(self.path.split("?")[0])
-        if self._is_struck():
-            return
-        if path in self.held.blobs:
-            self._send(200, self.held.blobs[path])
-        else:
-            self._send(404)
-
-    def do_PUT(self) -> None:
-        body = self._body()
-        if not self._is_struck():
-            self.held.blobs[unquote(self.path)] = body
-            self._send(200, b"")
-
-    def do_POST(self) -> None:
-        body = self._body()
-        if self._is_struck():
-            return
-        stream = re.match(r"/files/[^/]+/([^/]+)/([^/]+)/file_stream", self.path)
-        if stream:
-            self.held.stream(stream[2], unquote(stream[1]), json.loads(body))
-            self._send(200, b'{"exitcode": null, "limits": {}}')
-        else:
-            self._send(200, json.dumps(self._graphql(json.loads(body))).encode())
-
-    def _is_struck(self) -> bool:
-        """Lets the present fault have its way; says whether that was the answer."""
-        if self.server is not self.held._http:  # a connection that has outlived its server
-            self.close_connection = True
-            return True
-        fault = self.held.fault
-        if not fault.hits(self.path):
-            return False
-        self.held.struck.append(self.path)
-        time.sleep(fault.delay)
-        if fault.status is None:
-            return False
-        self._send(fault.status, b"{}" if fault.body is None else fault.body)
-        return True
-
-    def _graphql(self, request: Data) -> Data:
-        found = re.search(r"(?:query|mutation)\s+(\w+)", request.get("query", ""))
-        operation = request.get("operationName") or (found[1] if found else "")
-        data = self.held.answer(operation, request.get("variables") or {})
-        if data is None:
-            return {"errors": [{"message": f"{operation} is not doubled"}], "data": None}
-        return {"data": data}
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            body = b""
-            while length := int(self.rfile.readline().split(b";")[0], 16):
-                body += self.rfile.read(length)
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-
-    def _send(self, status: int, body: bytes = b"{}") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError):  # who asked has not waited
-            self.wfile.write(body)
 
 
 def _key(kind: str, number: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Judging:
     """Subscribe the alert rules about the samples, and the detector of growth, to the helper's bus."""
-    bus.subscribe(FindingAlerts(bus.publish, diagnostics))
+    bus.subscribe(FindingAlerts(bus.publish))
     detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
     bus.subscribe(detector)
     not_judged = _subscribe_rules(begin, bus, diagnostics)
@@ -58,17 +58,12 @@ def _subscribe_rules(
     if engine is None:
         return dict
     if begin.again:
-        engine.recall(list(_earlier_alerts(begin)))
+        earlier = RunDirectory(Path(begin.run_directory)).events("helper")
+        engine.recall([event for event in earlier if isinstance(event, Alert)])
     bus.subscribe(engine)
     if begin.alerts_fd is not None:
         bus.subscribe(alert_sender(begin.alerts_fd))
     return partial(_not_judged, engine, begin)
-
-
-def _earlier_alerts(begin: Begin) -> Iterator[Alert]:
-    """Yield the alerts that the run's earlier helper processes raised."""
-    for file in RunDirectory(Path(begin.run_directory)).files("helper"):
-        yield from (e.event for e in file.read() if isinstance(e.event, Alert))
 
 
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:

@@ -85,7 +85,7 @@ class AlertListener:
 
 
 def alert_sender(fd: int) -> Callable[[Event], None]:
-    """Return a subscriber that sends alerts to the helper's end, and never waits for the trainer."""
+    """Return a subscriber that writes alerts to the pipe, and never waits for the trainer."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 

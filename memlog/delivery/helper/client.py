@@ -28,8 +28,9 @@ _POLL = 0.02
 Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``delivered``: it has delivered everything and ended. ``at work``: it still delivers. ``unreachable``: no
-tracker that still lacks data can be reached; the helper keeps trying. ``dead``: it ended too early.
+``delivered``: it has delivered everything and ended, or goes on only for other ranks' runs. ``at work``: it
+still delivers. ``unreachable``: no tracker that still lacks data can be reached; the helper keeps trying.
+``dead``: it ended too early.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
@@ -44,7 +45,7 @@ def let_go() -> None:
 
 
 class HelperProcess:
-    """The helper process of one run. Its methods start it and send it messages without waiting for it.
+    """The helper process of one run. Of the methods only `abandon`, `finish` and `send_all` wait for it.
 
     The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
     has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
@@ -68,7 +69,7 @@ class HelperProcess:
         listener: AlertListener | None = None,
         on_closed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the helper. Only a signal handler of the user's can make it raise.
+        """Start the helper. Raises only if a signal handler of the user's does.
 
         Args:
             begin: The first message to the helper.
@@ -77,7 +78,7 @@ class HelperProcess:
         """
         diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
-        # If it fails, training goes on without a helper, and `memlog sync` delivers the journal.
+        # If this fails, training goes on without a helper, and `memlog sync` delivers the journal.
         with diagnostics.contained("starting the helper process"):
             shared = () if listener is None else (listener.fd,)
             theirs, ours = os.pipe()
@@ -115,7 +116,7 @@ class HelperProcess:
 
     @property
     def has_ended_early(self) -> bool:
-        """True if the helper has ended, and has not left its run to another rank's."""
+        """True if the helper has ended without handing its run over to another rank's helper."""
         return self.has_ended and not self.has_handed_over
 
     @property
@@ -203,13 +204,13 @@ class HelperProcess:
         self._close_pipe()
         if self.has_handed_over:
             return "delivered"
-        if ended_early:  # with any exit code: it did not know that the journal is complete
+        if ended_early:  # with any exit code: the helper did not know that the journal is complete
             return "dead"
         begun = time.monotonic()
         while process.poll() is None:
             if self._done is not None and self._done.exists():
                 _outliving.append(process)
-                return "delivered"
+                return "delivered" if self._done.read_bytes() == protocol.DELIVERED else "dead"
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"

@@ -13,16 +13,18 @@ from memlog.events import Exit, now_us
 _STATE = 0
 _EXIT_CODE = 49
 """Indices in ``/proc/PID/stat``, after the program's name (proc_pid_stat(5), fields 3 and 52)."""
+_SOON = 0.5
+"""Seconds within which the thread notices the end of a process that is gone."""
 
 
 class ExitWatch:
     """Watch on one process. A thread sleeps until the process ends, so the time is exact.
 
-    The order in which ranks end tells which one failed, and a launcher ends the others a tenth of a second
-    later. Linux only: elsewhere the time is that of `result`, and the exit code is unknown.
+    The rank that ended first is the one that failed, and a launcher ends the others only a tenth of a second
+    later. Linux only: elsewhere the time is that of the call of `result`, and the exit code is unknown.
 
     Args:
-        pid: Number of the process, which lives.
+        pid: Number of the process, which must be alive.
     """
 
     def __init__(self, pid: int) -> None:
@@ -38,10 +40,10 @@ class ExitWatch:
         )
         self._thread.start()
 
-    def result(self, timeout: float = 0.5) -> Exit:
+    def result(self) -> Exit:
         """Return how the process ended. Call it when the process is gone."""
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(_SOON)
         return self._seen or Exit(now_us(), None, None)
 
     def _wait(self, descriptor: int) -> None:
@@ -54,7 +56,7 @@ class ExitWatch:
 
 
 def _how(pid: int) -> tuple[int | None, str | None]:
-    """Return a dead process's exit code and signal; unknown once its parent has waited for it."""
+    """Return a dead process's exit code and signal; both ``None`` once its parent has waited for it."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()

@@ -11,7 +11,7 @@ from memlog.delivery.helper import protocol
 
 
 class LineReader:
-    """Reader of whole lines from a pipe, with a limit on the waiting."""
+    """Reader of whole lines from a pipe, with a time limit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -48,7 +48,7 @@ class NoMessages:
 
 
 class StopTime:
-    """Time at which the process has to end: some time after SIGTERM, so that the trainer may save its work.
+    """Time at which the process has to end: a while after SIGTERM, in which the trainer may save its work.
 
     Args:
         grace: Seconds from the signal on.
@@ -77,7 +77,7 @@ def first_message(lines: LineReader, pause: float) -> tuple[protocol.Begin, list
         pause: Seconds to wait at a time.
 
     Raises:
-        SystemExit: The first line is another one, or none arrives.
+        SystemExit: The first line is another message, or the pipe closes before a line arrives.
     """
     while lines.open:
         received = list(lines.read(pause))

@@ -19,7 +19,7 @@ from memlog.journal.format import UNDECODABLE
 from memlog.ranks.registration import Registration, Training
 
 HELD_WITHIN = 30.0
-"""Seconds that a rank waits for the machine's first rank to begin; then it starts a helper process itself."""
+"""Seconds that a rank waits for the helper of the machine's first rank. Then it starts a helper itself."""
 _FILE = "begin.json"
 _MAX_BYTES = 1024**2
 _SEARCH = 1.0
@@ -37,12 +37,12 @@ def hand_over(run: RunDirectory, begin: protocol.Begin) -> None:
 
 
 def is_held(run: RunDirectory) -> bool:
-    """Return whether a helper process has begun with the run."""
+    """Return whether a helper process has begun to help with the run."""
     return bool(run.files("helper"))
 
 
 def handed_over(run: RunDirectory) -> protocol.Begin | None:
-    """Return the first message of a run that was left to another rank's helper; ``None``: it was not."""
+    """Return the first message of a run that was left to another rank's helper; ``None`` for other runs."""
     try:
         begin = protocol.decode(read_plain(run.path, _FILE, _MAX_BYTES))
     except (OSError, ValueError, *UNDECODABLE):
@@ -60,8 +60,8 @@ class NodeRuns:
     Args:
         run: The run for which this process was started.
         registration: Its registration.
-        help_with: Runs the helper of one run until that run is over and explained. Returns at once if another
-            process helps with it.
+        help_with: Runs the helper of one run, and returns when the run is over and delivered. It is called
+            only if no other process helps with the run.
         diagnostics: Counts errors.
     """
 
@@ -94,7 +94,7 @@ class NodeRuns:
 
     @property
     def are_over(self) -> bool:
-        """True if no run needs this process any more."""
+        """True if all of these runs are over."""
         return not any(thread.is_alive() for thread in self._threads.values())
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a run came from: the trainer's command, and the commit of the code in its working directory."""
+"""Origin of a run: the trainer's command, and the commit of the code in its working directory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from memlog._internal.redact import shell_line
 from memlog.events import Event, Origin, now_us
 
 _GIT_TIMEOUT = 10.0
-"""Most seconds that one git command may take, as in a repository on a slow file system."""
+"""Maximum seconds for one git command: the repository may be on a slow file system."""
 _END_WAIT = 1.0
-"""Most seconds that the end of a short run waits for git."""
+"""Maximum seconds that the end of a short run waits for git."""
 _LONGEST = 2000
-"""Most characters of a command."""
+"""Maximum characters of a command."""
 
 
 def read_origin(trainer: int, folder: Path) -> Origin:
@@ -47,7 +47,7 @@ def _command(trainer: int) -> str | None:
     with suppress(psutil.Error):
         arguments = psutil.Process(trainer).cmdline()
         while arguments and not arguments[-1]:
-            arguments.pop()  # a process that sets its title, as Ray's workers do, fills the rest with zeros
+            arguments.pop()  # a process that sets its title, as Ray's workers do, leaves empty arguments
         line = shell_line(arguments)
         return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return None
@@ -72,7 +72,7 @@ def _is_changed(folder: Path) -> bool | None:
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Run git without a lock, a monitor or a question; ``None`` if it can't be run or takes too long."""
+    """Run git without lock, monitor or prompt; ``None`` if it can't be run or takes too long."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(  # noqa: S603 - constants
             ["git", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607 - the user's own git

@@ -1,4 +1,4 @@
-"""Report of a run that ended badly, written into its folder and journal, for every tracker."""
+"""Report on a run that ended badly: a file in the run's folder, and events for every tracker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain(
 
     Args:
         run: The run. The trainer has ended.
-        bus: Publishes the two events.
+        bus: Publishes the events.
         witness: Facts seen from outside the trainer's process.
         diagnostics: Counts the parts of the report that fail; the other parts are written.
         failure: How the training of all ranks ended; ``None``: unknown, or the run trained alone.

@@ -46,14 +46,14 @@ TICK = 0.2
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 TERM_GRACE = 20.0
-"""Seconds that the helper works on after SIGTERM: schedulers kill about 30 s after it."""
+"""Seconds that the helper goes on after SIGTERM. Schedulers send SIGKILL about 30 s after SIGTERM."""
 ANOTHER_PROGRAM = (
     "its process runs another program now (exec), and memlog.finish() was not called before"
 )
 """Reason for the status ``killed`` of a run whose process lives."""
 _NICENESS = 10
 _WORTH_A_REPORT_US = 10_000_000
-"""Microseconds from which on a run without a tracker gets a report: making one takes half a second."""
+"""Microseconds that a run without a tracker must last to get a report: making it takes half a second."""
 
 
 class Judging(NamedTuple):
@@ -62,7 +62,7 @@ class Judging(NamedTuple):
     finish: Callable[[], dict[str, str]] = dict
     """Judges a last time; lists the rules that were never judged, and why."""
     take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
-    """Takes a step, and readings of child processes that are in no sample."""
+    """Takes a step's number, and readings of child processes that are in no sample."""
 
 
 Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
@@ -90,15 +90,7 @@ class Helper:
         self._lock = HelperLock(self._run)
         with self._diagnostics.contained("taking the helper's lock"):
             self._lock.take()
-        self._journal = JournalWriter(
-            self._run.path,
-            run=self._run.id,
-            role="helper",
-            begun_us=begin.begun_us,
-            initial_step=begin.settings.initial_step,
-            segment_bytes=begin.settings.segment_size,
-            diagnostics=self._diagnostics,
-        )
+        self._journal = self._new_journal()
         self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
         self._judging = Judging()
@@ -126,12 +118,23 @@ class Helper:
         self._stop = stop
         self.ranks = RankWork(self._run, begin, self._help_with, self._diagnostics)
 
+    def _new_journal(self) -> JournalWriter:
+        return JournalWriter(
+            self._run.path,
+            run=self._run.id,
+            role="helper",
+            begun_us=self._begin.begun_us,
+            initial_step=self._settings.initial_step,
+            segment_bytes=self._settings.segment_size,
+            diagnostics=self._diagnostics,
+        )
+
     def begin(self) -> None:
         """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
             os.nice(_NICENESS)  # before the threads start, which inherit it
-        if not self._begin.again:  # the first helper has published it
+        if not self._begin.again:  # the first helper has published the origin
             self._origin.start()
         self._uploaders.start_named()
         self.ranks.begin()
@@ -206,7 +209,7 @@ class Helper:
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
                     explain(self._run, self._bus, witness, self._diagnostics, failure)
-            elif pipe_is_closed:  # by `exec`: the trainer's own program keeps it open to the end
+            elif pipe_is_closed:  # by `exec`: the trainer's program keeps the pipe open to the end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
@@ -248,7 +251,7 @@ class Helper:
             if message.connection.uri is not None:
                 # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
-        elif isinstance(message, protocol.Bind):
+        elif isinstance(message, protocol.Join):
             if not message.in_process:
                 self._uploaders.of(message.backend).note_run(message.run)
             if message.backend in self._journal.bindings:
@@ -274,7 +277,7 @@ class Helper:
             self._uploaders.allow_own_runs()
 
     def _publish_health(self, unjudged: dict[str, str]) -> None:
-        """Write the helper's drops, faults and rules never judged, and the missing part of the trainer's."""
+        """Write the helper's drops, faults and unjudged rules, and counts that the trainer couldn't write."""
         unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
@@ -312,7 +315,7 @@ def main(judge: Judge) -> None:
     log.setFormatter(_WithoutCredentials("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer gets it too, and then sends `Finish`
-    # SIGTERM while the helper starts: the trainer gets it too, and the helper ends when the trainer has.
+    # Ignored while the helper starts: the trainer gets SIGTERM too, and the helper ends after the trainer.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
     begin, further = first_message(lines, TICK)
@@ -330,7 +333,7 @@ def main(judge: Judge) -> None:
     delivered = helper.run(lines)
     helper.ranks.join(delivered=delivered)
     with contextlib.suppress(OSError):
-        # No process can be started: `memlog report` makes the report.
+        # If no process can be started, `memlog report` makes the report.
         helper.report_later()
     logging.shutdown()
     # A client's threads may hang on a dead server. The journal and the uploaders' states are on disk.

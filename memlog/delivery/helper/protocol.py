@@ -17,7 +17,9 @@ from memlog.sink import Connection, TrackerRun
 NO_JOURNAL = 4
 """Exit code of a helper that can't create its journal, as on a full disk."""
 DONE = "helper-done"
-"""File in a run's folder: its helper process has delivered it, and goes on for other ranks' runs."""
+"""File in a run's folder: the helper process has finished with the run, and goes on for other ranks."""
+DELIVERED = b"1"
+"""Content of that file if everything of the run is delivered, otherwise ``b"0"``."""
 HANDED_OVER = 5
 """Exit code of a helper that has left its run to the helper of another rank on the same machine."""
 
@@ -34,9 +36,9 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
-    """Place of the run among those of the ranks that train together; ``None``: it trains alone."""
+    """Place of this run among the runs of all ranks that train together; ``None``: it trains alone."""
     shared: bool = False
-    """True if the process that helps with this run was started by another rank, and gets no messages."""
+    """True if another rank started the helper process: it gets no messages from this run's trainer."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
@@ -46,7 +48,7 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     connection: Connection
 
 
-class Bind(msgspec.Struct, frozen=True, tag="bind"):
+class Join(msgspec.Struct, frozen=True, tag="join"):
     """The user's run that later events belong to."""
 
     backend: str
@@ -58,13 +60,13 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
 
 
 class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
-    """Place of the run among those of the ranks that train together, which was unknown when it began."""
+    """Place of the run among the runs of all ranks, for a run that began before its rank was known."""
 
     registration: Registration
 
 
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
-    """Order to deliver the run: no lower rank has one."""
+    """Order to deliver the run, because no lower rank has a run."""
 
     backends: tuple[str, ...]
     """Trackers in which memlog opens a run."""
@@ -81,7 +83,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The trainer's last health event. The journal lacks it if the disk was full."""
 
 
-Message: TypeAlias = Begin | Connect | Bind | Ranked | Lead | Finish
+Message: TypeAlias = Begin | Connect | Join | Ranked | Lead | Finish
 
 encode = msgspec.json.Encoder().encode
 

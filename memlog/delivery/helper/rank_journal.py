@@ -1,10 +1,10 @@
-"""Memory of all ranks in the run of rank 0: its helper process reads the other ranks' journals."""
+"""Memory of all ranks in the run of rank 0, whose helper process reads the other ranks' journals."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.rank_reader import ROLE, RankReader
@@ -17,11 +17,11 @@ from memlog.ranks.registration import Registration, Training, last_step, registr
 from memlog.ranks.spreads import RankSpreads
 
 _PAUSE = 0.5
-"""Fewest seconds between two readings of the journals."""
+"""Minimum seconds between two readings of the journals."""
 _SHARE = 0.05
-"""Most of a processor's time that reading takes; with many ranks the pauses become longer."""
+"""Maximum share of a processor's time for reading; with many ranks the pauses become longer."""
 _SEARCH = 2.0
-"""Seconds between searches for ranks, and for new files of a rank's."""
+"""Seconds between searches for ranks, and for new files of known ranks."""
 _ENDING = 5.0
 """Seconds that the end of rank 0's run waits for the other ranks' last steps."""
 
@@ -29,7 +29,7 @@ _ENDING = 5.0
 class RankJournal:
     """Follower of the ranks' journals. It publishes in a journal of its own, in the run of rank 0.
 
-    A process that replaces another one publishes the steps that the other one has not.
+    A process that replaces an earlier one publishes only the steps that the earlier one did not publish.
 
     Args:
         run: The run of rank 0.
@@ -51,7 +51,7 @@ class RankJournal:
         self._begun_us, self._initial_step = begun_us, initial_step
         self._diagnostics = diagnostics
         self._training = Training(run, registration)
-        published = list(_published(run))
+        published = list(run.events(ROLE))
         steps = [event.step for event in published if isinstance(event, Ranks)]
         self._spreads = RankSpreads(
             registration.place.world_size, initial_step, max(steps, default=None)
@@ -79,7 +79,7 @@ class RankJournal:
             self._journal.close()
 
     def publish_rest(self) -> None:
-        """Publish what is still missing in a training that is over."""
+        """Publish the steps and alerts that are still missing after the training is over."""
         self.look(search=True, final=True)
         if self._journal is not None:
             self._journal.close()
@@ -98,18 +98,18 @@ class RankJournal:
             self.look(final=True)
 
     def _look_contained(self, *, search: bool = False) -> float:
-        """Read what is new, and return the seconds until the next reading."""
+        """Read the new events, and return the seconds until the next reading."""
         before = time.thread_time()
         with self._diagnostics.contained("reading the ranks' journals"):
             self.look(search=search)
         return max(_PAUSE, (time.thread_time() - before) / _SHARE)
 
     def look(self, *, search: bool = False, final: bool = False) -> None:
-        """Read what is new, and publish the steps that are complete.
+        """Read the new events, and publish the complete steps and the alerts.
 
         Args:
             search: True to search for ranks and their files even if that is not due.
-            final: True to publish also steps that lack ranks: nothing follows.
+            final: True to publish also steps that some ranks have not made, because nothing follows.
         """
         self._look(search=search)
         self._publish(final=final)
@@ -152,7 +152,7 @@ class RankJournal:
             self._write(alert, alert.step)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event, for the tracker's run that the own step belongs to."""
+        """Write an event for the tracker's run to which this step of rank 0 belongs."""
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():
                 if self._writer.bindings.get(backend) != binding:
@@ -183,28 +183,27 @@ class RankJournal:
 
 
 class _OwnRuns:
-    """The tracker's runs that the own steps belong to, and the first step of each."""
+    """The tracker's runs to which rank 0's steps belong, and the first step of each."""
 
     def __init__(self) -> None:
         self._since: list[tuple[int, Mapping[str, Binding]]] = []
 
     def note(self, step: int, bindings: Mapping[str, Binding]) -> None:
-        """Take the bindings of an own step; steps come in order."""
+        """Take the bindings of a step of rank 0; steps come in order."""
         if not self._since or bindings != self._since[-1][1]:
             self._since.append((step, bindings))
 
     def at(self, step: int) -> Mapping[str, Binding]:
-        """Return the bindings of a step, which is never before one that was asked for earlier."""
+        """Return the bindings of a step. Callers ask for steps in order."""
         while len(self._since) > 1 and self._since[1][0] <= step:
             del self._since[0]
         return self._since[0][1] if self._since and self._since[0][0] <= step else {}
 
 
 def publish_afterwards(run: RunDirectory) -> None:
-    """Publish what is missing about all ranks, if the helper process died with the trainer.
+    """Publish the missing steps and alerts of all ranks, if the helper process died with the trainer.
 
-    Nothing happens before all ranks have ended, or in the run of another rank than the lowest. An error is
-    logged.
+    Does nothing before all ranks have ended, and for a run that is not the lowest rank's. An error is logged.
     """
     own, header, diagnostics = registration_of(run), run.trainer(), Diagnostics()
     if own is None or header is None:
@@ -213,16 +212,10 @@ def publish_afterwards(run: RunDirectory) -> None:
         found = Training(run, own).search()
         if not is_free or min(found) != own.place.rank:
             return
-        steps = (event.step for event in _published(run) if isinstance(event, Ranks))
+        steps = (event.step for event in run.events(ROLE) if isinstance(event, Ranks))
         if max(steps, default=None) == last_step(run) or any(r.is_alive() for r in found.values()):
             return
         RankJournal(run, own, header.begun_us, header.initial_step, diagnostics).publish_rest()
-
-
-def _published(run: RunDirectory) -> Iterator[Event]:
-    """Yield what earlier helper processes have published about all ranks."""
-    for file in run.files(ROLE):
-        yield from (entry.event for entry in file.read())
 
 
 def _identity(alert: Alert) -> tuple[str, str, int | None]:

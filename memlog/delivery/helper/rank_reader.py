@@ -37,7 +37,7 @@ class RankReader:
         self._follower.look_again()
 
     def news(self) -> Iterator[tuple[Header, Event]]:
-        """Yield the events since the last call, except those of another rank's memory."""
+        """Yield the events since the last call, except those that rank 0's helper wrote about all ranks."""
         for _, header, event in self._follower.news():
             if header.role == ROLE:
                 continue
@@ -49,7 +49,7 @@ class RankReader:
 
     @property
     def is_over(self) -> bool:
-        """True if the rank has ended, and its helper process has had the time to write how."""
+        """True if the rank has ended, and its helper process has had the time to write how it ended."""
         if self._ended:
             return True
         if self.run.is_alive():
@@ -60,7 +60,7 @@ class RankReader:
 
     @property
     def is_lost(self) -> bool:
-        """True if the rank has ended, and nothing in its journal says how."""
+        """True if the rank has ended, and its journal does not say how it ended."""
         return self.is_over and not self._ended
 
     @property

@@ -1,4 +1,4 @@
-"""What a run's helper process does because other ranks train together with the run."""
+"""Work of a run's helper process for the other ranks that train together with the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RankWork:
         self._diagnostics = diagnostics
         self._journal: RankJournal | None = None
         self._node: NodeRuns | None = None
-        # First of all: how a process ended is known only if it was watched before.
+        # Watched first: how a process ended is known only if it was watched while it lived.
         self._exit = None if begin.registration is None else ExitWatch(begin.trainer_pid)
         self._registration: Registration | None = None
         self._training: Training | None = None
@@ -107,10 +107,10 @@ class RankWork:
         return None if self._journal is None else self._journal.failure
 
     def join(self, *, delivered: bool) -> None:
-        """Wait until the runs of the machine's other ranks are over.
+        """Tell the trainer that its run is done, and wait for the end of the machine's other runs.
 
         Args:
-            delivered: Whether everything of the own run is delivered; the trainer waits for that.
+            delivered: True if everything of this process's own run is delivered.
         """
         if self._node is None or self._node.are_over:
             return
@@ -118,7 +118,7 @@ class RankWork:
             self._diagnostics.contained("noting that a run is delivered"),
             replacing(self._run.path, protocol.DONE) as file,
         ):
-            file.write(b"1" if delivered else b"0")
+            file.write(protocol.DELIVERED if delivered else b"0")
         self._node.join()
 
     def _lower_rank_is_here(self, training: Training) -> bool:

@@ -74,7 +74,7 @@ class Retention:
         begun = time.monotonic()
         if begun < self._due:
             return
-        # Set before the work, so that a failure, as on a full disk, is not repeated at once.
+        # Set before the work, because a failure, as on a full disk, must not be repeated at once.
         self._due = begun + INTERVAL
         while self.enforce():
             if time.monotonic() - begun >= _AT_A_TIME:
@@ -115,7 +115,7 @@ class Retention:
                     yield _Segment(path, _is_delivered(states, file.process, number))
 
     def _states(self) -> list[UploadState]:
-        """Return the saved state of each sink's uploader: events before it are not read again."""
+        """Return the saved state of each sink's uploader. Events before its position are not read again."""
         uploaders = {
             path.stem for path in self._run.delivery.iterdir() if path.suffix in (".json", ".lock")
         }

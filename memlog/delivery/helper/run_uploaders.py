@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memlog.delivery.uploader.uploader import Uploader
 
 _POLL = 0.2
-"""Seconds between checks, while the last points are delivered, of whether another process wants to do it."""
+"""Seconds between checks of whether another process waits to deliver the last points."""
 
 
 class RunUploaders:
@@ -54,7 +54,7 @@ class RunUploaders:
         return self._workers[name].uploader
 
     def allow_own_runs(self) -> None:
-        """Let memlog open runs of its own: the user has opened none in time."""
+        """Let memlog open runs of its own, because the user has opened none in time."""
         for name in self._settings.backends if self._delivers else ():
             if name in self._workers:
                 self._workers[name].uploader.may_open_own = True

@@ -41,7 +41,7 @@ _LOOK = 0.05
 _SHARE = 0.02
 """Maximum share of a processor's time for samples by steps."""
 _FIRST = 0.2
-"""Processor seconds beyond that share: the share alone would allow few samples in a short run."""
+"""Processor seconds in addition to `_SHARE`, which alone would allow few samples in a short run."""
 
 
 class DevicesInUse:
@@ -62,7 +62,7 @@ class DevicesInUse:
             self._reserved[reading.name] = before, reading.reserved
 
     def read(self, nvml: Nvml) -> tuple[DeviceUse, ...]:
-        """Return the memory in use on each device, without those that the driver does not report."""
+        """Return the memory in use on each device, except devices that the driver does not report."""
         found = []
         for name, device in self._devices.items():
             memory = None if device.uuid is None else nvml.read(device.uuid, device.capacity)
@@ -71,7 +71,7 @@ class DevicesInUse:
         return tuple(found)
 
     def _other(self, name: str, used: int) -> int | None:
-        # The driver is asked between two steps: a cache that is changing would make a wrong difference.
+        # The driver is read between two steps. While the allocator's cache changes, the difference is wrong.
         before, held = self._reserved.get(name, (None, None))
         return used - held if held is not None and before == held <= used else None
 
@@ -94,7 +94,7 @@ class StepFollower:
 
     @property
     def ended_badly(self) -> bool:
-        """True if the journal has no end event, or an end after memory ran out that is not "finished"."""
+        """True if there is no end event, or memory ran out after the last step and the run did not finish."""
         return self.end is None or (self._failed and self.end.status != "finished")
 
     def look(self) -> int | None:
@@ -181,13 +181,13 @@ class Sampler:
                 self._children_not_before = now + _LOOK
 
     def sample_short_run(self) -> None:
-        """Read and publish a sample if the run ends before any was due after a step. Never raises."""
+        """Read and publish a sample at the run's end if none was due since its first step. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())
 
     def _read_children(self, now: float) -> None:
-        """Read the children again if enough steps have passed, in as small a share of a processor's time."""
+        """Read the child processes again if enough steps have passed, and note when they may be read next."""
         before = time.thread_time()
         step = self._follower.look()
         if step is not None and self._children_rate.update(step, now):
@@ -253,7 +253,7 @@ class _StepRate:
         self._sampled = self._newest
 
     def is_fast(self, interval: float) -> bool:
-        """Return whether a sample is due, by steps, within ``interval`` seconds."""
+        """Return whether enough steps for a sample come within ``interval`` seconds at the present speed."""
         return self._a_second * interval >= self._wanted
 
     @property

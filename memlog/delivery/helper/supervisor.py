@@ -50,7 +50,7 @@ class SupervisedHelper:
         self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Start the helper. Only a signal handler of the user's can make it raise.
+        """Start the helper. Raises only if a signal handler of the user's does.
 
         Args:
             begin: The first message to the helper.
@@ -66,11 +66,11 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None = None,
     ) -> None:
-        """Start the helper, on a thread, unless another process helps with the run within some seconds.
+        """Start the helper, on a thread, unless another process helps with the run before ``within`` is over.
 
         Args:
-            is_helped: Returns whether another process does.
-            within: Seconds.
+            is_helped: Returns whether another process helps with the run.
+            within: Seconds to wait for the other process.
             begin: As in `start`.
             listener: As in `start`.
         """
@@ -94,7 +94,7 @@ class SupervisedHelper:
         """Start the helper that `start_unless` has delayed.
 
         Args:
-            join: Most seconds to wait until that is done.
+            join: Maximum seconds to wait until it has started.
         """
         self._waits.set()
         if self._waiting is not None:
@@ -153,7 +153,7 @@ class SupervisedHelper:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
         deadline = time.monotonic() + _REAPED_WITHIN
         while not self._over.is_set():
-            # Under the lock: if two threads call `Popen.poll` at once, one of them may see it alive.
+            # Under the lock: if two threads call `Popen.poll` at once, one may see a dead process as alive.
             with self._lock:
                 if self.current.has_ended:
                     break
@@ -235,7 +235,7 @@ def _give_up(diagnostics: Diagnostics) -> None:
 def _cause(code: int) -> str:
     """Return how a process ended, in words, from its return code."""
     if code == protocol.NO_JOURNAL:
-        return "it can't create its file in the run's folder, as on a full disk"
+        return "it can't create its file in the run's folder, for example because the disk is full"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -34,24 +34,31 @@ class Trainer:
 
     @property
     def has_told_its_end(self) -> bool:
-        """True if it has sent its end or, if it can send nothing, has written it."""
+        """True if the trainer has reported its end.
+
+        A trainer with its own helper sends a message. One that shares another rank's helper has no pipe, and
+        writes its end to its journal only.
+        """
         return self.finish is not None or (self._begin.shared and self.follower.end is not None)
 
     @property
     def is_gone(self) -> bool:
-        """True if its process has died."""
+        """True if the trainer's process has died."""
         if self._begin.shared:
             return not self._run.is_alive()
-        # If the parent dies, the child gets another one. A process number alone could have been reused.
+        # If the parent dies, the child gets another parent. A process number alone could have been reused.
         return os.getppid() != self._begin.trainer_pid
 
     @property
     def goes_on(self) -> bool:
-        """True if its run goes on without this helper."""
+        """True if the trainer still runs and has not reported its end."""
         return not self.is_gone and self.finish is None and self.follower.end is None
 
     def is_gone_soon(self) -> bool:
-        """Return whether its process has died; its pipe closes a moment before its children change parent."""
+        """Return True if the trainer's process dies within a moment.
+
+        Its pipe closes before its children get another parent.
+        """
         deadline = time.monotonic() + _REPARENTED_WITHIN
         while not self.is_gone:
             if time.monotonic() >= deadline:

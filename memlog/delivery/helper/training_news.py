@@ -30,7 +30,7 @@ class TrainingNews:
 
     Args:
         own: Registration of the run of rank 0.
-        readers: Readers of the ranks' journals, by rank. Others are added later.
+        readers: Readers of the ranks' journals, by rank; the mapping gets further ranks later.
     """
 
     def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:
@@ -84,7 +84,7 @@ class TrainingNews:
             self._note_end(rank, Exit(written_us, None, None))
 
     def _is_news(self, rank: int, alert: Alert) -> bool:
-        """Return whether the own run lacks an alert. How the ranks ended is one alert about all of them."""
+        """Return whether rank 0's run lacks an alert; unexpected ends of ranks get one alert for all."""
         return rank != self._own.place.rank and alert.rule != UNEXPECTED_END
 
     def _state_of(self, rank: int) -> str | None:
@@ -107,9 +107,9 @@ class TrainingNews:
         title, why = "the launcher restarted the training", "it has started all ranks again"
         if restart:
             title = f"{title} (restart {restart})"
-        else:  # not counted on this machine
+        else:  # this machine's launcher did not count the restart
             why += ", because a rank of another machine failed, or a machine joined or left"
-        text = f"{why}; this is the first step since"
+        text = f"{why}; this is the first step after that"
         self._ready.append(Alert(event.time_us, event.step, "warning", RESTARTED, title, text))
 
 

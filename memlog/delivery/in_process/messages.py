@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memlog.delivery.in_process.series_csv import SERIES_KIND
 
 _NAMED = 5
-"""Runs that a message names, at most."""
+"""Maximum number of runs that a message names."""
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:

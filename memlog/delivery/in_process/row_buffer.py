@@ -2,7 +2,7 @@
 
 Most users log the row of step k after the optimizer's step. That row gets all values published since the row
 before it: the maximum of peaks, the newest of levels. Other users log before the step. Their row of step k is
-open when the event of step k is published, and gets its values before it is closed.
+open when the event of step k is published, and gets the event's values before the row is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
-"""Maximum number of events that wait for the writer's thread. The publishing thread folds them then."""
+"""Number of waiting events at which the publishing thread folds them, without the writer's thread."""
 
 
 class UsersRows:
@@ -43,7 +43,7 @@ class UsersRows:
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._received: deque[Event] = deque()
         self._waiting = _RowValues()
-        # Values that came after the user had logged to the row that they belong to, which is still open.
+        # Values for the open row that came after the user had logged to it.
         self._late = _RowValues()
         self._held = _RowValues()
         self._closed: dict[Axis, int] = {}
@@ -133,7 +133,7 @@ class UsersRows:
             for point in points:
                 self._waiting.put(point)
             self._waiting.put_all(newer)
-            # The row was not opened, so the one before it is still open; late values must not go into that.
+            # The row was not opened, so the one before it is still open, which must not get late values.
             self._waiting.put_all(self._late)
             self._late, self._number = _RowValues(), self._number_before
 

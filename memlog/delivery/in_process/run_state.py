@@ -12,11 +12,11 @@ from memlog.metrics import in_run, parameters_of
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
-"""Maximum number of alerts and files that wait for a run. A run with so many waiting is incomplete."""
+"""Maximum number of parameters, alerts and files that wait for a run. Further ones are dropped."""
 
 
 class RunState:
-    """State of the run with one id. It stays the same if the user ends that run and opens it again.
+    """State of the run with one id. The object is kept if the user ends that run and opens it again.
 
     Args:
         user_run: The user's run, as the tracker's integration gives it.
@@ -101,8 +101,16 @@ class RunState:
         if isinstance(event, Artifact) and event.is_report and not self.user_run.is_open:
             return  # a run that the user has ended got a report of its own
         other = event if isinstance(event, (Alert, Artifact)) else parameters_of(event)
-        if other is not None and self._is_wanted(event) and len(self._others) < _MAX_OTHERS:
+        if other is None or not self._is_wanted(event):
+            return
+        if len(self._others) < _MAX_OTHERS:
             self._others.append(other)
+        else:
+            self._diagnostics.drop(
+                "parameters, alerts and files that wait for a run",
+                f"more than {_MAX_OTHERS:,} parameters, alerts and files wait for run "
+                f"{self.user_run.run_id}: further ones stay in memlog's folder only",
+            )
 
     def _is_wanted(self, event: Event) -> bool:
         """Return whether the run needs an event; an ended one needs no health events and no samples."""
@@ -113,7 +121,7 @@ class RunState:
         self.rows.fold_received()
         if not self._others or not self.user_run.is_open:
             return
-        # Files last: if the server can't be reached, only they wait for it, and then fail.
+        # Files last: if the server can't be reached, only the files wait for it, and then fail.
         for other in sorted(self._others, key=lambda event: isinstance(event, Artifact)):
             self._write(other, run)
             self._others.remove(other)

@@ -28,8 +28,8 @@ def write_series(
     Args:
         run: The run's folder.
         name: Name of the file.
-        belongs: Returns, for a segment's header, whether to write its points.
-        offset: `memlog.journal.Binding.offset` of the tracker's run, whose steps the file has.
+        belongs: Takes a segment's header; returns True if its points are to be written.
+        offset: `memlog.journal.Binding.offset` of the tracker's run. The file numbers steps as that run does.
 
     Raises:
         OSError: the file can't be written.

@@ -87,8 +87,8 @@ class InProcessWriter:
         if kept:
             self._newest = run_state = self._runs.add(user_run)
             # wandb ends open runs at exit without calling the run's hooks. Handlers at exit run in the
-            # opposite order of their registration. This one is registered anew, so it runs after the
-            # session's and before wandb's.
+            # opposite order of their registration. This one is registered anew, and the session's after it.
+            # So this one runs after the session's and before wandb's.
             atexit.unregister(run_state.put_remaining)
             atexit.register(run_state.put_remaining)
         else:
@@ -111,10 +111,13 @@ class InProcessWriter:
         self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread to end; return whether it has ended. Call it on the user's thread.
+        """Wait for the thread to end, then write the values that still wait. Call it on the user's thread.
 
         Args:
-            timeout: Seconds to wait, at most.
+            timeout: Maximum seconds to wait.
+
+        Returns:
+            True if the thread has ended; otherwise nothing was written.
         """
         if self._thread is None:
             return True
@@ -158,7 +161,7 @@ class InProcessWriter:
         while not self._complete.is_set():
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            # Taken before the journal is read: these users wait for what was published until now.
+            # Taken before the journal is read, because these users wait for all events published until now.
             ending = [self._ending.popleft() for _ in range(len(self._ending))]
             self._write_once()
             self._write_to_ending(ending)
@@ -172,7 +175,7 @@ class InProcessWriter:
         with self._diagnostics.contained("writing in process"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._runs.get(run_id)) is not None:
-                    # `receive` took those of this process after a run was opened.
+                    # `receive` took the events that this process published after a run was opened.
                     is_own = header.process.pid == os.getpid() and self._backend in header.bindings
                     run_state.take(event, received=is_own)
             for run_state in self._runs:

@@ -19,7 +19,7 @@ from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
 
 _MOST_JOURNAL = 8 * 1024**2
-"""Bytes of a journal from which a report is made in the user's process: about a second of work."""
+"""Maximum bytes of a journal whose report is made in the user's process; that takes about a second."""
 
 
 class WrittenRuns:
@@ -46,11 +46,11 @@ class WrittenRuns:
         return iter(list(self._by_id.values()))
 
     def get(self, run_id: str) -> RunState | None:
-        """Return the state of the run with an id; ``None`` if it is not written."""
+        """Return the state of the run with an id; ``None`` if this writer does not write to it."""
         return self._by_id.get(run_id)
 
     def current(self, user_run: InProcessRun) -> RunState | None:
-        """Return the state of a run; ``None`` if it is not written, or the user has opened it again."""
+        """Return the state of a run; ``None`` if it is not written to, or the user has opened it again."""
         run_state = self._by_id.get(user_run.run_id)
         return run_state if run_state is not None and run_state.user_run is user_run else None
 
@@ -74,9 +74,9 @@ class WrittenRuns:
             self.state.joined = [*self.state.joined, run_id]
 
     def target(self, header: Header) -> str | None:
-        """Return the id of the run that a segment's events go to; ``None``: none of the user's.
+        """Return the id of the user's run that a segment's events go to; ``None``: they go to none.
 
-        Events from before the first run go to that one, unless the helper process has opened a run of
+        Events from before the user's first run go to that run, unless the helper process has opened a run of
         memlog's own for them meanwhile.
         """
         binding = header.bindings.get(self.state.backend)
@@ -86,7 +86,7 @@ class WrittenRuns:
         return next(iter(self.state.joined), None) if own is None else None
 
     def write_series(self, run_state: RunState) -> None:
-        """Write the CSV file of every step to a run whose steps share rows, if the run is still open."""
+        """Write a CSV file with every step to a run that has fewer rows than steps, if it is still open."""
         if run_state.is_waiting or not run_state.needs_series or not run_state.user_run.is_open:
             return
         run_id = run_state.user_run.run_id

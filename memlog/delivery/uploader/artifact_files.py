@@ -1,7 +1,7 @@
 """A run's artifact files, as paths for trackers' clients.
 
-Others may write to a run's folder: between memlog's check of a file and a client's use of its path, a link
-could take the file's place. So a client gets a private copy of the file that was checked.
+Other processes may write to a run's folder. Between memlog's check of a file and the client's use of its
+path, one of them could put a link in the file's place. So the client gets a private copy of the checked file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memlog.journal.artifacts import artifact_path, open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""Divisor: a copy may take half of the free bytes of its file system."""
+"""Divisor of the free bytes of a file system: a copy may take at most half of them."""
 
 
 class Copies:
@@ -42,7 +42,7 @@ class Copies:
         """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.
 
         The path is that of a copy, or of the file itself if the disk has no room for a copy. The copy stays
-        until `drop`, so that the client can continue an upload at the next call.
+        until `drop`, so that the client can continue an interrupted upload.
 
         Args:
             artifact: The artifact to upload.
@@ -77,6 +77,6 @@ class Copies:
                 self._made = known, path
                 return path
         except OSError:
-            pass  # the disk became full meanwhile
+            pass  # no room, for example: the client gets the file itself
         self.drop()
         return None

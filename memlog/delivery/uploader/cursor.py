@@ -15,7 +15,8 @@ def plan_for(header: Header, resolution: Resolution, offset: int = 0) -> Plan[Po
     Args:
         header: The segment's header.
         resolution: The sink's resolution.
-        offset: `memlog.journal.Binding.offset` of the run. ``initial_step`` counts for a run without one.
+        offset: Offset of the run (`memlog.journal.Binding.offset`). If it is 0, the run's first step is the
+            header's ``initial_step``, else 0.
     """
     initial_step = 0 if offset else header.initial_step
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
@@ -38,7 +39,7 @@ class Cursor:
         self.artifacts: list[Artifact] = []
         self.header: Header | None = None
         self.target: str | None = None
-        """Id of the user's run that events go to; ``None``: the sink's own."""
+        """Id of the user's run that events go to; ``None``: the sink's own run."""
         self.offset = 0
         """`memlog.journal.Binding.offset` of that run."""
         self.since = self.segment = self.at.segment
@@ -48,12 +49,12 @@ class Cursor:
         """True if events are skipped, because the in-process writer has written them to their run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
-        """Send to another run, or to the same one by another count, from the beginning of a segment on."""
+        """Send to another run, or to the same run with another offset, from the beginning of a segment on."""
         self.target, self.since, self.segment = target, segment, segment
         self.plan, self.skipping, self.offset = None, False, offset
 
     def plan_on(self, header: Header, resolution: Resolution, offset: int) -> None:
-        """Plan a segment's points; close the buckets of a segment that counts steps otherwise."""
+        """Plan a segment's points; if its offset differs from the last segment's, close the open buckets."""
         if self.plan is None or offset != self.offset:
             self.finish()
             self.offset, self.plan = offset, plan_for(header, resolution, offset)

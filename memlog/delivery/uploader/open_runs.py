@@ -24,13 +24,14 @@ OpenSink = Callable[[Target], Sink]
 class Targets:
     """Open sinks by target. A target's sink is opened at its first use.
 
-    A target is the id of a run of the user's, or ``None``: the sink's own.
+    A target is the id of one of the user's runs, or ``None`` for the sink's own run.
 
     Args:
         open_sink: Builds a sink for a target; may import the tracker's client.
         state: State of the uploader: the runs that exist, and those that the tracker refuses.
-        begins: Target for every sink, without the runs, which this object adds.
-        claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
+        begins: Template of every sink's `Target`; this object adds the runs.
+        claim: Returns the `Claim` of a user's run by its id; ``None``: the trainer's process writes to no
+            runs.
         sync: Command that delivers the rest, for messages.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
 
@@ -63,7 +64,7 @@ class Targets:
         self._begins = msgspec.structs.replace(self._begins, connection=connection)
 
     def note_run(self, run: TrackerRun) -> None:
-        """Note, in memory only, the full address of a run of the user's."""
+        """Note the full address of one of the user's runs, in memory only."""
         self._uris[run.run_id] = run.uri
 
     def note_binding(self, binding: Binding) -> None:
@@ -71,7 +72,7 @@ class Targets:
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
-        """Return the state of a run that is written in process; ``None``: the uploader sends to it."""
+        """Return the `Claim` of a run that is written in process; ``None``: the uploader sends to the run."""
         return None if target is None or self._claim is None else self._claim(target)
 
     @property
@@ -87,7 +88,7 @@ class Targets:
         """Return the sink of a target; open it if it is not open.
 
         Raises:
-            RunRefusedError: the tracker refuses the run; `refusals` has it.
+            RunRefusedError: the tracker refuses the run; `refusals` has the reason.
         """
         if target in self._sinks:
             return self._sinks[target]
@@ -109,7 +110,7 @@ class Targets:
 
     @contextmanager
     def noting(self, target: str | None) -> Iterator[Sink]:
-        """Give a target's sink to a block; note if the tracker refuses the run in that block.
+        """Provide a target's sink to a ``with`` block; note it if the tracker refuses the run there.
 
         Raises:
             RunRefusedError: the tracker refuses the run.
@@ -122,7 +123,10 @@ class Targets:
             raise
 
     def refuse(self, target: str | None, error: RunRefusedError) -> None:
-        """Note that a run is refused, and close its sink; the next attempt opens it anew."""
+        """Note that a run is refused, and close its sink if that loses no data.
+
+        The next attempt opens a new sink.
+        """
         self.refusals.note(target, error)
         sink = self._sinks.get(target)
         if sink is not None and sink.durable:
@@ -133,15 +137,17 @@ class Targets:
     def close(self, end: End | None, description: Callable[[str | None], str]) -> None:
         """Describe and end the runs that sinks opened, except those that the tracker refuses.
 
-        A run in which the training goes on after a restart is not ended.
+        memlog's own run is not ended if a restarted training continues it.
 
         Args:
             end: How the run ended; ``None``: it has not.
-            description: Makes a text about the run; its argument: the id of the run there if it has files.
+            description: Returns a text about the run. Its argument is the run's id in the tracker if the
+                tracker stores files of the run, else ``None``.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
-                self.sink(None)  # an earlier uploader opened it, and died before it could end it
+                # An earlier uploader opened the run, and died before it ended the run.
+                self.sink(None)
         for target, sink in self._sinks.items():
             its_end = end if target or self._state.continued_by is None else None
             try:
@@ -160,7 +166,7 @@ class Targets:
         self._sinks.clear()
 
     def _is_replaceable(self, target: str | None) -> bool:
-        """Return whether a run of the sink's own can replace one that is refused."""
+        """Return whether a run of the sink's own can replace a refused run."""
         if target in self._replaced:
             return False
         if target is None:
@@ -183,7 +189,7 @@ class Targets:
 
     def _remember(self, target: str | None, opened: TrackerRun) -> None:
         state = self._state
-        # The id differs if the sink has opened a run beside one of the user's.
+        # The id differs from the target if the sink has opened a run beside the user's run.
         if target is not None and opened.run_id not in state.joined:
             state.joined = [*state.joined, opened.run_id]
         if target is None:
@@ -194,7 +200,7 @@ class Targets:
 
 
 def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:
-    """Show a text on a run that a sink opened. The run ends also if the text can't be made or is rejected.
+    """Show a text on the run that a sink opened. Log an error if the text can't be made or is rejected.
 
     Raises:
         RunRefusedError: the tracker refuses the run.

@@ -1,7 +1,7 @@
 """Outbox of alerts and files for a tracker.
 
-The uploader copies them from the journal to the outbox, and saves the outbox together with its position. So
-they are not lost, and don't wait for points. The uploader removes each when the tracker has it.
+The uploader copies alerts and files from the journal to the outbox, and saves the outbox together with its
+position. So they are not lost, and don't wait for points. The uploader removes each when the tracker has it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def send(
         copies: Provides the files.
         sink: Returns the open sink of a target.
         sent: Called after each item, with the number of lost alerts or files, by reason.
-        refused: Called if the tracker refuses a target: its items stay in the outbox.
+        refused: Called if the tracker refuses a target's run; its alerts and files stay in the outbox.
 
     Raises:
         TrackerUnavailableError: the tracker can't be reached; the other items stay in the outbox.

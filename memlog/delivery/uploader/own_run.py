@@ -1,4 +1,4 @@
-"""The run that memlog opens in a tracker, or that an attempt before a restart of the training has opened."""
+"""The run that memlog opens in a tracker, or has opened there before the training was restarted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class OwnRun:
         state: State of its uploader.
 
     Attributes:
-        continues: memlog's id of the session that opened the run in a first attempt; ``None``: this session
-            opens it.
+        continues: memlog's id of the session that opened the run in the first attempt; ``None``: this session
+            is the first attempt.
     """
 
     def __init__(self, run: RunDirectory, state: UploadState) -> None:
@@ -40,7 +40,7 @@ class OwnRun:
         """Return whether events may go to the run.
 
         Args:
-            is_allowed: True if the user will open no run any more.
+            is_allowed: True if memlog may open a run, because the user is not expected to open one any more.
             is_final: True if the journal is complete.
 
         Raises:
@@ -57,7 +57,7 @@ class OwnRun:
         return is_allowed
 
     def _has_taken_over(self, run_id: str) -> bool:
-        """Take over the run, its end and its alerts, unless another process delivers to it."""
+        """Take over the earlier attempt's run and alerts; return false while another process delivers it."""
         before = RunDirectory(self._run.path.parent / run_id)
         if not before.path.exists():
             return True

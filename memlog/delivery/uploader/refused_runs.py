@@ -12,7 +12,7 @@ from memlog.journal.delivery_state import UploadState
 RETRY_INTERVAL = 30.0
 """Seconds after which refused runs are tried again, while the session goes on."""
 _NAMED = 3
-"""Refused runs that a message names, at most; it counts the others."""
+"""Maximum number of refused runs whose reasons a message lists; it counts the others."""
 _OWN = ""
 
 
@@ -58,14 +58,14 @@ class Refusals:
             self._forget(key)
 
     def check(self, target: str | None) -> None:
-        """Raise if a target was refused and is not to be tried again yet."""
+        """Raise ``RunRefusedError`` if a target was refused and its next retry is not due."""
         key = target or _OWN
         if key in self._blocked:
             self._needed.add(key)
             raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
 
     def note(self, target: str | None, error: Exception) -> None:
-        """Block a target that was refused until the next retry."""
+        """Block a refused target until the next retry."""
         key = target or _OWN
         self._needed.add(key)
         if key not in self._blocked:
@@ -73,7 +73,7 @@ class Refusals:
             self._state.refused[key] = without_credentials(str(error))
 
     def lift(self, target: str | None) -> None:
-        """Note that the tracker took a target."""
+        """Unblock a target, because the tracker accepts it."""
         self._forget(target or _OWN)
 
     @property

@@ -29,7 +29,7 @@ class SavedProgress:
         self._state = state
         self._targets = targets
         self.failures = 0
-        # If an earlier uploader did not close its sink, these points are sent again.
+        # If an earlier uploader did not close its sink, its provisional points are sent again.
         state.provisional = 0
         self.mark_safe()
 
@@ -47,7 +47,7 @@ class SavedProgress:
         self._targets.forget()
 
     def save(self) -> None:
-        """Save the state; if an open sink may still lose data, with the progress of the last safe state."""
+        """Save the state. If an open sink may still lose data, save the progress of the last safe state."""
         safe, state = self._safe, self._state
         if not self._targets.are_durable:
             state = msgspec.structs.replace(

@@ -10,7 +10,7 @@ from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavaila
 from memlog.sink import Point, Sink
 
 DELIVERED = ""
-"""Key of the delivered points in a tally, beside the reasons for drops."""
+"""Key of the delivered points in a tally; the other keys are the reasons why points were lost."""
 
 
 def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str]:

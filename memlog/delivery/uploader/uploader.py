@@ -20,13 +20,13 @@ from memlog.journal.in_process_state import ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
-"""Failures in a row, while the tracker answers its probe, after which the data counts as their cause."""
+"""Failures in a row after which the data counts as their cause, if the tracker answers its probe."""
 
 
 class Uploader:
     """Uploader of one run to one backend. It begins at the position that the last uploader saved.
 
-    The journal alone decides what is sent. The uploader saves its position in the journal after each batch.
+    The journal alone decides what is sent. After each batch, the uploader saves how far it is in the journal.
     If it dies, the next one repeats at most one batch, with the same points.
 
     If the tracker refuses a run, because it is deleted or does not exist, the uploader skips that run's
@@ -37,16 +37,17 @@ class Uploader:
         backend: Name of the backend.
         open_sink: Builds a sink for a target; may import the tracker's client.
         project: Project for a run that the sink opens itself; ``None``: the client's default.
-        name: Name for such a run; ``None``: the tracker chooses one.
-        begun_us: When the run began, Unix time in microseconds, for such a run; ``None``: now.
+        name: Name of that run; ``None``: the tracker chooses one.
+        begun_us: Start of that run, Unix time in microseconds; ``None``: now.
         may_open_own: True if events that belong to no run of the user's may go to a run of the sink's own.
             Set it when the user will open no run any more. Until then these events wait.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
-        claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
+        claim: Returns the `Claim` of a user's run by its id; ``None``: the trainer's process writes to no
+            runs.
 
     Attributes:
         state: State of the delivery; saved in the run's folder.
-        end: How the run ended, if a full disk kept that out of the journal.
+        end: How the run ended, if the trainer could not write it to the journal because the disk was full.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Uploader:
 
     @property
     def refused(self) -> str | None:
-        """Message: which runs the tracker refuses, why, and what to do; ``None`` if it refuses none."""
+        """Message with the refused runs, the reasons and the remedy; ``None`` if no run is refused."""
         return self._targets.refusals.problem
 
     def close(self) -> None:
@@ -271,7 +272,7 @@ class Uploader:
         return binding
 
     def _sink(self, target: str | None) -> Sink:
-        """Return the sink of a target, and save if that has opened a run.
+        """Return the sink of a target. If it had to be opened, save the state.
 
         Raises:
             RunRefusedError: the tracker refuses the run.
@@ -283,14 +284,14 @@ class Uploader:
         return sink
 
     def _send(self, name: str, cursor: Cursor) -> None:
-        """Send what is pending, and save that it was sent.
+        """Send a cursor's pending data, and save the new progress.
 
         Args:
             name: The process, or the `held_name` of a deferred range.
-            cursor: Holds what is pending.
+            cursor: Holds the pending data.
 
         Raises:
-            RunRefusedError: the tracker refuses the run; that is noted.
+            RunRefusedError: the tracker refuses the run. The refusal is noted.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending
@@ -315,7 +316,7 @@ def _run_id(binding: Binding | None) -> str | None:
 
 
 def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Binding | None:
-    """Return the first run of the user's that a segment names: one of this process, or else of another."""
+    """Return the user's first run that this process's segments name, or else another process's segments."""
     others = (other for other in run.files() if other.process != file.process)
     for candidate in (file, *others):
         for header in candidate.headers():
@@ -331,7 +332,7 @@ def _description(run: RunDirectory, backend: str, stored: str | None) -> str:
 
 
 def _end_of(run: RunDirectory, reported: End | None) -> End | None:
-    """Return how a run ended; a process that died without an end event was killed at its last write.
+    """Return how a run ended. A trainer that died without an end event counts as killed at its last write.
 
     Args:
         run: The run's folder.

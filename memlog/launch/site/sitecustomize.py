@@ -1,8 +1,8 @@
 """Start code of every Python process below ``memlog run``, which puts this folder on the path.
 
-It removes its folder from the path and then imports the ``sitecustomize`` that Python would have imported
-without it. Afterwards memlog only watches for two imports. The process that was launched directly also prints
-a line at its end if nothing was recorded.
+This file removes its folder from the path and then imports the ``sitecustomize`` that Python would have
+imported without it. Afterwards memlog only watches for two imports. The process that was launched directly
+also prints a line at its end if nothing was recorded.
 """
 
 import os
@@ -32,7 +32,9 @@ def _wait_for_a_session(_module: object) -> None:
 
         starter.wait()
     except Exception as error:
-        _print(f"this process is not recorded, it goes on ({_described(error)}; {sys.executable})")
+        _print(
+            f"this process goes on without being recorded ({_described(error)}; {sys.executable})"
+        )
 
 
 def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
@@ -76,7 +78,7 @@ if _options:
     try:
         _prepare(_options)
     except Exception as _error:
-        _print(f"this process is not recorded, it goes on ({_described(_error)})")
+        _print(f"this process goes on without being recorded ({_described(_error)})")
 
 # Import the next file of this name. Its errors pass through. If there is none, the import fails here with the
 # error that Python ignores, as it would without this file.

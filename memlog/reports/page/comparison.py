@@ -1,4 +1,4 @@
-"""Two runs on one page: series over each other, categories and layers with their differences."""
+"""Two runs on one page: charts with a line for each run, categories and layers with their differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memlog.reports.figures import STEP_TIME, TRACE_PEAK, run_figures
 from memlog.reports.page import drawings, run_sections, sections
 from memlog.reports.page.facts import RunSeries, run_series
 from memlog.reports.page.markup import Child, el, prose, table
-from memlog.reports.page.series import Chart, Curve
+from memlog.reports.page.series import Chart, side_by_side
 from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
@@ -23,7 +23,7 @@ _SAME_PERCENT = 1.0
 
 
 class TwoRuns(NamedTuple):
-    """What the page says about two runs."""
+    """Facts about two runs that the page shows."""
 
     names: tuple[str, str]
     summaries: tuple[Summary, Summary]
@@ -64,7 +64,7 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
 
 
 def _headline(runs: TwoRuns) -> str:
-    """Return the difference of the runs in one sentence: of the first figure that both have."""
+    """Return one sentence on the difference of the runs, in the first figure that both have."""
     first, second = runs.names
     for name, what in _HEADLINES.items():
         figure = runs.figures.figures.get(name)
@@ -115,27 +115,9 @@ def _overlaid(series: list[RunSeries], names: tuple[str, str]) -> list[Chart]:
 
 
 def _both(charts: tuple[Chart, Chart], names: tuple[str, str]) -> Chart:
-    width = max(chart.width for chart in charts)
-    lines: list[dict[int, int]] = []
-    for chart in charts:
-        line: dict[int, int] = {}
-        for at, value in zip(chart.x, chart.main.high, strict=True):
-            if value is not None:
-                wide = at // width * width
-                line[wide] = max(value, line.get(wide, value))
-        lines.append(line)
-    x = sorted({at for line in lines for at in line})
-    return Chart(
-        id=charts[0].id,
-        title=charts[0].title,
-        x=x,
-        width=width,
-        curves=[
-            Curve(f"run {name}", "level", None, [line.get(at) for at in x])
-            for name, line in zip(names, lines, strict=True)
-        ],
-        limit=charts[0].limit if charts[0].limit == charts[1].limit else None,
-    )
+    limit = charts[0].limit if charts[0].limit == charts[1].limit else None
+    by_run = {f"run {name}": chart for name, chart in zip(names, charts, strict=True)}
+    return side_by_side(charts[0].id, charts[0].title, by_run, limit)
 
 
 def _figures(runs: TwoRuns) -> Element:

@@ -12,6 +12,7 @@ from memlog.reports.page.series import Chart, Curve
 
 _WIDTH, _HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 34, 14, 30
+_SPAN = _HEIGHT - _TOP - _BOTTOM
 _MOST = 480
 """Most points of a drawn line."""
 _MOST_BARS = 40
@@ -19,7 +20,7 @@ _LABELS = 5
 """Most labels below the bars on a narrow screen."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NEAR = 0.5
-"""Share of the limit from which on a chart shows it."""
+"""Share of the limit. A chart shows the limit if memory reached this share."""
 
 CATEGORIES = (
     "parameters",
@@ -56,7 +57,7 @@ def line_chart(chart: Chart, axis: str) -> Element:
         return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
     def y(value: float) -> float:
-        return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return _TOP + (high - value) / (high - low) * _SPAN
 
     parts = [
         *(_level_tick(tick, y(tick)) for tick in ticks),
@@ -97,7 +98,7 @@ def curve_class(curve: Curve, number: int) -> str:
 
 
 def summary_of(chart: Chart, axis: str) -> str:
-    """Return a chart's content in one sentence, for those who can't see it."""
+    """Return a chart's content in one sentence, for readers who can't see the chart."""
     known = [
         (at, value) for at, value in zip(chart.x, chart.main.high, strict=True) if value is not None
     ]
@@ -114,34 +115,18 @@ def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) ->
 
     Args:
         bars: Label of each bar, and its sizes in bytes by category.
-        caption: Content in words.
+        caption: Content of the drawing, in words.
     """
     bars = _chosen(bars)
     most = max(sum(sizes.values()) for _, sizes in bars)
     _, high, ticks = _scale(0, most)
-    span = _HEIGHT - _TOP - _BOTTOM
     slot = (_WIDTH - _LEFT - _RIGHT) / len(bars)
     width = min(slot * 0.72, 90)
     every = max(1, -(-len(bars) // _LABELS))
     drawn: list[Element] = []
     for number, (label, sizes) in enumerate(bars):
         middle = _LEFT + (number + 0.5) * slot
-        top = float(_HEIGHT - _BOTTOM)
-        for category in sorted(sizes, key=_stacking):
-            height = sizes[category] / high * span
-            top -= height
-            text = f"{label}: {category} {format_bytes(sizes[category])}"
-            drawn.append(
-                el(
-                    "rect",
-                    el("title", text),
-                    x=f"{middle - width / 2:.1f}",
-                    y=f"{top:.2f}",
-                    width=f"{width:.1f}",
-                    height=f"{height:.2f}",
-                    class_=f"bar {color(category)}",
-                )
-            )
+        drawn.extend(_stack(label, sizes, middle, width, high))
         drawn.append(
             el(
                 "text",
@@ -154,12 +139,31 @@ def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) ->
     return el(
         "svg",
         el("title", caption),
-        (_level_tick(tick, _HEIGHT - _BOTTOM - tick / high * span) for tick in ticks),
+        (_level_tick(tick, _HEIGHT - _BOTTOM - tick / high * _SPAN) for tick in ticks),
         drawn,
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         role="img",
         class_="bars",
     )
+
+
+def _stack(
+    label: str, sizes: Mapping[str, int], middle: float, width: float, high: float
+) -> Iterator[Element]:
+    """Yield the parts of one bar, from the bottom up; ``high``: bytes at the top of the scale."""
+    top = float(_HEIGHT - _BOTTOM)
+    for category in sorted(sizes, key=_stacking):
+        height = sizes[category] / high * _SPAN
+        top -= height
+        yield el(
+            "rect",
+            el("title", f"{label}: {category} {format_bytes(sizes[category])}"),
+            x=f"{middle - width / 2:.1f}",
+            y=f"{top:.2f}",
+            width=f"{width:.1f}",
+            height=f"{height:.2f}",
+            class_=f"bar {color(category)}",
+        )
 
 
 def legend(categories: Iterable[str]) -> Element:
@@ -213,7 +217,7 @@ def _points(chart: Chart, curve: Curve) -> list[tuple[int, int]]:
 
 
 def _scale(low: float, high: float) -> tuple[float, float, list[float]]:
-    """Return the ends of a scale of bytes, and its ticks: 1, 2, 4, … units apart.
+    """Return the ends of a scale of bytes, and its ticks, whose distance is a power of two.
 
     The scale begins at 0 unless all values lie far above it.
     """
@@ -249,7 +253,7 @@ def _index_tick(value: int, x: float) -> Element:
 
 
 def _short(value: float) -> str:
-    """Return a tick's size exactly: ticks are halves and quarters of a unit."""
+    """Return a tick's size with its unit, without rounding."""
     scaled, unit = value, 0
     while abs(scaled) >= 1024 and unit < len(_UNITS) - 1:  # noqa: PLR2004
         scaled, unit = scaled / 1024, unit + 1

@@ -33,13 +33,13 @@ MarkKind: TypeAlias = Literal[
 ]
 
 _KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
-"""Of several marks at one index, the first kind is the most important."""
+"""Kinds of marks, the most important first. Marks at one index are in this order."""
 _MOST_MARKS = 400
 """Most marks of one kind; further ones are counted."""
 _MOST_TRACES = 1_000
 _HOST = "host"
 _CHECKPOINT = ("checkpoint", "ckpt", "weights", "state_dict")
-"""Words in the kind, name or label of what saves the model."""
+"""Words that identify the saving of a model, in the kind or name of a file or in the label of a block."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class RunSeries(msgspec.Struct, frozen=True):
 
     axis: Axis
     charts: list[Chart]
-    """The accelerators first; empty: there was no reading."""
+    """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[Mark]
     omitted: dict[str, int]
     """Number of marks beyond the first `_MOST_MARKS` of a kind."""
@@ -196,7 +196,7 @@ class SeriesFold:
         return any(not fold.is_empty for folds in self._axes.values() for fold in folds.values())
 
     def series(self) -> RunSeries:
-        """Return the series on the first axis that has readings."""
+        """Return the series on the first axis that is in use."""
         axis: Axis = next((axis for axis, folds in self._axes.items() if folds), "step")
         folds = self._axes[axis]
         names = sorted(folds, key=lambda name: (name == _HOST, name))
@@ -225,6 +225,6 @@ class SeriesFold:
 
 
 def _kind_of(otherwise: MarkKind, *texts: str) -> MarkKind:
-    """Return ``checkpoint`` for what saves the model."""
+    """Return ``checkpoint`` if one of the mark's texts says that a model is saved, else ``otherwise``."""
     saves = any(word in text.lower() for text in texts for word in _CHECKPOINT)
     return "checkpoint" if saves else otherwise

@@ -15,7 +15,7 @@ from memlog.trace.result import with_parents
 _MOST_NODES = 4_000
 """Most nodes of a tree; the smallest are joined."""
 _DEEPEST = 64
-"""Most layers inside each other: a trace's file may come from elsewhere."""
+"""Maximum depth of nested layers. A trace from an untrusted file may have more."""
 _ROWS = 15
 _NUMBER = re.compile(r"([0-9]+)")
 
@@ -34,7 +34,7 @@ class Node(msgspec.Struct):
     children: list[Node] = []
 
     def child(self, name: str, category: str = "") -> Node:
-        """Return the child of a name, which is added if it is missing."""
+        """Return the child with a name and category. Add it if it is missing."""
         for known in self.children:
             if known.name == name and known.category == category:
                 return known
@@ -76,7 +76,7 @@ def layer_tree(trace: RecordedTrace) -> Node:
 
 
 def event_tree(event: Trace) -> Node | None:
-    """Return the layers of a trace whose events are not at hand; ``None`` if it names no layer."""
+    """Return the layers of a trace whose events are not available; ``None`` if it names no layer."""
     held = [(layer.path, layer.at_peak) for layer in event.layers if layer.at_peak]
     if not held or event.peak is None:
         return None
@@ -117,7 +117,7 @@ def _counted(name: str) -> list[str | int]:
 
 
 def _last_part(path: str, above: str) -> str:
-    """Return a path without that of the layer above: the icicle shows one part in each row."""
+    """Return a path without the path of the layer above: the icicle shows one part in each row."""
     if path == OUTSIDE_PATH:
         return "outside modules"
     return path.removeprefix(f"{above}.") if above else path

@@ -25,7 +25,7 @@ class Library(NamedTuple):
 
     @property
     def policy(self) -> str:
-        """Content-Security-Policy: this script and this style run; nothing is loaded or sent."""
+        """Content-Security-Policy that allows this script and this style, but no loading and no sending."""
         return (
             f"default-src 'none'; script-src '{_digest(self.script)}'; style-src '{_digest(self.style)}'; "
             "base-uri 'none'; form-action 'none'"
@@ -66,5 +66,5 @@ def _find_uplot(announce: Callable[[str], object] | None) -> tuple[Path | None, 
 
 
 def _digest(text: str) -> str:
-    # A browser hashes the text as it stands in the page, whose line ends are "\n".
+    # A browser hashes the text as it is in the page, where lines end with "\n".
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -34,7 +34,7 @@ from memlog.trace.records import RecordedTrace
 Announce = Callable[[str], object]
 
 _MOST_EVENTS = 200_000
-"""Most events of a traced step for which changes are predicted: a second of work."""
+"""Most events of a traced step for which savings are predicted. Predicting them takes about a second."""
 
 
 def html(
@@ -80,8 +80,8 @@ def _run_page(reader: RunReader, library: Library) -> str:
     step = _traced_step(reader, series)
     series = replace(series, charts=[_with_peak(chart, summary) for chart in series.charts])
     ranks, all_ranks = find_ranks(reader.run, summary)
-    if ranks and (chart := rank_chart(ranks)) is not None:
-        series = replace(series, charts=[*series.charts, chart])
+    if ranks:
+        series = replace(series, charts=[*series.charts, rank_chart(ranks)])
     parts = [
         el("div", sections.verdict(summary), class_="headline"),
         sections.tiles(sections.key_figures(summary, series)),
@@ -140,7 +140,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
 
 
 def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
-    """Return the worst traced step; without its events as far as the journal has it."""
+    """Return the worst traced step. If its events are missing, it has only the figures of the journal."""
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
@@ -171,7 +171,7 @@ def _is_cheap(trace: RecordedTrace) -> bool:
 def _data(
     charts: list[Chart], axis: str, marks: Iterable[Any], step: TracedStep | None = None
 ) -> bytes:
-    """Return the data of the script, as JSON."""
+    """Return the data for the page's script, as JSON."""
     document = {
         "axis": axis,
         "charts": charts,
@@ -234,7 +234,7 @@ def _raw(name: str, text: str, /, **attributes: str) -> Element:
 
 
 def _harmless(data: bytes) -> str:
-    """Return JSON in which no text can end the script that it is in."""
+    """Return the data as JSON that can't end the script element around it."""
     return (
         data.decode()
         .replace("<", "\\u003c")

@@ -11,12 +11,12 @@ from memlog.events import Ranks
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
 from memlog.reports.page.facts import run_series
-from memlog.reports.page.series import Chart, Curve
+from memlog.reports.page.series import Chart, side_by_side
 from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
 _MAX_RANKS = 64
-"""Most ranks that a report shows: those that had the most or the least memory at a step."""
+"""Most ranks that a report shows. Ranks that had the most or the least memory at a step come first."""
 _POINTS = 500
 
 
@@ -26,11 +26,11 @@ class Rank(msgspec.Struct, frozen=True):
     rank: int
     summary: Summary
     chart: Chart
-    """Its accelerator's memory; without one, its process's."""
+    """Memory of the rank's accelerator, or of its process if it has none."""
 
 
 def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
-    """Return the ranks of a training that a report shows, in order, and the number of all that have a run.
+    """Return the ranks that a report shows, in order, and the number of all ranks that have a run.
 
     The list is empty if no other rank's run is in the folder.
     """
@@ -45,7 +45,7 @@ def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
 
 
 def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
-    """Return the ranks that had the most and the least memory, and if these are few, the first ones too."""
+    """Return the ranks that had the most or the least memory, filled up with the lowest other ranks."""
     most: dict[int, int] = {}
     least: dict[int, int] = {}
     for event in _events(found):
@@ -64,35 +64,14 @@ def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
 
 def _events(found: Mapping[int, RunDirectory]) -> Iterator[Ranks]:
     for run in found.values():
-        for file in run.files("ranks"):
-            yield from (e.event for e in file.read() if isinstance(e.event, Ranks))
+        yield from (event for event in run.events("ranks") if isinstance(event, Ranks))
 
 
-def rank_chart(ranks: list[Rank]) -> Chart | None:
-    """Return one chart with a line for each rank; ``None`` if their memory is not of one kind."""
-    widest = max(rank.chart.width for rank in ranks)
-    lines = {rank.rank: _widened(rank.chart, widest) for rank in ranks}
-    x = sorted({at for line in lines.values() for at in line})
-    return Chart(
-        id="ranks",
-        title=f"All ranks, {ranks[0].chart.main.label}",
-        x=x,
-        width=widest,
-        curves=[
-            Curve(f"rank {rank}", "level", None, [line.get(at) for at in x])
-            for rank, line in lines.items()
-        ],
-        limit=next((rank.chart.limit for rank in ranks if rank.chart.limit is not None), None),
-    )
-
-
-def _widened(chart: Chart, width: int) -> dict[int, int]:
-    line: dict[int, int] = {}
-    for at, value in zip(chart.x, chart.main.high, strict=True):
-        if value is not None:
-            wide = at // width * width
-            line[wide] = max(value, line.get(wide, value))
-    return line
+def rank_chart(ranks: list[Rank]) -> Chart:
+    """Return one chart with a line for each rank."""
+    by_rank = {f"rank {rank.rank}": rank.chart for rank in ranks}
+    limit = next((rank.chart.limit for rank in ranks if rank.chart.limit is not None), None)
+    return side_by_side("ranks", f"All ranks, {ranks[0].chart.main.label}", by_rank, limit)
 
 
 def _read(rank: int, run: RunDirectory, known: Summary | None) -> Rank | None:

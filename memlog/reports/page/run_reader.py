@@ -35,7 +35,7 @@ class RunReader:
 
         Args:
             most: Most events to read; ``None``: all.
-            complete: Whether no process writes to the journal any more.
+            complete: True if no process writes to the journal any more.
         """
         left = most
         for found in self.run.files():

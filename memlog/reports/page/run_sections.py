@@ -11,7 +11,7 @@ from memlog.reports.page.markup import Child, el, prose, table
 from memlog.reports.page.ranks import Rank
 from memlog.reports.page.series import peak_name
 from memlog.reports.phases import known_peak
-from memlog.reports.schema import Delivery, HealthFacts, Summary
+from memlog.reports.schema import Delivery, Summary
 
 
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
@@ -88,7 +88,7 @@ def _place(step: int | None, evaluation: int | None, epoch: int | None) -> str:
 
 
 def phases(summary: Summary) -> Element | None:
-    """Return the section with the phases of the program; ``None`` if it marked none."""
+    """Return the section with the phases of the program; ``None`` if the program marked none."""
     if not summary.phases:
         return None
     rows: list[list[Child | list[Child]]] = []
@@ -112,7 +112,7 @@ def phases(summary: Summary) -> Element | None:
     headings = ["phase", "of", "peak", "made the run's peak", "exact at", "count", "time", "errors"]
     return sections.section(
         "phases", "Phases",
-        el("p", "A peak is exact if it was the highest so far; otherwise the most that was read is shown."),
+        el("p", "A peak is exact if it was the highest so far. Otherwise, the most that was read is shown."),
         table("Phases", headings, rows, numbers=(2, 5)),
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def health(summary: Summary) -> Element:
         "events recorded": f"{known.published:,}",
         "lost": _counted(known.dropped),
         "errors in memlog": _counted(known.faults),
-        "time taken from training": _overhead(known),
+        "time taken from training": known.overhead_text,
         "time for traced steps": _tracing(summary),
         **{f"sent to {name}": _delivered(one) for name, one in known.delivered.items()},
         **{f"rule {rule}": f"never judged: {why}" for rule, why in known.unjudged.items()},
@@ -177,14 +177,6 @@ def health(summary: Summary) -> Element:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
-
-
-def _overhead(known: HealthFacts) -> str:
-    if known.overhead_ms_total is None:
-        return "unknown"
-    a_step = known.overhead_ms_per_step
-    per_step = "" if a_step is None else f"{a_step:.3f} ms a step, "
-    return f"{per_step}{known.overhead_ms_total:,.1f} ms in all"
 
 
 def _tracing(summary: Summary) -> str | None:

@@ -22,7 +22,7 @@ _POSTMORTEM = "postmortem.md"
 _HELPS = "\n## What would help\n"
 _MOST_TEXT = 256 * 1024
 LISTED = 100
-"""Most alerts, and most marks, in a list."""
+"""Maximum number of alerts, phases or marks in a list."""
 _TRACED_ROWS = 60
 
 
@@ -168,7 +168,12 @@ def bad_end(run: RunDirectory) -> Element | None:
 
 
 def memory(series: RunSeries, missing: str | None) -> Element | None:
-    """Return the section with memory over steps; ``None`` without a reading."""
+    """Return the section with memory over steps; ``None`` if memory was never read.
+
+    Args:
+        series: Memory over the run.
+        missing: Reason why charts can't be zoomed; ``None``: they can.
+    """
     if not series.charts:
         return None
     figures_ = [_chart(chart, series.axis) for chart in series.charts]
@@ -306,7 +311,7 @@ def _step_label(trace: Trace) -> str:
 
 
 def moment(iso: str | None) -> str | None:
-    """Return a document's time for people, in UTC."""
+    """Return an ISO 8601 time as ``2026-01-31 12:00:00 UTC``; ``None`` if unknown."""
     return None if iso is None else f"{iso[:19].replace('T', ' ')} UTC"
 
 

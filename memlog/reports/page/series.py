@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 CurveKind: TypeAlias = Literal["level", "peak", "reserved", "tree"]
 
 MOST_POINTS = 2_000
-"""Most intervals of a chart. Beyond it, each two neighbours become one."""
+"""Most intervals of a chart. If there are more, every two neighbours are joined."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Chart(msgspec.Struct, frozen=True):
     x: list[int]
     """First index of each interval."""
     width: int
-    """Indices in an interval."""
+    """Number of indices in an interval."""
     curves: list[Curve]
     limit: int | None
     """Bytes available; ``None``: unknown."""
@@ -114,6 +114,33 @@ def _side(
     values: dict[int, tuple[int, int]], intervals: Iterable[int], side: int
 ) -> list[int | None]:
     return [values[at][side] if at in values else None for at in intervals]
+
+
+def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int | None) -> Chart:
+    """Return a chart with a line for each of several charts: the highest values of its main line.
+
+    Args:
+        name: Identity of the new chart.
+        title: Its title.
+        charts: The charts, by the label of each one's line in the new chart.
+        limit: Bytes available; ``None``: unknown.
+    """
+    width = max(chart.width for chart in charts.values())
+    lines = {label: _widened(chart, width) for label, chart in charts.items()}
+    x = sorted({at for line in lines.values() for at in line})
+    curves = [
+        Curve(label, "level", None, [line.get(at) for at in x]) for label, line in lines.items()
+    ]
+    return Chart(id=name, title=title, x=x, width=width, curves=curves, limit=limit)
+
+
+def _widened(chart: Chart, width: int) -> dict[int, int]:
+    line: dict[int, int] = {}
+    for at, value in zip(chart.x, chart.main.high, strict=True):
+        if value is not None:
+            wide = at // width * width
+            line[wide] = max(value, line.get(wide, value))
+    return line
 
 
 def peak_name(chart: Chart) -> str:

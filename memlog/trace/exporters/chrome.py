@@ -1,7 +1,7 @@
 """Export of a trace in Chrome's format, with layers as slices and memory as counters.
 
-Perfetto and ``chrome://tracing`` open it. Format: "Trace Event Format" (Google, 2016). Times are microseconds
-after ``baseTimeNanoseconds``, a Unix time in a field that ``torch.profiler`` adds.
+Perfetto and ``chrome://tracing`` open the file. Format: "Trace Event Format" (Google, 2016). Times are
+microseconds after ``baseTimeNanoseconds``, a Unix time in a field that ``torch.profiler`` adds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NS_PER_US = 1e3
 
 
 def chrome_trace(trace: RecordedTrace) -> dict[str, Any]:
-    """Build the document."""
+    """Build the document of a trace, in Chrome's format."""
     events = [_metadata("process_name", 0, f"memlog: layers and memory ({trace.result.device})")]
     events += _slices(trace)
     events += _counters(trace)

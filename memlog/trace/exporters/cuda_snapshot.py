@@ -54,7 +54,7 @@ def snapshot(trace: RecordedTrace) -> dict[str, Any]:
 
 
 def _frames(trace: RecordedTrace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
-    """Return the layer's frame and those of its parents, innermost first, as the page shows stacks."""
+    """Return frames for the layer, its parents and the phase, innermost first, as the page shows stacks."""
     path = path_stack(trace.paths[event.layer], trace.paths)
     names = (*reversed(path), encoding.PHASES[event.phase])
     return [{"name": name, "filename": "memlog", "line": 0} for name in names]

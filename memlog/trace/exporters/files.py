@@ -1,6 +1,7 @@
-"""Atomic writing of files: a reader sees a whole file or none. A name in ``.gz`` compresses the file.
+"""Atomic writing of files: a reader sees a whole file or none.
 
-A folder that does not exist raises `ConfigurationError`, and a file that can't be written `OSError`.
+A file whose name ends in ``.gz`` is compressed. Each function raises `ConfigurationError` if the folder does
+not exist or the path is a folder, and `OSError` if the file can't be written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Page with a flame graph, for places that show HTML but no speedscope file.
 
-It is one file without scripts that loads nothing, so it can be shown in a closed frame, printed, and read
-aloud: below the drawing are the same figures as tables.
+The page is one file without scripts that loads nothing, so it can be shown in a sandboxed frame and printed.
+Tables below the drawing hold the same figures, for screen readers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _COLOURS = {
     "[temporaries]": "#98a3b0",
     "[inputs]": "#5cc48c",
 }
-"""Colours of the categories: those of a run's report on dark paper, on which black text is legible."""
+"""Colours of the categories, as in a run's report in dark mode: black text is legible on them."""
 _OTHER_COLOUR = "#b9bdc4"
 _OF_LAYERS = (
-    "Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it is "
-    "what they are."
+    "Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it are "
+    "the categories of these bytes."
 )
 _SMALLEST = 0.001
 """Share of all bytes below which a box is not drawn: it would be narrower than a pixel."""
@@ -79,12 +79,12 @@ class _Box(msgspec.Struct, frozen=True):
 def flame_page(
     document: Mapping[str, Any], *, intro: str = _OF_LAYERS, holder: str = "layer"
 ) -> str | None:
-    """Return the page of a document's first profile; ``None`` if that is not about bytes.
+    """Return the page of a document's first profile; ``None`` if that profile holds no bytes.
 
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
-        intro: What the drawing shows.
-        holder: What holds the bytes: the innermost frame that is no category.
+        intro: Sentence on the content of the drawing.
+        holder: Heading for the innermost frames that are no categories: they hold the bytes.
     """
     profile = document["profiles"][0] if document["profiles"] else {}
     if profile.get("unit") != "bytes" or not profile["endValue"]:
@@ -112,7 +112,7 @@ def _is_category(name: str) -> bool:
 
 
 def _boxes(root: _Node) -> Iterator[_Box]:
-    """Yield a box for each node below ``root``; of the nodes in one, the largest lies on the left."""
+    """Yield a box for each node below ``root`` that is large enough; of siblings, the largest is leftmost."""
     waiting = [(root, 0, 0.0)]
     while waiting:
         node, depth, left = waiting.pop()

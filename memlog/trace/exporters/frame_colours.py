@@ -1,9 +1,9 @@
 """Colours of frames in speedscope.
 
-Speedscope gives a frame the colour of its place among the profile's frames, in the order of file and name. So
-categories, whose names stand together in the alphabet, would all have nearly the same colour. Here each frame
-gets a "file" that sets its place: the categories lie at equal distances, and the layers between them in the
-model's order. The places are marks of no width; the text behind them is the layer's class.
+Speedscope sorts a profile's frames by file and name, and a frame's place in that order sets its colour. The
+names of categories stand together in the alphabet, so they would all have nearly the same colour. Here each
+frame gets a "file" that sets its place: the categories lie at equal distances, and the layers between them in
+the model's order. The file's name is a number of invisible characters (the place), then the layer's class.
 """
 
 from __future__ import annotations

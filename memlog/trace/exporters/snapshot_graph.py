@@ -19,7 +19,7 @@ _MAX_FRAMES = 200
 
 _BEFORE = "(allocated before the history begins)"
 _NO_FILE = ("", "??", "memlog")
-"""File names that mean "no file"; in memlog's own export, layers are the frames."""
+"""File names that mean "no file". memlog's own export writes "memlog", because its frames are layers."""
 
 
 class SnapshotGraph(NamedTuple):
@@ -66,7 +66,7 @@ class _Stacks:
         self._known: dict[int, Stack] = {}
 
     def of(self, *sources: dict[str, Any] | None, size: int) -> Stack:
-        """Return the stack of the first source that has one."""
+        """Return the frames of the first source that has any, or else the first note, or else the size."""
         for source in sources:
             stack = None if source is None else self._frames(source.get("frames"))
             if stack:
@@ -140,7 +140,7 @@ def _reserved(device: Device) -> Iterator[tuple[Stack, int]]:
 
 
 def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    """Find the history's peak, then replay the history up to it."""
+    """Yield stacks and bytes at the history's peak: find the peak, then replay the history up to it."""
     if not device.history:
         return
     peak = _peak(device)

@@ -1,6 +1,6 @@
 """Reading of an allocator's snapshot, which is untrusted input: it may hold plain types in any shape.
 
-A snapshot of another form than torch writes is refused, and its size is bounded.
+A snapshot is refused if it has another form than torch writes, or too many entries or devices.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Device:
         return {change.address: change.source for change in self.history if change.is_alloc}
 
     def before(self) -> dict[int, tuple[dict[str, Any] | None, int]]:
-        """Return entry (if known) and bytes of blocks live when the history began, by address."""
+        """Return the blocks that were live when the history began: entry (if known) and bytes, by address."""
         first: dict[int, Change] = {}
         for change in self.history:
             first.setdefault(change.address, change)
@@ -118,7 +118,7 @@ def _require_bounded(remaining: int, devices: dict[int, Device]) -> None:
 def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
     state = block["state"]
     if state not in STATES:
-        # torch's documentation has this name for a freed block that waits for another stream.
+        # torch's documentation uses this name for a freed block that waits for another stream.
         state = "active_pending_free" if state == "active_awaiting_free" else "inactive"
     private = segment.get("segment_pool_id", (0, 0))
     kind = segment.get("segment_type")
@@ -138,7 +138,7 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
 def _require_distinct(lists: Sequence[Any]) -> None:
     """Refuse lists that are one object: a small file that shares a list can have countless entries."""
     if len({id(entries) for entries in lists}) < len(lists):
-        raise ValueError("several of its parts are one list, which torch does not write")
+        raise ValueError("it refers to one list in several places, as no snapshot of torch's does")
 
 
 def _pool(identity: Any) -> str:
@@ -173,6 +173,6 @@ def _requested_size(block: Block) -> int:
 
 
 def printable(text: str, *, end: bool = False) -> str:
-    """Shorten a snapshot's text, to its end if ``end``, and replace control characters."""
+    """Return a snapshot's text with control characters replaced, cut to its beginning (``end``: its end)."""
     cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
     return "".join(character if character.isprintable() else "?" for character in cut)

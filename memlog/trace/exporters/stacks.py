@@ -19,7 +19,10 @@ Stack = tuple[str, ...]
 
 
 def path_stack(path: str, paths: Sequence[str]) -> Stack:
-    """Return a layer's path after those of its parents, outermost first. The second path is the model's."""
+    """Return a layer's path after those of its parents, outermost first.
+
+    ``paths[1]`` is the model's path, if a module was called.
+    """
     return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
 
 

@@ -15,7 +15,7 @@ from memlog._internal.units import format_bytes
 from memlog.trace.exporters.snapshot_reading import Change, Device, printable, read_devices
 
 _MAX_BANDS = 400
-"""Number of storages with a band of their own, the largest; the others are one grey band on top."""
+"""Number of the largest storages, which get a band each. All others form one grey band on top."""
 _MAX_DEVICES = 8
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
@@ -43,7 +43,7 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Number of changes so far and bytes of all live storages, those without a band included.
+        top: Pairs of the number of changes so far and the bytes of all live storages, with or without a band.
     """
 
     def __init__(self, changes: list[Change]) -> None:

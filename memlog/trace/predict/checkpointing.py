@@ -1,4 +1,4 @@
-"""Prediction of the modules to checkpoint, and of the peak with that.
+"""Prediction of the modules to checkpoint, and of the peak with these checkpointed.
 
 A checkpointed module keeps its inputs and nothing else. It keeps them even if its first operation would not
 (ReLU, dropout and pooling free theirs at once). All else that its forward keeps for the backward pass is
@@ -26,8 +26,8 @@ _MIN_SHARE = 0.02
 """Smallest part of the peak that a group of modules must drop to be considered."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""A call's result is the last storage it leaves, unless that is this many times smaller than the largest one:
-a small storage after the result (a norm's statistics) is not the result."""
+"""A call's result is the newest storage that outlives the call. Storages that are more than this many times
+smaller than the largest one do not count: a norm's statistics, which follow its result, are small."""
 _RNG_STATE_BYTES = 5056
 """Bytes of the CPU random number generator's state, kept for each call (`torch.get_rng_state`)."""
 _SAME_PEAK = 1.005
@@ -56,14 +56,14 @@ _CallsByLayer: TypeAlias = dict[int, list[RecomputedCall]]
 
 
 class Plan(NamedTuple):
-    """Modules to checkpoint, and the peak with that, in bytes."""
+    """Modules to checkpoint, and the predicted peak in bytes."""
 
     modules: tuple[str, ...]
     peak: int
 
 
 def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
-    """Return the layers inside modules that update running statistics again when their forward runs again."""
+    """Return the batch norms inside ``modules``: a second forward updates their running statistics again."""
     inside = tuple(f"{module}." for module in modules)
     return [
         path
@@ -75,7 +75,7 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
 def best_plan(traced: TracedStep, peak: int) -> Plan | None:
     """Find the sibling modules whose checkpointing gives the lowest peak.
 
-    ``None`` if none lowers ``peak``, the bytes without checkpointing.
+    ``None`` if no such plan lowers ``peak``, the peak in bytes without checkpointing.
     """
     calls = _recomputed_calls(traced)
     plans = [
@@ -146,10 +146,10 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return when each storage that only autograd keeps would be freed if autograd did not keep it.
+    """Return the storages that only autograd keeps, and when each would be freed otherwise.
 
-    A storage that a module allocates and does not return would be freed when that module's forward ends. The
-    innermost such module counts.
+    Without autograd, a storage that a module allocates and does not return is freed when that module's
+    forward ends. The innermost such module counts.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -213,7 +213,7 @@ def _recomputed_call(
 
 
 def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) -> int:
-    """Return when the last forward of a module that gets the call's result ends."""
+    """Return the end of the last forward that gets the call's result."""
     ends = (
         later.end
         for later in traced.calls
@@ -223,7 +223,7 @@ def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) ->
 
 
 def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
-    """Return the result among the storages that a call leaves."""
+    """Return a call's result: the newest storage that outlives the call and is not too small."""
     largest = max((storage.size for storage in left), default=0)
     return next(
         (storage for storage in reversed(left) if storage.size * _RESULT_RATIO >= largest), None
@@ -242,9 +242,9 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return when the backward pass enters a module again, right after another call of it.
+    """Return when the backward pass enters a module again, after it has finished a later call of the module.
 
-    The backward pass enters both calls in the same layer: the last one that ran in the forward.
+    The pass enters both calls at the same layer: the one that ran last in their forward.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

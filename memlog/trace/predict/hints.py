@@ -54,8 +54,8 @@ class Hint(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
     """Paths of the modules to checkpoint."""
     time: float | None = None
-    """Time that the change adds, as a part of the step's; ``None``: not measured. For checkpointing, the
-    forward pass of its modules, which then runs twice, as measured in the traced step."""
+    """Time that the change adds, as a part of the step's; ``None``: not measured. For checkpointing, that is
+    the measured time of its modules' forward pass, which then runs twice."""
 
     def sentence(self) -> str:
         """Return one line of text for a user."""
@@ -156,8 +156,8 @@ def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: floa
         yield "The traced step did not reach its backward pass, so these figures do not include that pass."
     if traced.has_backward and not traced.records_inputs:
         yield (
-            "What checkpointing would save is not predicted: an older memlog wrote the trace, without the "
-            "inputs of modules."
+            "The memory that checkpointing would save is not predicted: an older memlog wrote the trace, "
+            "without the inputs of modules."
         )
     if traced.trace.result.peak != peak:
         yield (
@@ -166,11 +166,11 @@ def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: floa
         )
     why_no_cast = why_not(traced)
     if why_no_cast is not None:
-        yield f"What autocast would save can't be predicted: {why_no_cast}."
+        yield f"The memory that autocast would save can't be predicted: {why_no_cast}."
     if optimizers.state_bytes(traced) >= min_saved and not optimizers.kept_states(traced):
         yield (
-            "What another optimizer would save is not predicted: the state of this one is not a whole number "
-            "of values for each parameter."
+            "The memory that another optimizer would save is not predicted: the state of this one is not a "
+            "whole number of values for each parameter."
         )
     if hints:
         yield "Each figure is for one change alone: two changes together save less than their sum."

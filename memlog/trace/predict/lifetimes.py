@@ -70,8 +70,8 @@ class Call(NamedTuple):
     end: int
     thread: int
     inputs: tuple[StorageLifetime, ...] | None
-    """The two largest storages among its positional arguments that the trace follows; ``None``: it got no
-    tensor as a positional argument."""
+    """The two largest tracked storages among its positional arguments; ``None`` if no positional argument is
+    a tensor."""
 
 
 class PhaseChange(NamedTuple):
@@ -153,7 +153,7 @@ class _StreamReader:
             self._exit(at, event)
 
     def finish(self) -> None:
-        """Classify what an optimizer's step allocated and keeps as its state.
+        """Classify storages as optimizer state if an optimizer's step allocated them and they are still live.
 
         A trace may end within the step, before the events that classify the state.
         """
@@ -280,7 +280,7 @@ class TracedStep:
     def between_steps(self, at: int) -> Interval:
         """Return the time from the last optimizer step before a moment to the next one after it.
 
-        The next step uses the gradients of the passes in this time.
+        The optimizer step at its end uses the gradients of all passes in this time.
         """
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps
@@ -321,7 +321,7 @@ class TracedStep:
     def intervals(
         self, sizes: Mapping[StorageLifetime, float] | None = None
     ) -> list[SizedInterval]:
-        """Return time and bytes of each storage in a later step; ``sizes`` replace those of some."""
+        """Return time and bytes of each storage in a later step; ``sizes`` replaces the bytes of some."""
         changed = sizes or {}
         return [
             SizedInterval(steady_begin(storage), storage.end, changed.get(storage, storage.size))
@@ -343,8 +343,8 @@ def highest(
 ) -> int:
     """Compute the highest number of live bytes of all intervals together, in a step of ``length`` events.
 
-    Each interval lasts to the moment before its ``end``. ``spikes`` are moments with the bytes that are live
-    only there, beyond those just before.
+    Each interval lasts to the moment before its ``end``. ``spikes`` are moments, each with the additional
+    bytes that are live only then.
     """
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in intervals:

@@ -25,8 +25,8 @@ _COUNTERS = 8
 _ALLOCATOR_BLOCK = 512
 """Bytes to which CUDA's and XPU's allocators round up a counter."""
 _ALMOST_ALL = 0.95
-"""Smallest part of a state's bytes that must be the same whole number of values per parameter. Also the
-smallest part of the bytes of parameters with gradients that must have such a state."""
+"""Smallest part of a state's bytes that must have the same whole number of values per parameter. Also the
+smallest part of the bytes of parameters with gradients for which there must be such a state."""
 
 
 class State(NamedTuple):
@@ -198,7 +198,7 @@ def _candidates(
     layers = {key.layer for key in groups[step]}
     if OUTSIDE not in layers:
         return _of_layers(stepped, layers)
-    # The trace ends before it names the layers of this state: those of other optimizers' states are excluded.
+    # The trace ends before it names the layers of this state: exclude the layers of other optimizers' states.
     others = {key.layer for other, kept in groups.items() if other != step for key in kept}
     rest = Counter({key: count for key, count in stepped.items() if key.layer not in others})
     return rest or stepped

@@ -2,8 +2,8 @@
 
 Under autocast, matrix products and convolutions compute and return two bytes a value instead of four.
 Operations after them keep the type of their input. Parameters keep their type; autocast copies each one that
-a product uses, and the copy lives as long as the backward pass needs it. Results of the loss stay in four
-bytes.
+a product uses, and the copy lives as long as the backward pass needs it. Results of the loss keep four bytes
+a value.
 
 A trace that was recorded operation by operation holds the type of each storage
 (`memlog.tracer.engines.cpu.autocast_types`). The recording assumes that a parameter belongs to a product or a
@@ -117,7 +117,7 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
     in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
     if storage.category == PARAMETER:
-        # One copy serves the whole forward pass, and the backward pass as far as it needs it.
+        # One copy serves the whole forward pass, and lives until the backward pass needs it no more.
         until, copies = max(last, min(traced.backward_after(first), traced.length)), 1
     intervals = list(_between_steps(traced, first, until))
     for interval in intervals:
@@ -131,7 +131,7 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
 
 
 def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: int) -> bool:
-    """Return True if only autograd keeps a model's input: one that the program keeps outlives the pass."""
+    """Return True if only autograd keeps a model's input. An input that the program keeps lives longer."""
     backward = traced.backward_after(at)
     changes = traced.phase_changes_from(backward)
     end = next((change.at for change in changes if change.phase != BACKWARD), traced.length)
@@ -139,7 +139,7 @@ def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: in
 
 
 def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interval]:
-    """Yield the parts of an interval between optimizer steps, which copies do not outlive."""
+    """Yield the parts of an interval outside optimizer steps: no copy outlives such a step."""
     for step in traced.optimizer_steps[traced.optimizer_step_at(first) :]:
         if step.begin >= last:
             break
@@ -164,7 +164,7 @@ def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
 
 
 def _varies(storage: StorageLifetime) -> bool:
-    """Return True if each pass allocates the storage anew, also if it is an input that another model made."""
+    """Return True if each pass allocates the storage anew; it may be an input that another model made."""
     return storage.transient or (storage.category == INPUT and storage.begin > START)
 
 
@@ -172,7 +172,7 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInter
     """Return the bytes that a float32 copy of a result adds, and their time."""
     used = traced.allocated_after(result.uses.used)
     if result.uses.used and used < traced.backward_after(at):
-        # The loss does not keep it for the backward pass (cross entropy).
+        # The loss (cross entropy) does not keep the result for the backward pass.
         return SizedInterval(at, max(at, used) + 1, result.size)
     # A product does not keep its own result, so the copy replaces it.
     alone = traced.layers.kind(result.layer) in PRODUCTS

@@ -35,8 +35,8 @@ def accumulated(traced: TracedStep, share: float) -> int:
     """Compute the peak with a ``share`` of the batch size and accumulated gradients, in bytes.
 
     From the second batch on, the accumulated gradients are live from the previous optimizer step on, and
-    replace gradients that were still live then. The backward pass allocates the new gradients besides, adds
-    them, and frees them.
+    replace gradients that were still live then. The backward pass allocates the new gradients in addition,
+    adds them to the accumulated ones, and frees them.
     """
     gradients = [
         storage
@@ -67,7 +67,7 @@ def accumulated(traced: TracedStep, share: float) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the old gradients that are freed before new ones, and when accumulated ones replace them."""
+    """Return the old gradients that end before new ones begin, and when accumulated ones replace each."""
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
         time = traced.between_steps(storage.begin).begin, storage.begin

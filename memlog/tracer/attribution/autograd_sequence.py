@@ -9,11 +9,12 @@ from memlog.trace.encoding import OUTSIDE
 from memlog.tracer import torch_private
 
 MAX_SPANS = 100_000
-"""Maximum number of spans to remember (1.2 MB). Beyond it, the oldest half is dropped."""
+"""Maximum number of spans to remember (1.2 MB). A span is a range of operations that one layer made. Beyond
+the maximum, the oldest half is dropped."""
 
 
 class SequenceMap:
-    """Map from operation numbers of one thread to the layers that made the operations.
+    """Map from operation numbers of one thread to the layers (or lines) that made the operations.
 
     Serves one thread: each thread has its own numbers. Numbers only rise, so the spans are sorted.
     """
@@ -25,7 +26,7 @@ class SequenceMap:
     def mark(self, number: int, layer: int) -> None:
         """Record that ``layer`` makes the operations from ``number`` on."""
         if self._starts and self._starts[-1] == number:
-            self._layers[-1] = layer  # the layer before made no operation
+            self._layers[-1] = layer  # the previous layer made no operation
             return
         if len(self._starts) >= MAX_SPANS:
             del self._starts[: MAX_SPANS // 2]

@@ -1,4 +1,4 @@
-"""Lines of the program that call what runs in no module."""
+"""Lines of the program that call operations outside all modules."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CallingLines:
     """Numbers of the program's lines: 1 for the line that calls first, and so on.
 
     Attributes:
-        lines: ``train.py:42 in step: cross_entropy``: the file name, the function that contains the line, and
-            the Python function of torch or of another package that the line called.
+        lines: ``train.py:42 in step: cross_entropy``: the file name and line number, the function that
+            contains the line, and the Python function of torch or of another package that the line called.
     """
 
     def __init__(self) -> None:

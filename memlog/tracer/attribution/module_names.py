@@ -12,7 +12,7 @@ from memlog.trace.result import common_length, with_parents
 from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
-"""Maximum number of layers. Memory of further modules counts with the surrounding layer."""
+"""Maximum number of layers. Memory of further modules counts as outside all modules."""
 
 _COMPILED = "_orig_mod"
 """Attribute in which ``torch.compile``'s wrapper keeps the module."""
@@ -36,9 +36,9 @@ class ModuleNames:
     """Numbers and paths of the layers in a window.
 
     The path of a module in the model is its name in ``named_modules``. The model's own path is the name of
-    its class, with " (model)" behind if a child has that name. The path of a module that the model does not
+    its class. If a child has that name, " (model)" is appended. The path of a module that the model does not
     own, such as a second network or a loss, is the name of its class in parentheses. The path of a scope is
-    its name in parentheses.
+    its name in parentheses, after the path of the layer around it.
 
     Args:
         model: The model. ``None``: the first module that is called.
@@ -92,7 +92,7 @@ class ModuleNames:
         return entry[1] if entry is not None and entry[0]() is module else ()
 
     def number(self, path: str, kind: str = "") -> int:
-        """Return the number of a path, a new one if needed; beyond the limit that of "outside"."""
+        """Return the number of a path; a new path is added, or counts as "outside" beyond `MAX_NAMES`."""
         number = self._numbers.get(path)
         if number is None:
             if len(self.paths) >= MAX_NAMES:
@@ -137,7 +137,7 @@ class ModuleNames:
         return path
 
     def _free_name(self, kind: str) -> str:
-        """Return the class name, with a number behind if another live network has it."""
+        """Return the class name, with a number appended if another live network has that name."""
         taken = {root.path for root in self.roots if _has_tensors(root.module())}
         name, number = kind, 2
         while f"({name})" in taken:
@@ -145,9 +145,9 @@ class ModuleNames:
         return name
 
     def _add_modules(self, root: Any, path: str, prefix: str) -> None:
-        # All paths of a shared module, so their number has no limit of its own.
+        # A shared module comes once for each of its paths, of which there may be any number.
         for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
-            # Without a name it is the root, or the module inside torch.compile's wrapper: the same layer.
+            # A module without a name is the root, or is inside torch.compile's wrapper: the same layer.
             self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
     def _remember(self, module: Any, path: str) -> None:
@@ -158,7 +158,7 @@ class ModuleNames:
 
 
 def registered(module: Any, registry: str) -> dict[str, Any]:
-    """Return a module's children or parameters without code of its class, which may be the program's."""
+    """Return a module's children or parameters without running code of its class (the program's code)."""
     found = object.__getattribute__(module, "__dict__").get(registry)
     return found if issubclass(type(found), dict) else {}
 

@@ -41,7 +41,7 @@ class ThreadState:
         optimizing: Identity of the optimizer whose step runs.
         outside_owner: Layer and phase of what happens outside ``forward``.
         backward_layer: Layer of the last backward operation.
-        line: Program's line that made the last backward operation; 0: unknown.
+        line: Number of the program's line that made the last backward operation; 0: unknown.
         node: Number of the last backward node; ``None`` if it accumulates gradients.
         inputs: Inputs of the module that is about to begin; an engine writes them with its ENTER event.
     """
@@ -62,7 +62,7 @@ class ModuleStack:
 
     Args:
         emit: Called with kind, layer, phase and thread state at each change.
-        all_threads: Whether all threads that call the model's modules take part. If not, only the thread that
+        all_threads: True if all threads that call the model's modules take part. If not, only the thread that
             began the window and those that run its backward pass do.
     """
 
@@ -78,7 +78,7 @@ class ModuleStack:
         self._all_threads = all_threads
         self._thread_states: dict[int, ThreadState] = {}
         self._graph = GraphOwners()
-        """Of the thread that began the window."""
+        """Owners in the graph of the thread that began the window."""
         self.closed = False
 
     def begin(self) -> None:
@@ -96,7 +96,7 @@ class ModuleStack:
     def thread_state(self, *, join: bool = False) -> ThreadState | None:
         """Return this thread's state; ``None`` if it takes no part in the window.
 
-        With ``join`` it takes part from now on.
+        With ``join``, the thread takes part from now on.
         """
         if self.closed:
             return None
@@ -127,7 +127,8 @@ class ModuleStack:
     def module_ends(self, module: Any) -> int | None:
         """Record the end of a module's ``forward``, and of all modules that began in it; return its layer.
 
-        torch calls the end hook even if another hook raised before memlog's begin hook ran: ``None`` then.
+        ``None`` if no begin was recorded: torch calls the end hook even if another hook raised before
+        memlog's begin hook ran.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or (

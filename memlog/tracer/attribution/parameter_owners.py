@@ -35,7 +35,10 @@ class _Owner(NamedTuple):
     root_layer: int
 
     def parameter(self, default: Any = None) -> Any:
-        """Return the parameter; ``default`` if the module lacks it or its registry, as TorchScript's do."""
+        """Return the parameter; ``None`` if the module was deleted.
+
+        ``default`` if the module lacks the parameter, or has no registry of parameters (TorchScript).
+        """
         module = self.module()
         return None if module is None else registered(module, "_parameters").get(self.name, default)
 
@@ -120,8 +123,8 @@ def _members(model: Any, registry: str, method: str) -> Iterator[_Member]:
 
     Args:
         model: The root module.
-        registry: Attribute in which a module has them by name.
-        method: Method that yields those of a module without such a registry: one of TorchScript.
+        registry: Attribute of a module that holds them by name.
+        method: Method that yields them for a TorchScript module, which has no such attribute.
     """
     seen: set[int] = set()
     for prefix, module in unique_modules(model):

@@ -1,7 +1,7 @@
 """Scopes: user-given names for code that is no module, such as an equation's term or a pipeline stage.
 
-Every open trace gets the begin and end of a scope, as torch's hooks report those of modules. A scope is
-listed among the layers, in parentheses.
+A scope reports its begin and end to every open trace, as torch's hooks do for modules. A scope is listed
+among the layers, in parentheses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ScopeListener(Protocol):
 
 
 LISTENERS: SharedHook[ScopeListener] = SharedHook()
-"""Open traces. A scope's end reaches the listeners of its begin."""
+"""Open traces. The end of a scope is reported to the traces that were open when it began."""
 
 
 @contextmanager
@@ -46,9 +46,9 @@ def scope(name: str) -> Iterator[None]:
             velocity = advect.semi_lagrangian(velocity, velocity, dt)
         diffuse = scope("diffusion")(diffuse.explicit)
 
-    Scopes and modules nest: the path is the surrounding path with ``(name)`` behind. Without an open trace,
-    a scope does nothing. On the CPU, the scope's part of the backward pass counts with it. On a GPU, that
-    part counts with what surrounds the scope.
+    Scopes and modules nest: the path is the surrounding path followed by ``(name)``. Without an open trace,
+    a scope does nothing. On the CPU, the scope's part of the backward pass counts for the scope. On a GPU,
+    that part counts for the layer around the scope.
 
     Args:
         name: Up to 100 characters without a dot, which separates layers.

@@ -22,7 +22,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     lines: tuple[str, ...] = ()
     """Lines of the program, in the order of their numbers in events."""
     exactness: Exactness | None = None
-    """How exact the peaks are; ``None``: as the engine's choice says."""
+    """Exactness of the peaks; ``None``: the one in the engine's `Choice` holds."""
 
 
 class Engine(Protocol):

@@ -56,7 +56,7 @@ class HookEngine:
         self._module_stack.optimizer_ends(optimizer)
 
     def _register_new_roots(self) -> None:
-        """Register root modules that were found since. Engines that need them override this."""
+        """Register root modules that were found since the last call. Engines that need them override this."""
 
     def _end(self) -> None:
         """Remove the hooks and end open modules."""

@@ -39,9 +39,9 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """Return the device to trace.
 
     Args:
-        models: Models whose first parameter or buffer decides if ``named`` is ``None``. If they have none, it
-            is the CUDA device if one is in use, else the CPU.
-        named: Device as torch writes it.
+        models: Models whose first parameter or buffer decides if ``named`` is ``None``. If they have none,
+            the result is the CUDA device if one is in use, else the CPU.
+        named: Device as torch writes it; ``None``: the models' device.
 
     Raises:
         ConfigurationError: The device does not exist.

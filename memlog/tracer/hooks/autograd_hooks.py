@@ -33,7 +33,7 @@ class BackwardMarks:
         self._reached = None
 
     def mark(self, values: Any, layer: int) -> None:
-        """Mark tensors as made by ``layer``, unless they are marked already, as by a module inside it."""
+        """Mark tensors as made by ``layer``, unless they are marked already (by a module inside it)."""
         for tensor in tensors_in(values):
             node = tensor.grad_fn
             if node is None:

@@ -1,4 +1,4 @@
-"""Patch of the function that runs torch's engine, for ``backward`` and ``grad``."""
+"""Patch of the function that ``backward`` and ``grad`` call to run torch's autograd engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Closed windows whose dispatch mode could not be removed yet.
 
-Another mode lies on top, or the window was closed on another thread than the one that opened it. A hook tries
-again at each module call.
+A mode can't be removed if another mode lies on top of it, or if another thread than the one that opened the
+window closed it. A hook tries again at each module call.
 """
 
 from __future__ import annotations

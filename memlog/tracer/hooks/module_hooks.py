@@ -61,7 +61,7 @@ class Hooks:
         self._optimizers: OptimizerSubscription | None = None
 
     def install(self) -> None:
-        """Install the hooks. If an exception ends this, the caller calls `remove`."""
+        """Install the hooks. If this raises, the caller must call `remove`."""
         COMPILE_WARNING_FILTER.add(self)
         begins, ends = self._module_hooks()
         self._handles.append(register_module_forward_pre_hook(begins))
@@ -118,10 +118,10 @@ class Hooks:
 
 
 class OptimizerSubscription:
-    """Subscription to optimizer steps until `remove`. The hooks stay in torch as long.
+    """Subscription to optimizer steps until `remove`. torch keeps the hooks while there is a subscription.
 
-    Errors of the listener are counted and not raised. Within an optimizer's step, do not create the first
-    subscription, and do not remove the last.
+    Errors of the listener are counted and not raised. Within an optimizer's step, do not create the process's
+    first subscription, and do not remove its last.
     """
 
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
@@ -132,7 +132,7 @@ class OptimizerSubscription:
         _optimizer_hooks.add(self)
 
     def remove(self) -> None:
-        """End the open steps for the listener, and stop. A second call is harmless.
+        """Report the end of this thread's open steps to the listener, and stop. A second call is harmless.
 
         A step can be open here: a session's own hook closes a window before the end of the last step is
         reported. A step on another thread goes on, and its optimizer's state is not part of this window.

@@ -1,4 +1,4 @@
-"""Changes to the process that exist once, while anything needs them."""
+"""Changes to the process, each made once and kept while anything needs it."""
 
 from __future__ import annotations
 

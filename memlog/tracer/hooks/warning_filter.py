@@ -15,7 +15,7 @@ _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _CompileWarningFilter(SharedHook[object]):
-    """The process's only filter, because Python treats equal filters as one. Its holders are hooks."""
+    """The process's one filter, shared by all hooks because Python treats equal filters as one."""
 
     def __init__(self) -> None:
         super().__init__()

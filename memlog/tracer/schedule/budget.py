@@ -7,19 +7,19 @@ from collections import deque
 
 DEFAULT_SHARE = 0.01
 SPACING = 20
-"""Number of steps of which at most one is traced. If step times vary, no clock can separate the cost of
-tracing, and this alone bounds the cost."""
+"""Minimum number of plain steps between two traces after set-up. If the steps' times vary, the cost of
+tracing can't be measured, and only this limit bounds it."""
 
 _USED = 0.6
-"""Part of the share that is used. The clock does not see all costs of tracing, such as emptied caches."""
+"""Part of the share that is used, because some costs of tracing can't be timed, such as emptied caches."""
 _LEAST_SECONDS = 60.0
-"""Seconds of training that a shorter run is treated as having: 0.6 s for its traces, enough for
-networks of hundreds of narrow layers, whose traced step takes ten plain ones."""
+"""A shorter run may spend as much on traces as a run of this many seconds: 0.6 s with the default share. That
+is enough for networks of hundreds of narrow layers, whose traced step takes as long as ten plain ones."""
 _EARLY_SHARES = 5
-"""Cost of a trace early in a run, in shares of the time so far."""
+"""Maximum cost of a trace early in a run, as a multiple of the share of the time so far."""
 _EARLY_SPACING = 29
-"""Plain steps between traces early in a run. Together with the two set-up steps, the traced steps are then
-32, 64, 128 and so on."""
+"""Minimum number of plain steps between traces early in a run. Together with the two set-up steps, the traced
+steps are then 32, 64, 128 and so on."""
 _PLAIN_STEPS = 32
 """Number of newest steps without tracing whose median is the usual duration of a step."""
 _NEWEST = 8
@@ -37,12 +37,12 @@ class Budget:
 
     A run may end at any time, and its second half should be traced too. If nothing was traced since the run
     was half as long, a step may therefore cost five times the share of the time so far. Such a trace happens
-    each time the run has doubled, so the total falls below the share as the run goes on. A run of less than
-    a minute may spend as much as a run of a minute.
+    each time the number of steps has doubled, so the total falls below the share as the run goes on. A run of
+    less than a minute may spend as much as a run of a minute.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1.
-        now: Start of training, in seconds of any steady clock. ``None``: `begin` tells.
+        now: Start of training, in seconds of any steady clock. ``None``: `begin` sets it.
 
     Attributes:
         spent: Seconds that tracing has cost so far, without set-up.
@@ -81,7 +81,7 @@ class Budget:
             seconds: Duration since the step before.
             between: Seconds that tracing took between steps.
             steps: Clock steps that were traced together.
-            setting_up: Whether the cost belongs to set-up.
+            setting_up: True if the cost belongs to set-up.
         """
         usual = self.median_step
         cost = seconds + between

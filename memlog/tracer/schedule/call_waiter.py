@@ -54,7 +54,7 @@ class CallWaiter:
                 COMPILE_WARNING_FILTER.remove(self)
 
     def stop_or_pause(self) -> None:
-        """Stop, or pause if removing the hook would cause what was compiled since to be compiled again."""
+        """Stop, or only pause if code was compiled since `start`: it would be compiled again otherwise."""
         if self._handle is not None and self._compilations() != self._compiled:
             self._paused = True
         else:
@@ -82,11 +82,15 @@ class CallWaiter:
 
 
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
-    """Return when a hook for module calls causes no compilation, after so many steps of the session.
+    """Return when a hook for module calls can be installed without causing a compilation.
 
-    If the compiler is in use, that is certain only for a compiled module, which calls global hooks outside
-    the compiled code, and only after it was compiled. On the CPU, no engine sees anything inside such a
-    module.
+    Without ``torch.compile``, the answer is "now". With it, the hook is safe only after the compilation, and
+    only if the model itself is compiled: a compiled model calls global hooks outside the compiled code. For a
+    compiled model on the CPU, the answer is "never", because no engine sees inside compiled code.
+
+    Args:
+        roots: The models.
+        steps: Number of the session's steps so far.
     """
     if not _compiler_in_use():
         return "now"

@@ -116,7 +116,7 @@ class TracedIteration:
         self._began = 0
 
     def begin(self) -> None:
-        """Begin with a window that opens now."""
+        """Begin to count: a window opens now."""
         self._began = self._schedule.clock_steps
         self._schedule.begin_window()
 
@@ -153,7 +153,7 @@ class TracedIteration:
         return tuple(part.optimizer for part, _ in self._stepped())
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Return whether the optimizers of the window have all parameters of ``models`` that are trained."""
+        """Return whether the optimizers that stepped have all parameters of ``models`` that are trainable."""
         stepped = {
             id(parameter)
             for _, optimizer in self._stepped()
@@ -195,7 +195,7 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Clock steps without one of its own after which the optimizer no longer takes part."""
+        """Number of clock steps without a step of this optimizer after which it no longer takes part."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

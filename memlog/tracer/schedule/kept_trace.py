@@ -41,7 +41,7 @@ class StepTrace(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """How well the trace represents steps that were not traced: 0 to 2."""
+        """Number from 0 to 2: the higher, the better the trace represents steps that were not traced."""
         return self.whole + (self.whole and self.warm)
 
     def as_partial(self, why: str = _PART) -> StepTrace:
@@ -116,7 +116,7 @@ class KeptTrace:
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
     def _decide(self, *, whole: bool | None = None) -> None:
-        """Publish the first trace, if that was put off; ``None``: it is what was assumed."""
+        """Publish the first trace if it waits; ``whole``: ``None`` if the first guess holds."""
         if self._undecided is None:
             return
         (step_trace, assumed), self._undecided = self._undecided, None
@@ -129,9 +129,9 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        A whole iteration is preferred to a part, and one whose optimizers had state to the first one, unless
-        the first one needed more memory because its input was larger. A failed step is the last one; it is
-        kept if it needed more memory than all before.
+        A whole iteration replaces a part of one. An iteration whose optimizers had state replaces the first
+        one, unless the first one needed more memory because its input was larger. A failed step is the last
+        one; it is kept if it needed more memory than all before.
         """
         peak = step_trace.event.peak
         if peak is None:
@@ -144,7 +144,7 @@ class KeptTrace:
             self._keep(step_trace)
 
     def _keep(self, step_trace: StepTrace) -> None:
-        """Write the events for the helper process: making a flame graph takes longer than a step."""
+        """Write the events. The helper process makes the flame graph, which takes longer than a step."""
         self.members = step_trace.members
         self._rank, self._peak = step_trace.rank, step_trace.event.peak or 0
         with replacing(self._file.parent, self._file.name) as file:

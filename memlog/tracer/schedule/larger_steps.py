@@ -1,13 +1,13 @@
-"""Steps that need far more memory than the traced ones, so that a step is traced again."""
+"""Steps that need clearly more memory than the traced ones, after which a step is traced again."""
 
 from __future__ import annotations
 
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Factor of the highest level at the traced steps from which a step's peak is well above it."""
+"""Factor by which a step's peak must exceed the highest level of the traced steps."""
 _LEAST = 16 * 1024**2
-"""Bytes by which it has to be above it, too: less may be noise of an allocator."""
+"""Bytes by which it must exceed that level, too: less may be noise of an allocator."""
 
 
 class LargerSteps:
@@ -25,7 +25,7 @@ class LargerSteps:
         self._traced: dict[str, int] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Handle one event."""
         if not isinstance(event, Batch):
             return
         for name, peak, rose in _peaks(event):
@@ -40,7 +40,7 @@ class LargerSteps:
 
 
 def _peaks(batch: Batch) -> list[tuple[str, int, bool]]:
-    """Return each memory's name, its highest level so far, and whether it was reached in this step."""
+    """Return the name of each device (or the host), its highest level, and whether this step reached that."""
     devices = [
         (each.name, each.peak, each.peak_source == "exact")
         for each in batch.devices

@@ -10,18 +10,23 @@ from typing import Any, Final
 from memlog._internal.diagnostics import Diagnostics
 
 _MOST_CALLS: Final = 256
-"""Maximum calls of the module at which the window opened. With more, the step is too long or has no end."""
+"""Maximum number of calls of the module whose call opened the window. With more, the step is too long or has
+no end."""
 MOST_EVENTS = 1_000_000
-"""Maximum events of a window."""
+"""Maximum number of events of a window."""
 _MOST_STEPS: Final = 30.0
-"""Maximum duration of a window in usual steps, plus one second."""
+"""Maximum duration of a window: that of this many usual steps, plus one second."""
 
 
 class OpenWindow:
     """Window that is opened at a module call of this thread.
 
     Args:
+        module: Module that is called.
+        inputs: Positional arguments of the call.
         roots: Known root modules; if empty, ``module`` is the first.
+        optimizers: Known optimizers.
+        diagnostics: Counter of memlog's own errors.
         usual_step: Seconds of a step without tracing; ``None`` if unknown.
 
     Attributes:

@@ -12,7 +12,7 @@ _SET_UP = 2
 
 
 class StepCosts:
-    """Durations of plain and traced steps, by which the next step may be traced or not.
+    """Durations of plain and traced steps. They decide whether the next step may be traced.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
@@ -64,12 +64,12 @@ class StepCosts:
         self.budget.charge(seconds, setting_up=not self._traced)
 
     def forget_step(self) -> None:
-        """Do not time the current step: it began as a traced one, and is neither that nor a plain one."""
+        """Do not time the current step: its trace was abandoned, so it is neither traced nor plain."""
         self._trace_began = None
         self._step_began = 0.0
 
     def settle(self, now: float) -> None:
-        """Charge the traced steps, all of them whole, after a step without an open window."""
+        """Charge the traced steps from the begin of the first to ``now``, if no window is open any more."""
         began, self._trace_began = self._trace_began, None
         if began is not None:
             self.budget.traced_step(

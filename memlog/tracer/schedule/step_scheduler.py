@@ -2,9 +2,9 @@
 
 A window opens when the first module of a training step is called. It closes when the step is over, which is
 when every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is
-always traced, because a job that does not fit into memory fails there. The next step but one is traced too:
-the optimizer's state exists from its start. Later steps are traced as often as the budget allows, and sooner
-if a step's peak was well above the traced ones (`memlog.tracer.schedule.larger_steps`).
+always traced, because a job that does not fit into memory fails there. The next step but one is traced too,
+because it has the optimizer's state from its start. Later steps are traced as often as the budget allows, and
+sooner if a step's peak was well above the traced ones (`memlog.tracer.schedule.larger_steps`).
 
 A window opens in one hook and closes in another, so it opens only if that is safe
 (`memlog.tracer.window.may_open`). The tracer counts the traces that it skips. It abandons a window if the
@@ -44,15 +44,15 @@ class PeriodicTracer:
     """Tracer of one session's steps. Training threads call its methods, and none raises.
 
     Args:
-        kept: File for the events of the most representative step; of alike steps, the one that needed most
-            memory. The helper process makes a flame graph of them.
+        kept: File for the events of the most representative step; of equally representative steps, the one
+            that needed most memory. The helper process makes a flame graph of the events.
         publish: Called with each trace event.
-        diagnostics: Counter of memlog's own errors, and of windows that could not open.
+        diagnostics: Counter of memlog's own errors, and of skipped traces.
         model: Model whose layers are traced. ``None``: the root modules are found when they are called.
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
 
     Attributes:
-        larger_steps: Takes the events of the steps' ends, each before `after_step`.
+        larger_steps: Subscriber that gets the event of each step's end before `after_step` is called.
         costs: Cost of the traces so far.
     """
 
@@ -100,7 +100,8 @@ class PeriodicTracer:
     def after_step(self, step: int, *, may_trace: bool = True) -> None:
         """Record the end of a step, and decide whether to trace the next one.
 
-        ``may_trace``: False if something else looks into the next step.
+        ``may_trace``: False to trace the next step only on request, because the search for growing memory
+        examines it.
         """
         now = time.perf_counter()
         self._last_step = step
@@ -128,7 +129,7 @@ class PeriodicTracer:
         self.costs.step_begins()
 
     def finish(self, *, failed: bool = True) -> None:
-        """End the session; keep the events of an open step if it ``failed`` midway."""
+        """End the session. An open step's trace is marked as that of a part, unless the step ``failed``."""
         self._slot.end()
         self._waiter.stop()
         if self.tracing:
@@ -144,13 +145,13 @@ class PeriodicTracer:
             deferred_removal.remove_waiting()
 
     def _optimizer_ended(self, optimizer: Any) -> None:
-        """Close the window if this was the last optimizer of the step: it may end after the clock."""
+        """Close the window if this was the last optimizer of the step: it may step after the clock."""
         self._kept_trace.optimizer_ended(optimizer)
         if self.tracing and self._iteration.steps and self._iteration.is_done:
             self._close()
 
     def _is_outdated(self) -> bool:
-        """Return whether an optimizer takes part now that is not in the kept trace."""
+        """Return whether an optimizer that the kept trace lacks now steps beside one that it has."""
         return self._schedule.has_joined(self._kept_trace.members)
 
     # Waiting for the module call at which a window opens.
@@ -165,9 +166,7 @@ class PeriodicTracer:
         when = when_to_wait(self._roots, self.costs.steps)
         if when == "never":
             self._retry.disable()
-            why = (
-                "torch.compile is in use, whose graphs hide layers and are compiled again for hooks"
-            )
+            why = "torch.compile is in use: its graphs hide layers, and hooks make it compile them again"
             self._skipped.add(why, for_good=True)
         else:
             self._retry.awaits_compiler = when == "later"

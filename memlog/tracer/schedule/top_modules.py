@@ -12,8 +12,8 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
     """Return whether ``thread`` may train its models while this thread looks at them.
 
     torch does not guard gradients: reading ``parameter.grad`` here while the other thread resets it crashes
-    the process. A thread that Python has not started belongs to autograd, on which an optimizer may step for
-    its trainer's thread.
+    the process. A thread that Python has not started does not count. It belongs to autograd, and an optimizer
+    may step on it for the thread that trains.
     """
     if thread is None or thread is threading.current_thread():
         return False

@@ -19,7 +19,7 @@ TOP_LINES = 4
 class SeriesLayers:
     """Layers whose figures form series: the largest of the first trace, joined by the largest of later ones.
 
-    None leaves, so no series ends because another layer was larger in the next trace.
+    No layer is removed, so no series ends because another layer was larger in the next trace.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def trace_event(
     Args:
         result: Result of the trace.
         step: The step; ``None`` if it did not end.
-        skipped: Windows that could not open so far.
+        skipped: Number of traces that were skipped so far.
         series: Layers of this run whose figures form series; the largest of this trace are added. ``None``:
             this trace is the run's only one.
     """

@@ -60,7 +60,7 @@ WITH_WANDB = """
 
     import memlog
 
-    if "ride" in sys.argv:
+    if "in process" in sys.argv:
         import wandb
         run = wandb.init(project="p", settings=wandb.Settings(console="off", silent=True))
     options = {"finish_timeout": 30, "config": {"memlog": {"linger": 1, "bind_grace": 0}}}
@@ -68,7 +68,7 @@ WITH_WANDB = """
     Path("graph.svg").write_text("<svg/>")
     for step in range(50):
         session.step()
-        if "ride" in sys.argv:
+        if "in process" in sys.argv:
             run.log({"loss": step})
         if step == 25:
             session.save_artifact("graph.svg", "flamegraph")
@@ -116,7 +116,7 @@ def lines_until(process: "subprocess.Popen[str]", holds: Callable[[], object]) -
 
 
 def has_talked(directory: Path, backend: str) -> bool:
-    """Whether the helper has reached the tracker, or met a trouble."""
+    """Return True if the helper has reached the tracker, or has noted a problem."""
     [run] = list_runs(directory / "runs")
     state = UploadState.load(run, backend)
     return bool(state.problem or state.delivered or state.provisional)
@@ -166,7 +166,7 @@ def test_no_secret_appears_when_all_goes_well(tmp_path: Path) -> None:
         wait_until_delivered(tmp_path / "runs")
 
 
-@pytest.mark.parametrize(("how", "status"), [("own", None), ("ride", None), ("own", 401)])
+@pytest.mark.parametrize(("how", "status"), [("own", None), ("in process", None), ("own", 401)])
 def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
     """The server works, or refuses every request but the one that opens a run."""
     with WandbServer() as server:

@@ -34,7 +34,7 @@ json.dump(printed, sys.stdout)
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What each block of Python prints: all are run in one process, in order."""
+    """Output of each block of Python: all are run in one process, in order."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         cwd=tmp_path_factory.mktemp("guide"),
@@ -86,7 +86,7 @@ def test_blocks_of_yaml_are_configurations_that_hyco_takes(
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether every key of ``part`` is in ``whole``, with its value."""
+    """Return True if every key of ``part`` is in ``whole``, with its value."""
     if not isinstance(part, dict):
         return bool(whole == part)
     return all(key in whole and contains(whole[key], value) for key, value in part.items())

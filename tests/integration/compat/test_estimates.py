@@ -23,7 +23,7 @@ MB = 1024**2
 
 
 def estimates(folder: Path, *settings: tuple[Any, ...]) -> list[MemoryEstimate]:
-    """Of the example's network; in a process of its own, since phiml's import raises warnings."""
+    """Return estimates of the example's network, from a new process: phiml's import raises warnings."""
     script = f"""
     import json, sys
     sys.path.insert(0, {str(hyco.EXAMPLES)!r})

@@ -136,7 +136,7 @@ def test_init_steps_alerts_a_full_disk_and_finish_go_on(
     assert any(cause.startswith("printing: ") for cause in faults) == (when == "before init")
     run = find_run(tmp_path / "runs", "latest")
     assert summarize(run).status == "finished"
-    events = [entry.event for file in run.files() for entry in file.read()]
+    events = list(run.events())
     assert any(isinstance(event, Alert) for event in events)  # what could not be printed is here
 
 

@@ -209,6 +209,7 @@ def test_writing_to_a_users_run_whose_server_is_down_slows_nothing(
         wait_for_rows(server)
         server.stop()
         (tmp_path / "is down").touch()
+        wait_for((tmp_path / "notes.txt").exists)
         time.sleep(2)  # the trainer's steps meanwhile
         (tmp_path / "stop").touch()
         wait_for((tmp_path / "finished").exists)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-it-works.md"
 ROW = re.compile(r"^\| (\d+) \| `([\w/.]+)` \| `([\w.]+)` \|", re.MULTILINE)
+DRAWN = re.compile(r'^ +s\d+\["(\d+) ([\w.]+)<br>([\w/.]+)"\]$', re.MULTILINE)
 FIRST_OF_THE_UPLOADER = 9
 
 
@@ -30,6 +31,13 @@ def stops() -> list[tuple[int, str, str]]:
     """Number, file and last name of the function of each."""
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [(int(number), file, name.rpartition(".")[2]) for number, file, name in rows]
+
+
+def test_the_drawing_has_the_stops_of_the_lists() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    drawn, listed = DRAWN.findall(page), ROW.findall(page)
+    assert [(number, name) for number, name, _ in drawn] == [(n, name) for n, _, name in listed]
+    assert all(place in file for (*_, place), (_, file, _) in zip(drawn, listed, strict=True))
 
 
 @contextmanager

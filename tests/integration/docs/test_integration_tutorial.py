@@ -40,7 +40,7 @@ def test_a_session_finds_it_by_its_entry_point(
     from memlog import sink
 
     registered = EntryPoint("csv", "memlog_csv:backend", sink.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(sink, "_entry_points", lambda: EntryPoints([registered]))
+    monkeypatch.setattr("memlog.sink.search._entry_points", lambda: EntryPoints([registered]))
     monkeypatch.chdir(tmp_path)
     backend = sink.load_backend("csv")
     assert isinstance(

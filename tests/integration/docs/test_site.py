@@ -76,6 +76,17 @@ def test_pages_ask_nobody_but_their_server_for_anything(served: str, browser: Pa
     assert [url for url in asked if not url.startswith((served, "data:", "blob:"))] == []
 
 
+def test_the_road_of_an_event_is_drawn(served: str, browser: Page) -> None:
+    browser.goto(f"{served}/how-it-works.html")
+    if browser.locator("code.language-text").count():
+        pytest.skip("the site was built without Mermaid: npm or its registry is missing")
+    drawing = browser.locator("div.mermaid")
+    drawing.wait_for()
+    size = drawing.bounding_box()
+    assert size is not None
+    assert size["height"] > 400
+
+
 def test_the_search_finds_a_setting(served: str, browser: Page) -> None:
     browser.goto(f"{served}/index.html")
     browser.keyboard.press("/")

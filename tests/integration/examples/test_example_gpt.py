@@ -60,7 +60,7 @@ def local_lines(local_folder: Path) -> list[str]:
     return run(local_folder, EXAMPLE, "--backend", "local")
 
 
-def test_it_learns(local_lines: list[str]) -> None:
+def test_the_example_lowers_its_losses(local_lines: list[str]) -> None:
     measured = losses(local_lines)
     assert list(measured) == ["before", "after"]
     for before, after in zip(measured["before"], measured["after"], strict=True):
@@ -121,7 +121,7 @@ def test_without_pytorch_the_command_says_how_to_get_it(monkeypatch: pytest.Monk
 def test_without_the_client_the_command_says_how_to_get_it_or_do_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memlog.sink.is_installed", lambda _: False)
+    monkeypatch.setattr("memlog.sink.search.is_installed", lambda _: False)
     error = CliRunner().invoke(demo).exception
     assert isinstance(error, MissingExtraError)
     assert "pip install 'mlflow>=" in str(error)

@@ -136,7 +136,7 @@ def test_an_evaluation_is_not_explained_by_the_steps_inputs(tmp_path: Path) -> N
     assert newest.step == 31
     assert newest.like_step is not None
     assert events(run, Finding) == []
-    assert "something else made it" in " ".join(shown(run).split())
+    assert "something else made this peak" in " ".join(shown(run).split())
 
 
 def test_the_inputs_of_a_step_that_fails(tmp_path: Path) -> None:

@@ -195,9 +195,9 @@ RESTARTED = """
     helper = session._live._helper
     first = helper.pid
     print(first, flush=True)
-    given_up = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while helper.is_away or helper.pid == first:
-        assert time.monotonic() < given_up
+        assert time.monotonic() < deadline
         session.step()
         time.sleep(0.005)
     print(helper.pid, flush=True)
@@ -221,7 +221,7 @@ def kill_first_helper(directory: Path, *arguments: str) -> "tuple[subprocess.Pop
 
 
 def test_a_helper_that_was_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
-    """What it delivers and what it is alerted of comes once; it is said once, and shown."""
+    """Its points and alerts arrive once. Its end is printed once, and `memlog show` has it."""
     trainer, _ = kill_first_helper(tmp_path)
     _, errors = trainer.communicate(timeout=120)
     assert trainer.returncode == 0

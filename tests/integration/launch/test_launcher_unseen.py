@@ -155,7 +155,7 @@ def test_without_memlog_in_that_python_the_script_goes_on(
     done = launch(tmp_path, PYTHON, "train.py")
     assert done.out == "trained\n"
     assert [line.split(" (")[0] for line in done.err.splitlines()] == [
-        "memlog: this process is not recorded, it goes on",
+        "memlog: this process goes on without being recorded",
         "memlog: nothing was recorded: memlog noticed no optimizer step",
     ]
 
@@ -174,5 +174,5 @@ def test_an_unwritable_folder_is_reported_and_training_goes_on(
     assert done.out == "trained\n"
     assert done.err.count("\n") == 1
     assert done.err.startswith(
-        "memlog: this process is not recorded, it goes on (can't make a folder"
+        "memlog: this process goes on without being recorded (can't make a folder"
     )

@@ -1,4 +1,4 @@
-"""What a walk through autograd graphs counts."""
+"""Nodes and storages that a walk through autograd graphs counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of a finding: at the end of training, in the tracker, in memlog's commands."""
+"""A finding as a user sees it: at the end of training, in the tracker, in memlog's commands."""
 
 import json
 import re

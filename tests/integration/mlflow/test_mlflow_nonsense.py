@@ -40,7 +40,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answe
 
 
 def problem_of(call: Callable[[], object]) -> str:
-    """What memlog says of it; nothing where the answer passes for a yes."""
+    """Return memlog's message on a call's error; empty if memlog accepts the answer."""
     try:
         call()
     except DeliveryError as error:

@@ -40,7 +40,7 @@ for _ in range(20):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each cell shows, by MIME type."""
+    """Output of each cell, by MIME type."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from support import child as user_program
 from support import device_snapshots
-from support.failing import LIMITED, child, ended, events, limited, only_run, wait_for_report
+from support.failing import LIMITED, child, ended, limited, only_run, wait_for_report
 from support.truth import wait_until_delivered
 
 from memlog.artifacts.snapshots import read_snapshot
@@ -65,7 +65,7 @@ def test_a_bytearray_too_large(tmp_path: Path) -> None:
     assert text.startswith("# Out of memory on the host after step 2\n")
     assert "the limit on the process's address space (ulimit -v)" in text
     assert "| unknown | " in text  # Python does not say how much was asked for
-    found = list(events(run))
+    found = list(run.events())
     assert [event.status for event in found if isinstance(event, End)] == ["failed"]
     assert [event.kind for event in found if isinstance(event, Artifact)] == ["postmortem"]
     page = html(run)
@@ -81,7 +81,7 @@ def test_torch_on_the_cpu_names_the_layer(tmp_path: Path) -> None:
     text = wait_for_report(only_run(tmp_path))
     assert text.startswith("# Out of memory on the host after step 0, 32.0 GiB requested\n")
     assert "It happened in the forward pass, layer: 1.0 (Greedy)." in text
-    (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
+    (failure,) = [e for e in only_run(tmp_path).events() if isinstance(e, OutOfMemory)]
     assert failure.requested == 2**35
     assert failure.free < 8 * 1024**3
     assert failure.free <= failure.free_after
@@ -139,7 +139,7 @@ def test_a_worker_is_named_and_the_trainers_room_is_not(tmp_path: Path) -> None:
     assert title.endswith(", 32.0 GiB requested")
     assert "| free |" not in text
     assert "num_workers=0" in text
-    (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
+    (failure,) = [e for e in only_run(tmp_path).events() if isinstance(e, OutOfMemory)]
     assert (failure.free, failure.limited_by) == (None, None)
 
 
@@ -220,14 +220,14 @@ def test_a_survived_failure_is_no_failed_run(tmp_path: Path) -> None:
             memlog.finish()
     """
     ended(tmp_path, limited(body), code=0)
-    kinds = {type(event) for event in events(only_run(tmp_path))}
+    kinds = {type(event) for event in only_run(tmp_path).events()}
     assert OutOfMemory in kinds
     assert not kinds & {Alert, Artifact}
 
 
 def test_an_error_of_another_kind_has_no_report(tmp_path: Path) -> None:
     ended(tmp_path, LIMITED.format(body="raise RuntimeError('shapes do not match')"))
-    assert not {type(event) for event in events(only_run(tmp_path))} & {
+    assert not {type(event) for event in only_run(tmp_path).events()} & {
         OutOfMemory,
         Alert,
         Artifact,
@@ -242,7 +242,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_process_group_that_is_killed_is_explained(tmp_path: Path) -> None:
-    """As by a shell's or a scheduler's `kill -9 -GROUP`: the trainer and what it started."""
+    """A shell's or a scheduler's `kill -9 -GROUP` kills the trainer and its children."""
     program = (
         "import os, subprocess, sys\nos.setsid()\nworker = subprocess.Popen(['sleep', '120'])"
         + textwrap.dedent(FOREVER).replace("print(helper", "print(worker.pid, helper")
@@ -383,4 +383,4 @@ def test_sync_explains_where_the_helper_died_too(tmp_path: Path) -> None:
         CliRunner().invoke(sync, [run.id, "--dir", str(tmp_path)])
     text = wait_for_report(run)
     assert "This report is by `memlog sync`" in text
-    assert len([event for event in events(run) if isinstance(event, Alert)]) == 1
+    assert len([event for event in run.events() if isinstance(event, Alert)]) == 1

@@ -1,4 +1,4 @@
-"""What a report on an end says was the cause: children that run out of memory in several ways."""
+"""Causes that a report on an end names: children that run out of memory in several ways."""
 
 import signal
 import sys

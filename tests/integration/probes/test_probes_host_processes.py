@@ -1,4 +1,4 @@
-"""What happens to the watermark of a process that another one started or forked."""
+"""Watermark of a process that another one started or forked."""
 
 from __future__ import annotations
 

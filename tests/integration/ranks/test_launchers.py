@@ -132,3 +132,43 @@ def test_a_rank_that_sees_no_lower_one_opens_no_run(tmp_path: Path, ready_store:
     from mlflow import MlflowClient
 
     assert MlflowClient(ready_store).search_runs(["0"]) == []
+
+
+REFUSED = """
+import os, time
+from pathlib import Path
+import mlflow, torch, memlog
+
+rank = int(os.environ["RANK"])
+run = mlflow.start_run() if rank == 0 else None
+memlog.init("mlflow")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(3):
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+if run is None:
+    while not Path("finished").exists():
+        time.sleep(0.05)
+else:
+    while len({file.parent for file in Path("memlog_runs").glob("*/helper-*.jsonl")}) < 2:
+        time.sleep(0.05)  # until the helper process serves both ranks
+    mlflow.end_run()
+    mlflow.MlflowClient().delete_run(run.info.run_id)
+memlog.finish()
+Path("finished").touch()
+"""
+
+
+def test_finish_says_what_is_refused_while_other_ranks_go_on(
+    tmp_path: Path, ready_store: str
+) -> None:
+    (tmp_path / "train.py").write_text(REFUSED, encoding="utf-8")
+    variables = {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables |= {"MLFLOW_TRACKING_URI": ready_store}
+    started = [start(tmp_path, rank, "", **variables) for rank in range(2)]
+    said = [process.communicate(timeout=180)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert "memlog: mlflow: " in said[0], said[0]
+    assert "deleted" in said[0]

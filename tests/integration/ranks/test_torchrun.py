@@ -131,7 +131,7 @@ def place_of(run: RunDirectory) -> Place:
 
 
 def events(run: RunDirectory) -> list[Any]:
-    return [entry.event for file in run.files() for entry in file.read()]
+    return list(run.events())
 
 
 def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:

@@ -109,10 +109,7 @@ def test_training_on_two_machines_survives_a_failure(tmp_path: Path, ready_store
         ("node1", 1, 1),
     }
     first, second = (run for run, it in attempts.items() if it and it.place.rank == 0)
-    events = {
-        run: [entry.event for file in run.files() for entry in file.read()]
-        for run in (first, second)
-    }
+    events = {run: list(run.events()) for run in (first, second)}
     for run, steps in ((first, 6), (second, 12)):
         spread = [event for event in events[run] if isinstance(event, Ranks)]
         assert [(event.step, event.reporting) for event in spread] == [(s, 2) for s in range(steps)]

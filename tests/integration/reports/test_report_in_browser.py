@@ -54,7 +54,7 @@ TRAINING = f"""
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a real run was trained, delivered and reported on."""
+    """Folder of a real run that was delivered, with its report."""
     folder = tmp_path_factory.mktemp("report")
     sqlite_store(folder)
     child.run(

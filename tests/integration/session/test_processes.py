@@ -136,7 +136,7 @@ def test_data_loader_workers(tmp_path: Path) -> None:
     [summary] = ended(tmp_path, LOADER)
     assert (summary.status, summary.steps) == ("finished", 80)
     [run] = list_runs(tmp_path / "runs")
-    entries = [entry.event for file in run.files() for entry in file.read()]
+    entries = list(run.events())
     assert [event.step for event in entries if isinstance(event, Batch)] == list(range(80))
     counted = {event.tree_processes for event in entries if isinstance(event, Sample)}
     # Alone, with two workers, and for spawn with the process that looks after shared resources.
@@ -148,7 +148,7 @@ def test_a_run_that_is_over_before_its_helper_is_up_is_sampled(tmp_path: Path) -
     with memlog.init("local", dir=tmp_path) as session:
         session.step()
     assert session.directory is not None
-    entries = [e.event for file in RunDirectory(session.directory).files() for e in file.read()]
+    entries = list(RunDirectory(session.directory).events())
     samples = [event for event in entries if isinstance(event, Sample)]
     assert samples
     assert samples[0].tree_pss is not None

@@ -77,7 +77,7 @@ def stored(folder: Path) -> Counter[tuple[str, int, float]]:
 
 
 def planned(run: RunDirectory) -> Counter[tuple[str, int, float]]:
-    """What the journal says, with the digits that TensorBoard keeps."""
+    """Return the journal's points, with the digits that TensorBoard keeps."""
     return Counter(
         (point.name, point.index, float(np.float32(point.value)))
         for point in plan_of(run, "bucketed")

@@ -40,7 +40,7 @@ def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def skipped(session: memlog.Session) -> int:
-    """As the run's last words tell it."""
+    """Return the number of skipped traces in the run's last health event."""
     return recorded(session, Health)[-1].dropped.get("trace_skipped", 0)
 
 
@@ -261,7 +261,7 @@ def trace_each_step(session: memlog.Session, model: nn.Module, steps: int) -> No
 
 
 def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
-    """As Optuna's ``n_jobs`` does: torch crashes if a gradient is read while another thread resets it."""
+    """Optuna's ``n_jobs`` does this. torch crashes if a gradient is read while another thread resets it."""
 
     class Watched(nn.Parameter):
         readers: ClassVar[set[int]] = set()

@@ -87,7 +87,7 @@ def scaled(training: Training, step: int) -> None:
 
 
 def failing(training: Training, step: int) -> None:
-    """A bad batch that the user passes over: in the forward pass, or in the backward one."""
+    """A bad batch that the user skips: in the forward pass, or in the backward one."""
 
     def fail(_gradient: torch.Tensor) -> None:
         raise ValueError("bad batch")

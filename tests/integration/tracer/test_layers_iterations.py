@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from click.testing import CliRunner
 from support.allocator import AllocatorTruth
 from support.events import recorded, traces
-from torch import Tensor, nn
+from support.optimizer_loops import (
+    ALONE,
+    SEVERAL,
+    Distilling,
+    FiveToOne,
+    InBackward,
+    Lbfgs,
+    Loop,
+    Single,
+    SparseAndDense,
+    adam,
+    network,
+)
 
 import memlog
 from memlog.cli.main import cli
@@ -28,192 +37,8 @@ from memlog.tracer import torch_private
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runs")]
 
+
 ITERATIONS = 40
-
-
-def network(*widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def adam(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(net.parameters())
-
-
-class Loop:
-    """A training loop."""
-
-    optimizers: tuple[torch.optim.Optimizer, ...]
-
-    def iterate(self) -> None:
-        raise NotImplementedError
-
-    def update(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    @property
-    def state(self) -> int:
-        return sum(
-            value.nbytes
-            for optimizer in self.optimizers
-            for kept in optimizer.state.values()
-            for value in kept.values()
-            if isinstance(value, Tensor)
-        )
-
-
-class ActorFirst(Loop):
-    """The small network steps first; nothing is heard of the large one until then."""
-
-    def __init__(self) -> None:
-        self.actor, self.critic = network(16, 32, 4), network(20, 512, 512, 1)
-        self.optimizers = adam(self.actor), adam(self.critic)
-
-    def iterate(self) -> None:
-        batch = torch.ones(64, 16)
-        action = self.actor(batch)
-        self.update(-action.mean(), self.optimizers[0])
-        value = self.critic(torch.cat([batch, action.detach()], dim=1))
-        self.update(value.square().mean(), self.optimizers[1])
-
-
-class CriticFirst(ActorFirst):
-    """The actor's loss goes through the critic, which gets gradients of it."""
-
-    def iterate(self) -> None:
-        batch = torch.ones(64, 16)
-        value = self.critic(torch.cat([batch, torch.ones(64, 4)], dim=1))
-        self.update(value.square().mean(), self.optimizers[1])
-        value = self.critic(torch.cat([batch, self.actor(batch)], dim=1))
-        self.update(-value.mean(), self.optimizers[0])
-
-
-class Adversarial(Loop):
-    """A discriminator that steps so often for each step of the generator."""
-
-    ratio = 1
-
-    def __init__(self) -> None:
-        self.made, self.judged = network(16, 256, 512), network(512, 256, 1)
-        self.optimizers = adam(self.made), adam(self.judged)
-
-    def iterate(self) -> None:
-        for _ in range(self.ratio):
-            false = self.made(torch.ones(32, 16)).detach()
-            loss = self.judged(torch.ones(32, 512)).mean() - self.judged(false).mean()
-            self.update(loss, self.optimizers[1])
-        self.update(-self.judged(self.made(torch.ones(32, 16))).mean(), self.optimizers[0])
-
-
-class FiveToOne(Adversarial):
-    ratio = 5
-
-
-class SparseAndDense(Loop):
-    """Both step after one backward pass, and no module is called between them."""
-
-    def __init__(self) -> None:
-        self.words = nn.Embedding(2000, 32, sparse=True)
-        self.head = network(32, 512, 512, 8)
-        self.optimizers = torch.optim.SparseAdam(self.words.parameters()), adam(self.head)
-
-    def iterate(self) -> None:
-        loss = self.head(self.words(torch.arange(64))).square().mean()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-
-class Single(Loop):
-    def __init__(self) -> None:
-        self.net = network(16, 512, 512, 8)
-        self.optimizers = (adam(self.net),)
-
-    def iterate(self) -> None:
-        self.update(self.net(torch.ones(64, 16)).square().mean(), self.optimizers[0])
-
-
-class Accumulating(Single):
-    def iterate(self) -> None:
-        self.optimizers[0].zero_grad()
-        for _ in range(4):
-            self.net(torch.ones(16, 16)).square().mean().backward()
-        self.optimizers[0].step()
-
-
-class TwoOfOneModel(Single):
-    """Two losses in turns, with an optimizer each, over the same parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.optimizers = adam(self.net), adam(self.net)
-
-    def iterate(self) -> None:
-        for optimizer in self.optimizers:
-            self.update(self.net(torch.ones(64, 16)).square().mean(), optimizer)
-
-
-class InBackward(Loop):
-    """Each parameter has an optimizer, which steps as soon as its gradient is there."""
-
-    def __init__(self) -> None:
-        self.net = network(16, *[64] * 40, 8)
-        self.optimizers = tuple(torch.optim.Adam([one]) for one in self.net.parameters())
-        for parameter, optimizer in zip(self.net.parameters(), self.optimizers, strict=True):
-            parameter.register_post_accumulate_grad_hook(self.stepping(optimizer))
-
-    def stepping(self, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
-        def hook(_parameter: Tensor) -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return hook
-
-    def iterate(self) -> None:
-        self.net(torch.ones(64, 16)).square().mean().backward()
-
-
-class Distilling(Single):
-    """A teacher, which is not trained, is called before the network that is."""
-
-    mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher = network(16, 1024, 1024, 8).requires_grad_(False)
-
-    def iterate(self) -> None:
-        batch = torch.ones(128, 16)
-        with self.mode():
-            wanted = self.teacher(batch)
-        self.update((self.net(batch) - wanted).square().mean(), self.optimizers[0])
-
-
-class DistillingByInference(Distilling):
-    mode = torch.inference_mode
-
-
-class Lbfgs(Single):
-    """Calls the model within its step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.optimizers = (torch.optim.LBFGS(self.net.parameters(), max_iter=3, history_size=3),)
-
-    def iterate(self) -> None:
-        def closure() -> Tensor:
-            self.optimizers[0].zero_grad()
-            loss: Tensor = self.net(torch.ones(64, 16)).square().mean()
-            loss.backward()
-            return loss
-
-        self.optimizers[0].step(closure)  # type: ignore[arg-type] # a tensor is a float to it
 
 
 class Outcome(NamedTuple):
@@ -236,7 +61,7 @@ def trained(kind: type[Loop], iterations: int = ITERATIONS) -> Outcome:
 
 
 def needed(kind: type[Loop], iterations: int = 8) -> int:
-    """What training takes at most, with all that it makes, by the allocator's own events."""
+    """Return the peak of a training, with its state, by the allocator's own events."""
     torch.manual_seed(0)
     with AllocatorTruth() as allocator:
         loop = kind()
@@ -244,18 +69,6 @@ def needed(kind: type[Loop], iterations: int = 8) -> int:
             loop.iterate()
         del loop
     return allocator.result().peak
-
-
-ALONE = [Single, Accumulating, Lbfgs, Distilling, DistillingByInference]
-SEVERAL = [
-    ActorFirst,
-    CriticFirst,
-    Adversarial,
-    FiveToOne,
-    SparseAndDense,
-    TwoOfOneModel,
-    InBackward,
-]
 
 
 @pytest.mark.parametrize("kind", [*ALONE, *SEVERAL])
@@ -388,7 +201,7 @@ def test_new_optimizers_are_traced_with_the_kept_ones_state() -> None:
     assert last.at_peak["optimizer state"] >= 2 * weights * 4
 
 
-def test_a_step_that_is_said_by_hand_is_whole_by_that() -> None:
+def test_a_step_reported_by_hand_is_traced_whole() -> None:
     """No optimizer of PyTorch's is heard of."""
     net = network(16, 64, 8)
     session = memlog.init("local", layers=True)

@@ -1,4 +1,4 @@
-"""What torch itself does with modes, inside a traced block: the outcome is the same as without the trace."""
+"""Torch's own use of modes inside a traced block: the outcome is the same as without the trace."""
 
 from __future__ import annotations
 

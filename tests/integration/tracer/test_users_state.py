@@ -1,4 +1,4 @@
-"""What is the user's stays as it was: one list of it, before, during and after a whole session."""
+"""The user's state stays as it was: one list of it, before, during and after a whole session."""
 
 import json
 import os

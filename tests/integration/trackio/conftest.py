@@ -1,4 +1,4 @@
-"""Where tests of the Trackio integration store runs."""
+"""Folder and server in which tests of the Trackio integration store runs."""
 
 from collections.abc import Iterator
 from pathlib import Path

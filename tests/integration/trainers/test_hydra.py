@@ -147,7 +147,7 @@ def test_a_job_goes_on_if_memlog_can_not_begin(tmp_path: Path) -> None:
     assert "goes on\n" in printed
     [line] = [line for line in printed.splitlines() if line.startswith("memlog: ")]
     assert line.startswith(
-        "memlog: this job is not recorded, it goes on (no backend is called 'mlfow'"
+        "memlog: this job goes on without being recorded (no backend is called 'mlfow'"
     )
 
 

@@ -66,10 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, list[Even
     """The events of each run, by the run's name."""
     folder = tmp_path_factory.mktemp("keras")
     child.run(SCRIPT, folder)
-    recorded = [
-        [entry.event for file in run.files() for entry in file.read()]
-        for run in list_runs(folder / "memlog_runs")
-    ]
+    recorded = [list(run.events()) for run in list_runs(folder / "memlog_runs")]
     return {event.name: events for events in recorded for event in events if isinstance(event, Run)}
 
 

@@ -23,7 +23,7 @@ from memlog.events import Phase
 pytest.importorskip("ray.train")
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),  # the first test waits for the trainings
+    pytest.mark.timeout(900),  # the first test waits for the trainings
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
@@ -88,7 +88,7 @@ DRIVER = """
 
 
 class Trained:
-    """What is left of the driver.
+    """Results of the driver.
 
     Attributes:
         store: MLflow's address.
@@ -114,7 +114,7 @@ class Trained:
         return [run for run in found if run.info.run_name == name]
 
     def rows(self, shown: Any) -> Any:
-        """What the tracker has of memlog's for one of its runs."""
+        """Return memlog's rows in the tracker for one of its runs."""
         return rows_in_mlflow(self.store, shown.info.run_id)
 
 
@@ -148,7 +148,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=560,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

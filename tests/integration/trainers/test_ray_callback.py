@@ -86,6 +86,6 @@ def test_memlogs_errors_are_printed_and_never_raised(capsys: pytest.CaptureFixtu
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("memlog: ")]
     assert [line.partition(" (")[0] for line in lines] == [
         "memlog: the workers do not know the driver's tracker",
-        "memlog: this worker is not recorded, it goes on",
+        "memlog: this worker goes on without being recorded",
         "memlog: the end of this worker's run is not recorded",
     ]

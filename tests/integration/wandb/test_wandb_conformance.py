@@ -116,7 +116,7 @@ class TestWandb(SinkContract):
         ]
 
     def _values(self, run_id: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
-        """What of a run's rows is memlog's."""
+        """Yield memlog's values in a run's rows."""
         for row in self.server.runs[run_id].rows:
             for name, value in row.items():
                 if not name.startswith("_") and name not in {USERS, *AXES}:

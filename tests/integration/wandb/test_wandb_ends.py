@@ -38,7 +38,7 @@ def delivery_of(directory: Path) -> Delivery:
 
 
 def series_of(run: WandbFile) -> list[tuple[str, int, float]]:
-    """What the newest series among a run's artifacts tells: names, indices, values."""
+    """Return names, indices and values in the newest series among a run's artifacts."""
     newest = [artifact for artifact in run.artifacts if artifact["type"] == "series"][-1]
     lines = Path(next(iter(newest["files"].values()))).read_text().splitlines()[1:]
     rows = (line.split(",") for line in lines)

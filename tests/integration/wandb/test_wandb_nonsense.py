@@ -62,7 +62,7 @@ def server(
 
 
 def problem_of(call: Callable[[], object]) -> str:
-    """What memlog says of it; nothing where the answer passes for a yes."""
+    """Return memlog's message on a call's error; empty if memlog accepts the answer."""
     try:
         call()
     except MemlogError as error:

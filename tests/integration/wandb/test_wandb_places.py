@@ -1,4 +1,4 @@
-"""Where W&B's runs stand, and what memlog says of it: offline, disabled, or not in sight."""
+"""W&B's runs that are offline, disabled or not `wandb.run`, and memlog's lines about them."""
 
 import os
 import subprocess

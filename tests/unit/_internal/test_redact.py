@@ -75,7 +75,7 @@ def test_secrets_outside_of_addresses_are_taken_out(text: str) -> None:
 
 
 USERINFO = string.ascii_letters + string.digits + "-._~!$&'()*+,;=:%"
-"""What RFC 3986 allows in a user and a password."""
+"""Characters that RFC 3986 allows in a user and a password."""
 SCHEMES = st.sampled_from(["http", "https", "postgresql+psycopg2", "mysql", "s3"])
 SENTENCES = st.sampled_from(
     ["{}", "'{}'", '"{}"', "({})", "can't reach {}: refused", "uri={}", "{},"]
@@ -108,7 +108,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.usefixtures("nothing_remembered")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(SCHEMES, ANYTHING, ANYTHING, SENTENCES, st.sampled_from(sorted(SPELLINGS)))
 def test_no_password_of_a_known_address_is_left_in_a_text(
     scheme: str, before: str, after: str, sentence: str, spelling: str

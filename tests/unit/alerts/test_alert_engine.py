@@ -188,7 +188,8 @@ def test_the_callback_is_called_and_its_errors_are_counted() -> None:
         raise ValueError("no")
 
     rules = parse_rules(["host.rss > 1 GiB", "host.rss > 2 GiB"])
-    engine = AlertEngine(rules, published.append, health, on_alert=on_alert)
+    contained = health.contained_callback("on_alert", on_alert)
+    engine = AlertEngine(rules, published.append, health, on_alert=contained)
     engine(batch(0, 3 * GIB))
     assert told == published
     assert len(told) == 2
@@ -203,7 +204,8 @@ def test_not_even_sys_exit_in_the_callback_reaches_the_trainer(wrong: BaseExcept
         raise wrong
 
     rules = parse_rules(["host.rss > 1 GiB"])
-    AlertEngine(rules, print, health, on_alert=on_alert)(batch(0, 3 * GIB))
+    contained = health.contained_callback("on_alert", on_alert)
+    AlertEngine(rules, print, health, on_alert=contained)(batch(0, 3 * GIB))
     assert health.faults == {f"on_alert: {type(wrong).__name__}": 1}
 
 
@@ -212,7 +214,8 @@ def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
         raise KeyboardInterrupt
 
     rules = parse_rules(["host.rss > 1 GiB"])
-    engine = AlertEngine(rules, print, Diagnostics(), on_alert=on_alert)
+    contained = Diagnostics().contained_callback("on_alert", on_alert)
+    engine = AlertEngine(rules, print, Diagnostics(), on_alert=contained)
     with pytest.raises(KeyboardInterrupt):
         engine(batch(0, 3 * GIB))
 
@@ -239,11 +242,12 @@ def test_an_alert_without_steps_stands_at_its_evaluation_or_epoch() -> None:
     assert steps_of(alerts("host.rss > 1 GiB", [epoch(1, 2 * GIB)])) == [19]
 
 
-def test_the_console_prints_one_line() -> None:
+def test_the_console_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [alert] = alerts("host.rss > 32 GiB", [batch(120, int(33.1 * GIB))])
-    lines: list[str] = []
-    Console(0, warn=lines.append)(alert)
-    assert lines == ["memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)"]
+    Console(0)(alert)
+    printed = capsys.readouterr()
+    assert printed.err == "memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)\n"
+    assert printed.out == ""
     assert alert_line(Alert(0, None, "info", "r", "t", "x")) == "memlog: info: t: x"
 
 

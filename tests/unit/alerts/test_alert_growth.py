@@ -178,7 +178,7 @@ def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
 
 
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
-    """Of ten samples at each step the lowest counts; mapped files of the tree don't count."""
+    """The lowest of ten samples at each step counts; mapped files of the tree don't count."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Diagnostics())
     for look in range(300):

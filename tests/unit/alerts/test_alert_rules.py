@@ -43,7 +43,7 @@ def test_every_part_of_a_rule_is_understood() -> None:
         ("mps0.fragmentation > 40%", 0.4, False),
     ],
 )
-def test_amounts(text: str, amount: float, share: bool) -> None:
+def test_an_amount_is_parsed_with_its_unit(text: str, amount: float, share: bool) -> None:
     rule = parse_rule(text)
     assert (rule.amount, rule.share, rule.level, rule.hold) == (amount, share, "warning", 1)
 
@@ -57,7 +57,7 @@ def test_amounts(text: str, amount: float, share: bool) -> None:
         ("host.tree grows > 1 GiB/100 steps", Growth(100, "step"), 1),
     ],
 )
-def test_growth(text: str, growth: Growth, hold: int) -> None:
+def test_a_growth_rule_is_parsed_with_its_axis(text: str, growth: Growth, hold: int) -> None:
     rule = parse_rule(text)
     assert (rule.growth, rule.hold) == (growth, hold)
 

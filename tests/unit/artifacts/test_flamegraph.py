@@ -62,7 +62,7 @@ def test_a_file_is_recognised_by_its_schema_whatever_its_name(tmp_path: Path) ->
         b"\xff\xfe\x00",
     ],
 )
-def test_other_files_are_not(content: bytes, tmp_path: Path) -> None:
+def test_other_files_are_no_flame_graphs(content: bytes, tmp_path: Path) -> None:
     assert not is_flamegraph(content)
     (tmp_path / "x.speedscope.json").write_bytes(content)
     assert not is_openable(tmp_path / "x.speedscope.json")

@@ -38,7 +38,7 @@ def test_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_there_stays_and_the_same_is_said(tmp_path: Path) -> None:
+def test_pull_keeps_existing_files_and_recognises_the_same_one(tmp_path: Path) -> None:
     (tmp_path / "a.b.json").write_bytes(b"mine")
     store = DictStore({"a.b.json": b"other"})
     assert [file.path.name for file in pulled(store, tmp_path)] == ["a-1.b.json"]

@@ -88,7 +88,7 @@ def test_no_step_is_lost_when_a_pair_replaces_a_pair(phases: list[int], of_the_s
 
 @given(FEW, FEW, st.integers(3, 12))
 def test_of_two_that_alternate_one_counts(first: int, second: int, rounds: int) -> None:
-    """Whether the critic steps five times for each step of the actor, or the other way round."""
+    """The critic may step five times for each step of the actor, or the other way round."""
     one, other = optimizers(2)
     clock = Clock()
     for done in range(1, rounds + 1):

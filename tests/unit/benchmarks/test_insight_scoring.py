@@ -1,4 +1,4 @@
-"""What counts as found, named and forecast in benchmarks/insight."""
+"""Rules by which benchmarks/insight counts a leak as found, named and forecast."""
 
 from pathlib import Path
 

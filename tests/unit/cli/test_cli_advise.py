@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from support.commands import memlog
 from support.journals import GIB, MIB, MadeRun, at, batch
 from support.training import CASES, traced
 
 from memlog._internal.units import format_bytes
-from memlog.cli.main import cli
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import OutOfMemory
 from memlog.journal import RunDirectory
@@ -31,10 +30,6 @@ def _runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def memlog(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, prog_name="memlog")
 
 
 @cache

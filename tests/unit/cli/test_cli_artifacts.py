@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from support import thirdparty
+from support.commands import complaint, memlog
 from support.device_snapshots import training
 from support.flamegraphs import document
 from support.journals import MadeRun, at
@@ -20,7 +20,6 @@ from support.stores import DictStore, stored
 
 from memlog._internal.npm_package import SPEEDSCOPE
 from memlog.artifacts.journal_store import kept
-from memlog.cli.main import cli
 from memlog.cli.open import _find
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
@@ -36,19 +35,6 @@ def _plain_environment(tmp_path: Path) -> Iterator[None]:
         for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "MLFLOW_TRACKING_URI"):
             patch.delenv(name, raising=False)
         yield
-
-
-def memlog(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, prog_name="memlog")
-
-
-def complaint(*arguments: str, code: int = 1) -> str:
-    """Return the one line that a failing command prints."""
-    result = memlog(*arguments)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    return line.removeprefix("memlog: ")
 
 
 def run_with(tmp_path: Path, files: dict[str, bytes], *events: Artifact) -> RunDirectory:
@@ -100,7 +86,7 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     told = complaint("pull", "latest", "-o", "out")
     assert "'up' is no longer in" in told
     assert list((tmp_path / "out").iterdir()) == []
-    assert "none of the 7 files" in complaint("open", "latest")
+    assert "its 7 files were deleted here" in complaint("open", "latest")
 
 
 def test_a_missing_run_or_file_is_one_line_with_the_remedy(tmp_path: Path) -> None:

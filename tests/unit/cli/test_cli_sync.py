@@ -83,7 +83,8 @@ def test_a_second_time_nothing_is_left_and_the_tracker_is_not_asked(
     backend.tracker.down = True
     backend.tracker.opened.clear()
     assert said() == (
-        f"list: nothing is left to deliver, it has {POINTS} points (run own-{run.id} at memory://host)\n"
+        f"list: nothing is left to deliver, {POINTS} points were delivered "
+        f"(run own-{run.id} at memory://host)\n"
     )
     assert backend.tracker.opened == []
 
@@ -321,7 +322,7 @@ def test_an_address_of_the_runs_alone_gets_no_credentials(
     backend.environment = {"LIST_TOKEN": "secret"}
     line = complaint(code=1)
     assert line.startswith(
-        "list: the run names http://evil as its tracker, your environment names "
+        "list: the run names http://evil as its tracker, but your environment names "
     )
     assert "credentials (LIST_TOKEN)" in line
     assert line.endswith("--trust-address http://evil")

@@ -33,7 +33,7 @@ class Honest(NamedTuple):
     event: Trace
     file: bytes
     events: range
-    """Where the events stand in the file."""
+    """Positions of the events in the file."""
 
     def mutant(self, seed: int) -> bytes:
         """The file with some bytes changed, mostly the events', or some bytes longer or shorter."""

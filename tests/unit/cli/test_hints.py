@@ -14,8 +14,10 @@ from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
+from memlog.errors import MissingExtraError
 from memlog.events import End
 from memlog.session.exit_messages import print_undelivered
+from memlog.sink import load_backend
 
 ROOT = Path(__file__).parents[3]
 CODE = [
@@ -69,11 +71,9 @@ def test_what_messages_have_pip_install_is_in_an_index() -> None:
 def test_a_missing_client_is_named_by_its_own_package(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlog import sink
-
-    monkeypatch.setattr(sink, "is_installed", lambda _: False)
-    with pytest.raises(sink.MissingExtraError) as caught:
-        sink.load_backend(backend)
+    monkeypatch.setattr("memlog.sink.search.is_installed", lambda _: False)
+    with pytest.raises(MissingExtraError) as caught:
+        load_backend(backend)
     found = re.search(r"pip install '([a-z]+)>=[\d.]+'$", str(caught.value))
     assert found is not None, caught.value
     assert found[1] == backend

@@ -26,7 +26,7 @@ def _folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
-    """What happens in each pause of the command, in order; no pause takes time."""
+    """Calls to make in each pause of the command, in order; no pause takes time."""
     happens: list[Callable[[], object]] = []
     clock = [time.monotonic()]
 

@@ -84,7 +84,7 @@ def test_after_an_outage_it_is_sent_again(run: RunDirectory) -> None:
     assert tracker.ended == {f"own-{run.id}": "failed"}
 
 
-def test_its_rows(tmp_path: Path) -> None:
+def test_the_description_has_rows_for_alerts_and_lost_data(tmp_path: Path) -> None:
     layers = tuple(
         TracedLayer(f"blocks.{number}|x", number * MIB, GIB, MIB, MIB) for number in range(1, 7)
     )

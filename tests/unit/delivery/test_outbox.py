@@ -56,14 +56,14 @@ def test_alerts_and_files_reach_the_run_that_was_active(
     journal.bind("list", Binding("users", None))
     for event in (batch(1), alert(1), alert(2), kept(run, b"second", "b")):
         journal.append(event)
-    carrier = uploader(run, tracker)
-    carrier.deliver(complete=True)
+    upload = uploader(run, tracker)
+    upload.deliver(complete=True)
     # What came before the first run of the user's belongs to it as well.
     assert tracker.alerts == {"users": [alert(0), alert(1), alert(2)]}
     assert tracker.files == {
         "users": {("flamegraph", "a"): b"first", ("flamegraph", "b"): b"second"}
     }
-    carrier.deliver(complete=True)
+    upload.deliver(complete=True)
     uploader(run, tracker).deliver(complete=True)
     assert len(tracker.alerts["users"]) == 3
 
@@ -72,16 +72,16 @@ def test_a_later_file_of_the_same_name_takes_the_place(
     run: RunDirectory, journal: JournalWriter
 ) -> None:
     tracker = ListTracker(down=True)
-    carrier = uploader(run, tracker)
+    upload = uploader(run, tracker)
     for content in (b"worse", b"worst"):
         journal.append(kept(run, content))
         with pytest.raises(TrackerUnavailableError):
-            carrier.deliver()
+            upload.deliver()
     tracker.down = False
-    carrier.deliver()
+    upload.deliver()
     assert tracker.files == {f"own-{run.id}": {("flamegraph", "graph.json"): b"worst"}}
     journal.append(kept(run, b"the worst of all"))
-    carrier.deliver()
+    upload.deliver()
     assert list(tracker.files[f"own-{run.id}"].values()) == [b"the worst of all"]
 
 
@@ -89,7 +89,7 @@ def test_points_do_not_wait_for_files(
     run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = ListTracker()
-    carrier = uploader(run, tracker)
+    upload = uploader(run, tracker)
     journal.append(kept(run, b"content"))
     for step in range(5):
         journal.append(batch(step))
@@ -102,7 +102,7 @@ def test_points_do_not_wait_for_files(
         patch.setattr("support.sinks.ListSink.log_artifact", fails)
         for _ in range(3):
             with pytest.raises(TrackerUnavailableError):
-                carrier.deliver(complete=True)
+                upload.deliver(complete=True)
     assert len(tracker.all_points()) == 11
     assert [shown.step for shown in tracker.alerts[f"own-{run.id}"]] == [4]
     # An uploader of another process goes on with what is left, and with that alone.
@@ -120,9 +120,9 @@ def test_what_is_refused_or_gone_is_counted(run: RunDirectory, journal: JournalW
     (run.path / gone.path).unlink()
     for artifact in (gone, kept(run, b"", "refused"), kept(run, b"", "good")):
         journal.append(artifact)
-    carrier = uploader(run, tracker)
-    carrier.deliver()
-    assert carrier.state.dropped == {"artifact_missing": 1, "artifact_rejected": 1}
+    upload = uploader(run, tracker)
+    upload.deliver()
+    assert upload.state.dropped == {"artifact_missing": 1, "artifact_rejected": 1}
     assert [name for _, name in tracker.files[f"own-{run.id}"]] == ["good"]
 
 
@@ -163,15 +163,15 @@ class TestASinkThatIsNotDurable:
 
     def test_an_unclean_end_begins_anew(self, run: RunDirectory, journal: JournalWriter) -> None:
         tracker = ListTracker(durable=False)
-        carrier = uploader(run, tracker)
+        upload = uploader(run, tracker)
         journal.append(kept(run, b"content"))
         for step in range(5):
             journal.append(batch(step))
             journal.append(alert(step))
-            carrier.deliver()
+            upload.deliver()
         on_disk = UploadState.load(run, "list")
         assert on_disk.delivered == 0
-        assert on_disk.provisional == carrier.state.delivered > 0
+        assert on_disk.provisional == upload.state.delivered > 0
         before = len(tracker.all_points())
         successor = uploader(run, ListTracker(durable=False))
         successor.deliver(complete=True)
@@ -180,14 +180,16 @@ class TestASinkThatIsNotDurable:
         closed = UploadState.load(run, "list")
         assert (closed.delivered, closed.provisional, closed.stage) == (15, 0, "done")
 
-    def test_a_clean_end_does_not(self, run: RunDirectory, journal: JournalWriter) -> None:
+    def test_a_clean_end_sends_nothing_again(
+        self, run: RunDirectory, journal: JournalWriter
+    ) -> None:
         tracker = ListTracker(durable=False)
         for step in range(6):
             journal.append(batch(step))
             if step % 3 == 2:
-                carrier = uploader(run, tracker)
-                carrier.deliver(complete=True)
-                carrier.close()
+                upload = uploader(run, tracker)
+                upload.deliver(complete=True)
+                upload.close()
         assert len(tracker.all_points()) == 12
         assert UploadState.load(run, "list").delivered == 12
 
@@ -196,11 +198,11 @@ class TestASinkThatIsNotDurable:
     ) -> None:
         """It is unknown what the tracker has: a new sink sends everything again."""
         tracker = ListTracker(durable=False)
-        carrier = uploader(run, tracker)
+        upload = uploader(run, tracker)
         journal.append(kept(run, b"content"))
         for step in range(5):
             journal.append(batch(step))
-        carrier.deliver(complete=True)
+        upload.deliver(complete=True)
 
         def fails(*_: object) -> None:
             raise TrackerUnavailableError("not everything was uploaded: wait")
@@ -208,15 +210,15 @@ class TestASinkThatIsNotDurable:
         with monkeypatch.context() as patch:
             patch.setattr("support.sinks.ListSink.close", fails)
             with pytest.raises(TrackerUnavailableError):
-                carrier.close()
+                upload.close()
         on_disk = UploadState.load(run, "list")
         assert (on_disk.delivered, on_disk.stage) == (0, "unreachable")
         assert "not everything" in (on_disk.problem or "")
         first = tracker.all_points()
         tracker.points.clear()
         tracker.files.clear()
-        carrier.deliver(complete=True)
-        carrier.close()
+        upload.deliver(complete=True)
+        upload.close()
         assert tracker.all_points() == first
         assert tracker.files
         assert len(tracker.opened) == 2

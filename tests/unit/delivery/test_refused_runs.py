@@ -53,9 +53,9 @@ def sweep(tmp_path: Path) -> RunDirectory:
     return made.closed()
 
 
-def finish(carrier: Uploader) -> None:
-    carrier.deliver(complete=True)
-    carrier.close()
+def finish(upload: Uploader) -> None:
+    upload.deliver(complete=True)
+    upload.close()
 
 
 def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
@@ -73,7 +73,7 @@ def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
     )
 
 
-def test_what_was_passed_over_follows_once_it_is_there_again(sweep: RunDirectory) -> None:
+def test_skipped_events_follow_when_their_run_is_back(sweep: RunDirectory) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})
     finish(uploader(sweep, tracker))
     tracker.deleted = {"r2"}
@@ -120,15 +120,15 @@ def test_alerts_files_and_parameters_wait_with_it(tmp_path: Path) -> None:
     made.directory.artifacts.mkdir()
     (made.directory.artifacts / "notes.txt").write_text("kept")
     tracker = ListTracker()
-    carrier = uploader(made.directory, tracker)
+    upload = uploader(made.directory, tracker)
     made.write(batch(0, GIB))
-    carrier.deliver()
+    upload.deliver()
     tracker.deleted = {"gone"}
     file = Artifact(1, "notes.txt", "report", "artifacts/notes.txt", 4)
     alert = Alert(1, 1, "error", "rule", "high", "text")
     made.write(Parameters(1, {"a": "b"}), alert, file, batch(1, GIB)).bound("list", "next", None)
     made.write(alert, file)
-    finish(carrier)
+    finish(upload)
     assert list(tracker.alerts) == list(tracker.files) == ["next"]
     tracker.deleted = set()
     finish(uploader(made.directory, tracker))
@@ -143,12 +143,12 @@ def test_an_outbox_of_a_refused_run_holds_up_no_other(tmp_path: Path) -> None:
     made, tracker = MadeRun(tmp_path, alive=True).bound("list", "gone", None), ListTracker()
     alert = Alert(1, 1, "error", "rule", "high", "text")
     made.write(alert)
-    carrier = uploader(made.directory, tracker)
-    carrier.deliver()
-    carrier.state.outbox.alerts["gone"].sent = 0
+    upload = uploader(made.directory, tracker)
+    upload.deliver()
+    upload.state.outbox.alerts["gone"].sent = 0
     tracker.deleted = {"gone"}
     made.bound("list", "next", None).write(alert)
-    finish(carrier)
+    finish(upload)
     assert [len(tracker.alerts[name]) for name in ("gone", "next")] == [1, 1]
     tracker.deleted = set()
     finish(uploader(made.directory, tracker))
@@ -161,16 +161,16 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
     now = [100.0]
     monkeypatch.setattr("memlog.delivery.uploader.refused_runs.time.monotonic", lambda: now[0])
     tracker = ListTracker(deleted={"r0"})
-    carrier = uploader(sweep, tracker)
+    upload = uploader(sweep, tracker)
     for _ in range(5):
-        carrier.deliver()
+        upload.deliver()
     assert tracker.asked.count("r0") == 1
     now[0] += RETRY_INTERVAL
-    carrier.deliver()
-    carrier.deliver()
+    upload.deliver()
+    upload.deliver()
     assert tracker.asked.count("r0") == 2
     tracker.deleted = set()
-    finish(carrier)
+    finish(upload)
     assert tracker.points["r0"] == wanted(0)
 
 
@@ -201,7 +201,7 @@ def few_nested_calls() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("few_nested_calls")
-def test_more_runs_than_python_nests_calls_are_passed_over(tmp_path: Path) -> None:
+def test_more_runs_than_python_nests_calls_are_skipped(tmp_path: Path) -> None:
     made = MadeRun(tmp_path, alive=True)
     runs = 420
     for number in range(runs):
@@ -233,14 +233,14 @@ def test_what_a_refused_run_has_not_had_is_not_thinned_as_delivered(tmp_path: Pa
         made.bound("list", f"r{number}", None)
         made.write(*(batch(s, GIB) for s in range(number * steps, (number + 1) * steps)))
     run, tracker = made.directory, ListTracker(deleted={"r1"})
-    carrier = uploader(run, tracker)
-    carrier.deliver()
+    upload = uploader(run, tracker)
+    upload.deliver()
     size = run.files()[0].size
     enforce(run, size * 3 // 4)  # for this what was delivered is enough
     assert sum(file.thinned for file in read(run)) > 0
     assert sum(file.thinned_undelivered for file in read(run)) == 0
     tracker.deleted = set()
-    finish(carrier)
+    finish(upload)
     assert tracker.points["r1"] == expected(range(steps, 2 * steps))
 
 
@@ -269,7 +269,7 @@ class Sweep:
         self.restart(0)
 
     def restart(self, _: int) -> None:
-        self.carrier = uploader(self.made.directory, self.tracker)
+        self.upload = uploader(self.made.directory, self.tracker)
 
     def steps(self, number: int) -> None:
         for _ in range(3 + 20 * number):
@@ -292,24 +292,24 @@ class Sweep:
             enforce(self.made.directory, 4096)
 
     def deliver(self, _: int) -> None:
-        self.carrier.deliver()
+        self.upload.deliver()
 
     def fail(self, _: int) -> None:
         self.tracker.down = True
         with suppress(TrackerUnavailableError):
-            self.carrier.deliver()
+            self.upload.deliver()
         self.tracker.down = False
 
     def left(self) -> set[int]:
         """The steps that the journal has."""
-        events = [entry.event for file in self.made.directory.files() for entry in file.read()]
+        events = list(self.made.directory.events())
         return {event.step for event in events if isinstance(event, Batch)}
 
 
 MOVES = ("steps", "turn", "deliver", "fail", "restart", "delete", "restore", "thin")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 2)), max_size=40), st.booleans())
 def test_whatever_is_deleted_and_restored_every_point_arrives_once(
     moves: list[tuple[str, int]], thinned: bool
@@ -319,10 +319,10 @@ def test_whatever_is_deleted_and_restored_every_point_arrives_once(
         sweep = Sweep(directory, thinned=thinned)
         for move, number in moves:
             getattr(sweep, move)(number)
-        finish(sweep.carrier)  # an end at which some may be refused
+        finish(sweep.upload)  # an end at which some may be refused
         sweep.tracker.deleted.clear()
         sweep.restart(0)
-        finish(sweep.carrier)
+        finish(sweep.upload)
         had = Counter(
             (name, point.name, point.index)
             for name, points in sweep.tracker.points.items()
@@ -331,7 +331,7 @@ def test_whatever_is_deleted_and_restored_every_point_arrives_once(
         assert [key for key, count in had.items() if count > 1] == []
         assert all(sweep.owners[index] == name for name, _, index in had)
         assert sweep.left() <= {index for _, _, index in had}
-        state = sweep.carrier.state
+        state = sweep.upload.state
         assert (state.dropped, state.held, state.refused) == ({}, {}, {})
         if not thinned:
             assert state.delivered == len(had) == 2 * len(sweep.owners)

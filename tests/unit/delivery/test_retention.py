@@ -102,8 +102,8 @@ def test_what_is_gone_is_counted_as_thinned_and_not_as_damage(tmp_path: Path) ->
 
 def test_what_every_sink_has_had_goes_first_and_is_no_loss(tmp_path: Path) -> None:
     run = filled(tmp_path).directory
-    carrier = uploader(run, ListTracker())
-    carrier.deliver()
+    upload = uploader(run, ListTracker())
+    upload.deliver()
     size = trainer(run).size
     enforce(run, size // 2)
     summary = summarize(run)
@@ -204,9 +204,9 @@ def test_a_segment_that_claims_to_have_been_endless_is_delivered(tmp_path: Path)
     header, rest = path.read_bytes().split(b"\n", 1)
     path.write_bytes(header + b"\n" + endless * 3 + rest + endless)
     tracker = ListTracker()
-    carrier = uploader(run, tracker)
-    carrier.deliver(complete=True)
-    carrier.close()
+    upload = uploader(run, tracker)
+    upload.deliver(complete=True)
+    upload.close()
     assert tracker.all_points()
     assert UploadState.load(run, "list").stage == "done"
 
@@ -214,26 +214,26 @@ def test_a_segment_that_claims_to_have_been_endless_is_delivered(tmp_path: Path)
 def test_a_tracker_that_was_away_gets_exactly_what_the_journal_holds(tmp_path: Path) -> None:
     run = filled(tmp_path).directory
     tracker = ListTracker(down=True)
-    carrier = uploader(run, tracker)
+    upload = uploader(run, tracker)
     with pytest.raises(TrackerUnavailableError):
-        carrier.deliver()
+        upload.deliver()
     enforce(run, LIMIT, "list")
     tracker.down = False
-    carrier.deliver(complete=True)
+    upload.deliver(complete=True)
     other = ListTracker()
     Uploader(run, "other", other.open_sink, may_open_own=True).deliver(complete=True)
     assert tracker.all_points() == other.all_points()
     assert max(p.value for p in tracker.all_points() if p.name.endswith("cuda0/peak_mib")) > 5000
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.sampled_from(["steps", "epoch", "loss", "deliver", "fail", "restart", "thin"])))
 def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None:
     """A bucket is not sent again with other values, although the event that closed it was removed."""
     with tempfile.TemporaryDirectory() as directory:
         made = MadeRun(Path(directory), alive=True)
         run, tracker = made.directory, ListTracker()
-        carrier, step = uploader(run, tracker), 0
+        upload, step = uploader(run, tracker), 0
         for number, move in enumerate(moves):
             if move == "steps":
                 made.write(*(batch(s, level(s), cuda(level(s))) for s in range(step, step + 60)))
@@ -245,15 +245,15 @@ def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None
             elif move == "thin":
                 enforce(run, 4096)
             elif move == "restart":
-                carrier = uploader(run, tracker)
+                upload = uploader(run, tracker)
             else:
                 tracker.down = move == "fail"
                 try:
-                    carrier.deliver()
+                    upload.deliver()
                 except TrackerUnavailableError:
                     assert tracker.down
         tracker.down = False
-        carrier.deliver(complete=True)
+        upload.deliver(complete=True)
         sent = defaultdict(list)
         for point in tracker.all_points():
             sent[point.name, point.index].append(point)

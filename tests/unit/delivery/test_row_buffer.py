@@ -221,7 +221,7 @@ def test_a_failed_step_logged_first_is_in_the_next_row() -> None:
     assert users.steps() == {0: 0, 1: 1, 2: 2, 3: 3, 5: 5}
 
 
-def test_events_that_nobody_folds_are_folded_as_they_come() -> None:
+def test_received_events_are_folded_even_if_no_row_takes_them() -> None:
     rows = UsersRows(Diagnostics())
     for number in range(10_000):
         rows.receive(batch(number, MIB))

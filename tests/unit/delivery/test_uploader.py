@@ -51,9 +51,9 @@ def test_a_whole_journal_arrives_once(run: RunDirectory) -> None:
     for step in range(50):
         journal.append(batch(step))
     journal.append(End(99, "failed"))
-    carrier = uploader(run, tracker)
-    assert carrier.deliver(complete=True) == 100
-    carrier.close()
+    upload = uploader(run, tracker)
+    assert upload.deliver(complete=True) == 100
+    upload.close()
     assert tracker.all_points() == expected(range(50))
     assert tracker.ended == {f"own-{run.id}": "failed"}
     assert tracker.ended_us == {f"own-{run.id}": 99}
@@ -62,22 +62,22 @@ def test_a_whole_journal_arrives_once(run: RunDirectory) -> None:
 
 def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
-    carrier = uploader(run, tracker)
+    upload = uploader(run, tracker)
     for step in range(30):
         journal.append(batch(step))
-        carrier.deliver()
+        upload.deliver()
         # The newest step may still get another value: its points are final with the next one.
         assert tracker.all_points() == expected(range(step + 1))[: 2 * step]
-    carrier.deliver(complete=True)
+    upload.deliver(complete=True)
     assert tracker.all_points() == expected(range(30))
 
 
 def test_a_down_tracker_is_said_without_secrets(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker(crash_after=0)
     journal.append(batch(0))
-    carrier = uploader(run, tracker)
+    upload = uploader(run, tracker)
     with pytest.raises(TrackerUnavailableError) as raised:
-        carrier.deliver(complete=True)
+        upload.deliver(complete=True)
     assert "secret" not in str(raised.value)
     assert UploadState.load(run, "list").stage == "unreachable"
     assert b"secret" not in (run.delivery / "list.json").read_bytes()
@@ -88,11 +88,11 @@ def test_one_bad_value_never_costs_a_batch(run: RunDirectory) -> None:
     tracker = ListTracker(bad=frozenset({"memory/host/rss_mib"}))
     for step in range(25):
         journal.append(batch(step))
-    carrier = uploader(run, tracker)
-    carrier.deliver(complete=True)
+    upload = uploader(run, tracker)
+    upload.deliver(complete=True)
     good = [point for point in expected(range(25)) if point.name != "memory/host/rss_mib"]
     assert tracker.all_points() == good
-    assert carrier.state.dropped == {"rejected: memory/host/rss_mib": 25}
+    assert upload.state.dropped == {"rejected: memory/host/rss_mib": 25}
 
 
 def test_a_client_that_always_breaks_on_something_does_not_hold_up_the_rest(
@@ -100,24 +100,24 @@ def test_a_client_that_always_breaks_on_something_does_not_hold_up_the_rest(
 ) -> None:
     journal, tracker = writer(run), ListTracker(crash_after=0)
     journal.append(batch(0))
-    carrier = uploader(run, tracker)
+    upload = uploader(run, tracker)
     for _ in range(5):
         with pytest.raises(TrackerUnavailableError):
-            carrier.deliver(complete=True)
-    carrier.deliver(complete=True)
-    assert sum(carrier.state.dropped.values()) == 2
+            upload.deliver(complete=True)
+    upload.deliver(complete=True)
+    assert sum(upload.state.dropped.values()) == 2
 
 
 def test_events_wait_until_there_is_a_run_for_them(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
-    carrier = uploader(run, tracker, own=False)
-    assert carrier.deliver() == 0
+    upload = uploader(run, tracker, own=False)
+    assert upload.deliver() == 0
     assert not tracker.opened
     journal.bind("list", Binding("users"))
     journal.append(batch(1))
-    carrier.note_run(TrackerRun("users", "memory://full:secret@address"))
-    carrier.deliver(complete=True)
+    upload.note_run(TrackerRun("users", "memory://full:secret@address"))
+    upload.deliver(complete=True)
     assert tracker.points == {"users": expected(range(2))}
     joined = tracker.opened[0].joined
     assert joined is not None
@@ -140,11 +140,11 @@ def test_two_runs_of_the_users_keep_apart(run: RunDirectory) -> None:
 def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
-    carrier = uploader(run, tracker)
-    carrier.deliver()
+    upload = uploader(run, tracker)
+    upload.deliver()
     journal.bind("list", Binding("users"))
     journal.append(batch(1))
-    carrier.deliver(complete=True)
+    upload.deliver(complete=True)
     assert tracker.points == {
         f"own-{run.id}": expected(range(1)),
         "users": expected(range(1, 2)),
@@ -177,14 +177,14 @@ def test_two_uploaders_of_one_backend_never_run_at_once(run: RunDirectory) -> No
         pass
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["step", "jump", "deliver", "fail", "restart"]), max_size=40))
 def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
     """Any order of steps, deliveries, failures and new uploaders gives the plan's points, once each."""
     with tempfile.TemporaryDirectory() as directory:
         run = new_run(Path(directory))
         journal, tracker = writer(run), ListTracker()
-        carrier = uploader(run, tracker)
+        upload = uploader(run, tracker)
         step, events = 0, []
         for move in moves:
             if move in ("step", "jump"):
@@ -192,20 +192,20 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
                 events.append(batch(step))
                 journal.append(events[-1])
             elif move == "restart":
-                carrier = uploader(run, tracker)
+                upload = uploader(run, tracker)
             else:
                 tracker.down = move == "fail"
                 with contextlib.suppress(TrackerUnavailableError):
-                    carrier.deliver()
+                    upload.deliver()
         tracker.down = False
-        carrier.deliver(complete=True)
+        upload.deliver(complete=True)
         journal.close()
         plan: Plan[int] = Plan("bucketed")
         wanted = [point for at, event in enumerate(events) for point in plan.feed(event, at)]
         assert tracker.all_points() == wanted + plan.flush()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.sampled_from(["step", "run", "number", "deliver", "fail", "refuse", "restart"]),
@@ -217,7 +217,7 @@ def test_each_run_has_its_own_steps_whatever_happens(moves: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         run = new_run(Path(directory))
         journal, tracker = writer(run), ListTracker()
-        carrier = uploader(run, tracker, own=False)
+        upload = uploader(run, tracker, own=False)
         bound, wanted, step = Binding("run-0"), {}, 0
         journal.bind("list", bound)
         for move in moves:
@@ -235,12 +235,12 @@ def test_each_run_has_its_own_steps_whatever_happens(moves: list[str]) -> None:
                 bound = Binding(bound.run_id, offset=step - 7)
                 journal.bind("list", bound)
             elif move == "restart":
-                carrier = uploader(run, tracker, own=False)
+                upload = uploader(run, tracker, own=False)
             elif move in ("deliver", "fail", "refuse"):
                 tracker.down = move == "fail"
                 tracker.deleted = {bound.run_id} if move == "refuse" else set()
                 with contextlib.suppress(TrackerUnavailableError, RunRefusedError):
-                    carrier.deliver()
+                    upload.deliver()
         tracker.down, tracker.deleted = False, set()
         uploader(run, tracker, own=False).deliver(complete=True)
         journal.close()

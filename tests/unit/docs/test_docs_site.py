@@ -1,4 +1,4 @@
-"""What the site's build adds to mkdocs: missing docstrings, links out of docs/, and the chart."""
+"""Additions of the site's build to mkdocs: missing docstrings, links out of docs/, and the chart."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 griffe = pytest.importorskip("griffe", reason="griffe is not installed: dependency group `docs`")
 
-from docs_site import hooks, overhead_chart  # noqa: E402 - need griffe
+from docs_site import hooks, mermaid, overhead_chart  # noqa: E402 - need griffe
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +61,19 @@ def test_links_lead_to_pages_of_the_site(page: str, link: str, expected: str) ->
 def test_a_picture_follows_the_sites_scheme() -> None:
     picture = '<picture><source srcset="d.svg"><img alt="A" src="l.svg"></picture>'
     assert mended(picture, "index.md") == "![A](l.svg#only-light)![A](d.svg#only-dark)"
+
+
+def test_a_diagram_is_text_if_mermaid_can_not_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The theme would load it from another server."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mermaid.folder.cache_clear()
+    try:
+        assert mended("```mermaid\na --> b\n```", "index.md") == "```text\na --> b\n```"
+    finally:
+        mermaid.folder.cache_clear()
 
 
 def test_the_chart_shows_the_figures_of_the_benchmarks() -> None:

@@ -50,7 +50,7 @@ def title(found: Relation) -> str:
     return larger_steps(found, 9, found.peak).title
 
 
-def test_a_line() -> None:
+def test_a_linear_relation_is_named_with_its_slope() -> None:
     found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
     assert (found.name, found.dimension, found.is_length) == ("tokens", 1, True)
     assert (found.largest, found.step, found.is_linear) == (1024, 30, True)
@@ -58,7 +58,7 @@ def test_a_line() -> None:
     finding = larger_steps(found, 30, found.peak)
     assert finding.title == (
         "The peak follows the sequence length (dimension 1 of `tokens`), 921.6 KiB per token; the longest, "
-        "1,024 at step 30, made it"
+        "1,024 at step 30, reached it"
     )
     assert finding.where == "dimension 1 of `tokens`"
     assert matters(found)
@@ -72,7 +72,7 @@ def test_a_step_that_was_not_looked_at_may_have_been_larger() -> None:
     )
 
 
-def test_a_parabola() -> None:
+def test_a_quadratic_relation_is_not_called_linear() -> None:
     found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 1000 * length**2)))
     assert not found.is_linear
     assert found.slope == pytest.approx(2000 * 1024, rel=0.01)

@@ -62,7 +62,7 @@ def test_tensors_and_what_holds_them() -> None:
     }
 
 
-def test_what_is_no_input() -> None:
+def test_parameters_outputs_and_long_lists_are_no_inputs() -> None:
     def step() -> tuple[TensorInput, ...]:
         weight, x = torch.nn.Parameter(torch.zeros(3)), torch.zeros(2)
         output = weight * 2
@@ -269,7 +269,7 @@ def test_an_argument_without_a_variable_is_named_as_in_forward() -> None:
 
 
 def test_the_frames_of_a_failure_that_is_still_going_on() -> None:
-    """As CUDA's observer sees them, before the stack unwinds."""
+    """CUDA's observer sees these frames before the stack unwinds."""
 
     class Asking(torch.nn.Module):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:

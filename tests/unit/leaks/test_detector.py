@@ -3,14 +3,14 @@
 import ctypes
 import gc
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
+from support.growth_detector import NOBODY, Memory, Told, detector
 from support.journals import GIB, MIB, at
 
-from memlog.events import Batch, ChildReading, Device, DeviceReading, Event, Finding, Sample
+from memlog.events import Batch, Device, DeviceReading, Event, Finding
 from memlog.growth import Growth
 from memlog.leaks.detector import GrowthDetector
 from memlog.leaks.findings import GrowthFindings, finding_of
@@ -19,67 +19,6 @@ from memlog.leaks.suspicion import Suspicion
 from memlog.probes.garbage import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
-NOBODY = 2**22 + 1
-"""A process number above the kernel's largest: its limits are the machine's."""
-
-
-class Told(NamedTuple):
-    """What a detector reported."""
-
-    suspected: list[Suspicion]
-    confirmed: list[Suspicion]
-    withdrawn: list[Suspicion]
-
-
-class Memory:
-    """Bytes of the trainer's process at the newest step."""
-
-    anon = shared = 0
-
-
-class Judge(NamedTuple):
-    """A detector, and the memory that it reads at each step."""
-
-    detector: GrowthDetector
-    memory: Memory
-
-    def __call__(self, event: Event) -> None:
-        self.detector(event)
-
-    def step(self, step: int, anon: float, shared: float = 0, device: float | None = None) -> None:
-        """Take a step with these MiB; the resident set grows with a mapped file, always."""
-        self.memory.anon, self.memory.shared = int(anon * MIB), int(shared * MIB)
-        devices = () if device is None else (reading(device),)
-        self(Batch(at(step), step, (step + 1) * GIB, None, None, devices))
-
-    def finish(self) -> None:
-        self.detector.finish()
-
-
-def detector() -> tuple[Judge, Told]:
-    told = Told([], [], [])
-    memory = Memory()
-    found = GrowthDetector(
-        NOBODY,
-        told.confirmed.append,
-        told.suspected.append,
-        told.withdrawn.append,
-        lambda: (memory.anon, memory.shared),
-    )
-    return Judge(found, memory), told
-
-
-def reading(allocated: float) -> DeviceReading:
-    return DeviceReading("cuda0", int(allocated * MIB), None, None, None, None)
-
-
-def sample(step: int, *children: tuple[int, float], shared: float = 0) -> Sample:
-    """Return a sample of DataLoader workers: process number and MiB."""
-    readings = tuple(
-        ChildReading(f"DataLoader worker {number}", pid, pid, int(size * MIB))
-        for number, (pid, size) in enumerate(children)
-    )
-    return Sample(at(step), step, GIB, 1, GIB, None, None, None, readings, int(shared * MIB))
 
 
 @glibc
@@ -182,6 +121,20 @@ def test_garbage_that_the_collector_frees_is_not_suspected() -> None:
 
 
 @glibc
+def test_garbage_that_has_become_old_is_no_growth() -> None:
+    judge, told = detector()
+    for step in range(200):
+        cycle: list[object] = [bytearray(MIB)]
+        cycle.append(cycle)
+        gc.collect(1)  # the cycle is in use: it counts as old from now on
+        del cycle
+        judge.step(step, 500 + step)
+    judge.finish()
+    assert told.suspected
+    assert told.confirmed == []
+
+
+@glibc
 def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
     """Blocks are freed, and a small one after each keeps the heap from shrinking."""
     libc = ctypes.CDLL(None)
@@ -238,85 +191,6 @@ def test_small_free_pieces_do_not_hide_growth_outside_the_allocator() -> None:
             libc.free(block)
         libc.free(small)
     assert [found.series for found in told.confirmed] == ["host.anon"]
-
-
-def test_workers_that_grow_are_one_finding_with_the_growth_of_all() -> None:
-    judge, told = detector()
-    for number in range(60):
-        judge(sample(8 * number, (70, 300 + 8 * number), (71, 300 + 8 * number), (72, 300)))
-    judge.finish()
-    [confirmed] = told.confirmed
-    assert confirmed.series == "child:DataLoader worker 0"
-    assert confirmed.rate == pytest.approx(2 * MIB, rel=0.02)
-    assert "DataLoader worker 0, and of 1 more like it, grows" in finding_of(confirmed).title
-
-
-def test_workers_reborn_at_each_epoch_are_no_growth() -> None:
-    """Each is larger than the one before when it is born, and warms up."""
-    judge, told = detector()
-    for number in range(200):
-        epoch, age = divmod(number, 10)
-        judge(sample(5 * number, (100 + epoch, 300 + 4 * epoch + 40 * min(age, 2))))
-    judge.finish()
-    assert told.confirmed == []
-
-
-def test_a_worker_that_grows_within_each_epoch_is_found() -> None:
-    judge, told = detector()
-    for number in range(40):
-        epoch, age = divmod(number, 6)
-        judge(sample(10 * number, (100 + epoch, 300 + 9 * age)))
-    judge.finish()
-    [confirmed] = told.confirmed
-    assert confirmed.series == "child:DataLoader worker 0"
-    assert confirmed.step <= 130
-
-
-def programs(step: int, pids: Sequence[int], size: float = 15) -> Sample:
-    """Return a sample of child processes of one program, each of the same MiB."""
-    own = int(size * MIB)
-    readings = tuple(ChildReading(f"python {n}", p, p, 9 * own, own) for n, p in enumerate(pids))
-    return Sample(at(step), step, GIB, 1, GIB, None, None, None, readings, 0)
-
-
-def test_processes_that_are_started_and_do_not_end_are_one_finding() -> None:
-    judge, told = detector()
-    for step in range(0, 300, 5):
-        judge(programs(step, range(100, 100 + step // 12)))
-    judge(programs(299, range(100, 102)))  # the program ends them at its end
-    judge.finish()
-    [confirmed] = told.confirmed
-    assert confirmed.series == "processes:python"
-    assert confirmed.rate == pytest.approx(15 / 12 * MIB, rel=0.1)
-    assert confirmed.processes is not None
-    assert 6 <= confirmed.processes <= 25
-    assert f"{confirmed.processes} child processes (python)" in finding_of(confirmed).title
-
-
-def test_processes_that_end_and_few_large_ones_are_no_pile() -> None:
-    judge, told = detector()
-    for step in range(0, 600, 5):
-        judge(programs(step, range(100 + step // 12, 104 + step // 12 + step // 150)))
-    judge.finish()
-    assert told.confirmed == []
-
-
-def test_readings_between_samples_are_judged_too() -> None:
-    judge, told = detector()
-    judge(sample(0, (70, 300)))
-    for step in range(5, 150, 5):
-        reading = ChildReading("DataLoader worker 0", 70, 70, (300 + step) * MIB)
-        judge.detector.take_children(step, [reading])
-    judge.finish()
-    assert [found.series for found in told.confirmed] == ["child:DataLoader worker 0"]
-
-
-def test_shared_memory_of_children_is_judged() -> None:
-    judge, told = detector()
-    for number in range(60):
-        judge(sample(8 * number, (70, 300), shared=10 + 8 * number))
-    judge.finish()
-    assert [found.series for found in told.confirmed] == ["shared_memory"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memlog.leaks.inert_access import container_base
+from memlog._internal.inert_access import container_base
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
 from memlog.leaks.time_budget import TimeBudget

@@ -167,3 +167,42 @@ def test_a_warm_up_is_no_short_growth() -> None:
     assert not short([200, 230, 234, 235])
     assert not short([200, 210, 220])
     assert not short([200, 200, 220, 230])
+
+
+def refilled(rate: float) -> tuple[list[float], list[float]]:
+    """Return levels that stay for 40 steps, as freed memory is refilled, and those in use, in MiB.
+
+    Args:
+        rate: Growth of memory in use per step from step 70 on; 0.5 until then.
+    """
+    noise = random.Random(3)  # noqa: S311 - the same at every run
+    in_use = [200 + 0.5 * min(step, 70) + rate * max(step - 70, 0) for step in range(140)]
+    unused = [10.0 if step < 70 else max(30 - 0.5 * (step - 70), 10) for step in range(140)]
+    together = zip(in_use, unused, strict=True)
+    return [used + free + noise.uniform(-3, 3) for used, free in together], in_use
+
+
+def watched_to_the_end(sizes: list[float], in_use: list[float]) -> tuple[SeriesWatch, News | None]:
+    watch = SeriesWatch(4 * MIB)
+    for step, (size, used) in enumerate(zip(sizes, in_use, strict=True)):
+        watch.take(step, size * MIB)
+        if step > 70 and watch.pending is not None:
+            watch.in_use.append((step, int(used * MIB)))
+    return watch, watch.end()
+
+
+def test_growth_within_unused_memory_is_confirmed_by_the_bytes_in_use() -> None:
+    sizes, in_use = refilled(0.5)
+    assert "confirmed" not in [one.verdict for _, one in news(sizes)]
+    _, last = watched_to_the_end(sizes, in_use)
+    assert last is not None
+    assert last.verdict == "confirmed"
+    assert last.growth.rate == pytest.approx(0.5 * MIB, rel=0.01)
+    assert last.growth.since < 10
+    assert last.growth.level == sizes[-1] * MIB
+
+
+def test_growth_that_ends_in_the_bytes_in_use_is_withdrawn() -> None:
+    _, last = watched_to_the_end(*refilled(0.0))
+    assert last is not None
+    assert last.verdict == "withdrawn"

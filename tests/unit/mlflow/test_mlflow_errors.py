@@ -37,7 +37,7 @@ def translation_of(error: BaseException) -> DeliveryError:
         answered(413),
     ],
 )
-def test_a_no_is_rejected(error: Exception) -> None:
+def test_a_refusal_of_mlflow_is_a_rejection(error: Exception) -> None:
     assert isinstance(translation_of(error), TrackerRejectedError)
 
 

@@ -48,7 +48,7 @@ def test_the_announcement_and_an_empty_line() -> None:
 
 
 @pytest.mark.seed(34, 35, 46, 52)
-def test_a_batch() -> None:
+def test_a_batch_is_printed_on_one_line() -> None:
     notice = BatchNotice(0, batch(1645.1, gpu(23.1)), "0.014553")
     assert printed(notice) == ["  Batch 0: GPU 23.1 MB, CPU 1645.1 MB, loss=0.014553"]
     assert printed(BatchNotice(1, batch(1645.2))) == ["  Batch 1: CPU 1645.2 MB"]
@@ -59,7 +59,7 @@ def test_a_batch() -> None:
     [("exact", ""), ("watermark", " (watermark)"), ("sampled", " (sampled)")],
 )
 @pytest.mark.seed(15, 36, 37)
-def test_the_end_of_an_epoch(source: PeakSource, behind: str) -> None:
+def test_an_epochs_end_is_printed_with_its_peak(source: PeakSource, behind: str) -> None:
     event = epoch(1645.1, 1702.4, source, gpu(23.1, 3242.0, 2880.3, source))
     line = "  Epoch end: GPU 23.1 MB allocated, 3242.0 MB reserved, peak 2880.3 MB"
     assert printed(event) == [line + behind]
@@ -68,7 +68,7 @@ def test_the_end_of_an_epoch(source: PeakSource, behind: str) -> None:
 
 
 @pytest.mark.seed(38, 41, 47, 52)
-def test_a_point() -> None:
+def test_a_point_is_printed_on_one_line() -> None:
     line = "After optimization: CPU: 855.8 MB | GPU Allocated: 18.5 MB | GPU Reserved: 22.0 MB"
     assert printed(point("After optimization: ", 855.8, gpu(18.5, 22.0))) == [line]
     assert printed(point("", 855.8)) == ["CPU: 855.8 MB | GPU: Not available"]
@@ -78,7 +78,7 @@ def test_a_point() -> None:
 
 
 @pytest.mark.seed(39, 40, 48, 52)
-def test_an_evaluation() -> None:
+def test_an_evaluation_is_printed_with_its_loss() -> None:
     event = evaluation(852.1, gpu(18.5, 22.0))
     line = "  Loss evaluation 0: CPU: 852.1 MB | GPU Allocated: 18.5 MB | GPU Reserved: 22.0 MB"
     assert printed(EvaluationNotice(0, event, "0.145320")) == [
@@ -93,7 +93,7 @@ def test_an_evaluation() -> None:
 
 
 @pytest.mark.seed(42, 50)
-def test_the_peak_of_an_optimisation() -> None:
+def test_an_optimisation_is_printed_with_its_peak() -> None:
     on_gpu = OptimizationNotice(epoch(1, 1, "exact", gpu(1, 1, 25.3)))
     assert printed(on_gpu) == ["  Peak GPU memory during optimization: 25.3 MB"]
     on_cpu = OptimizationNotice(epoch(850.0, 855.8, "exact"))
@@ -101,7 +101,7 @@ def test_the_peak_of_an_optimisation() -> None:
 
 
 @pytest.mark.seed(43, 44)
-def test_a_block() -> None:
+def test_a_block_is_printed_with_its_change_and_peak() -> None:
     event = scope("loading dataset", 450.2, gpu(1250.5, 1300.0, 1500.2))
     assert printed(event) == [
         "[Memory] loading dataset: CPU +450.2 MB, GPU +1250.5 MB",
@@ -121,7 +121,7 @@ def test_a_label_with_a_line_break_stays_on_its_line() -> None:
 
 
 @pytest.mark.seed(45)
-def test_a_profile() -> None:
+def test_a_profile_is_printed_as_changes_between_points() -> None:
     sizes = {
         "start": 10.1,
         "data_to_gpu": 29.1,
@@ -202,7 +202,7 @@ def test_points_and_profiles_without_a_session(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.seed(4, 5, 6, 8, 24)
-def test_figures_on_the_spot() -> None:
+def test_the_monitors_static_methods_read_memory_at_once() -> None:
     monitor = memlog.MemoryMonitor
     assert 16 < monitor.get_cpu_memory_mb() < 100_000
     assert monitor.get_gpu_memory_mb() == monitor.get_gpu_memory_reserved_mb("cuda:0") == 0.0

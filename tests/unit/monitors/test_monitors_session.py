@@ -142,7 +142,9 @@ def test_errors_inside_a_monitor_are_counted_in_the_runs_health() -> None:
 
 
 @pytest.mark.seed(102, 155)
-def test_off_means_off(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+def test_disabled_monitors_print_and_record_nothing(
+    capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
     def everything(monitor: memlog.EpochMemoryMonitor, profiler: Any) -> None:
         monitor.on_epoch_start()
         monitor.on_batch_end(0, 1.0)

@@ -73,7 +73,7 @@ def test_a_path_out_of_the_namespace_stays_inside(machine: Machine) -> None:
     assert machine.read() == CgroupReading(2 * GIB, 8 * GIB)
 
 
-def test_v1(machine: Machine) -> None:
+def test_v1_takes_the_tightest_limit_on_the_path(machine: Machine) -> None:
     machine.belongs("5:cpu,cpuacct:/job", "4:memory:/batch/job", "1:name=systemd:/job")
     machine.group("memory", usage_in_bytes=90 * GIB, limit_in_bytes=NO_LIMIT_V1)
     machine.group("memory/batch", usage_in_bytes=9 * GIB, limit_in_bytes=10 * GIB)

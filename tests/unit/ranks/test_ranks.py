@@ -281,7 +281,7 @@ def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) 
 
     def published() -> list[object]:
         publish_afterwards(runs[0])
-        return [entry.event for file in runs[0].files("ranks") for entry in file.read()]
+        return list(runs[0].events("ranks"))
 
     first = published()
     assert [type(event) for event in first] == [Ranks] * 5 + [Alert]

@@ -156,7 +156,7 @@ def test_the_document_is_stable(tmp_path: Path) -> None:
         ("trace.peak > +45%", True),
     ],
 )
-def test_gates(tmp_path: Path, gate: str, fails: bool) -> None:
+def test_a_gate_that_is_true_exits_with_1(tmp_path: Path, gate: str, fails: bool) -> None:
     two_runs(tmp_path)
     result = memlog("compare", "aaaa", "bbbb", "--fail-if", gate)
     assert result.exit_code == int(fails), result.output
@@ -194,7 +194,7 @@ def test_a_gate_on_what_nobody_knows_is_no_pass(tmp_path: Path) -> None:
     ("gate", "place", "remedy"),
     [
         ("device.pek > +5%", 0, "did you mean device.peak?"),
-        ("> +5%", 0, "there are host.rss"),
+        ("> +5%", 0, "figures are host.rss"),
         ("device.peak", 11, "write >, >=, < or <="),
         ("device.peak = +5%", 12, "write >, >=, < or <="),
         ("device.peak > 5%", 14, "write + or -"),
@@ -203,7 +203,7 @@ def test_a_gate_on_what_nobody_knows_is_no_pass(tmp_path: Path) -> None:
         ("device.peak > +5 ms", 17, "write the unit here"),
         ("step.time > +5 MiB", 15, "write the unit here: ms, s or %"),
         ("device.peak > +5% now", 18, "the gate ends here"),
-        ("gpu0.peak > +5%", 0, "one device is cuda0.peak"),
+        ("gpu0.peak > +5%", 0, "for one device, write cuda0.peak"),
         ("cuda:0.peak > +5%", 0, "write cuda0.peak"),
     ],
 )

@@ -43,7 +43,7 @@ def test_names_and_shapes() -> None:
     assert shapes([TOKENS]).replace("\N{MULTIPLICATION SIGN}", "x") == '`batch["input_ids"]` 8x1024'
 
 
-def test_the_failing_step(tmp_path: Path) -> None:
+def test_the_report_names_the_inputs_of_the_failing_step(tmp_path: Path) -> None:
     (line,) = told(tmp_path, FAILURE)
     assert line.startswith('Inputs of the step that failed: `batch["input_ids"]` 8')
 
@@ -54,13 +54,13 @@ def test_the_largest_step_beside_the_traced_one(tmp_path: Path) -> None:
         "The process's peak rose to 900.0 MiB in step 5, whose inputs were `batch"
     )
     assert line.endswith(
-        "That is at least 500.0 MiB more than in step 2, the newest traced one. It was not traced."
+        "That is at least 500.0 MiB more than in step 2, the newest traced one. Step 5 was not traced."
     )
 
 
 @pytest.mark.parametrize(
     ("step", "end"),
-    [(5, "This step was traced."), (8, "It was not traced."), (None, "8×1024.")],  # noqa: RUF001
+    [(5, "This step was traced."), (8, "Step 5 was not traced."), (None, "8×1024.")],  # noqa: RUF001
 )
 def test_whether_it_was_traced(tmp_path: Path, step: int | None, end: str) -> None:
     (line,) = told(tmp_path, LARGEST, *([] if step is None else [traced(step)]))

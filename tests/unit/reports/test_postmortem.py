@@ -58,7 +58,7 @@ def test_a_report_is_written_whatever_holds_the_peak(tmp_path: Path, category: s
         assert "The optimizer's state holds 400.0 MiB" in text
 
 
-def test_every_table_is_one(tmp_path: Path) -> None:
+def test_every_table_of_the_report_parses_as_markdown(tmp_path: Path) -> None:
     text = told(ended(tmp_path, trace(), SAMPLE, FAILURE)).text
     found = MarkdownIt().enable("table").parse(text)
     heads = [
@@ -207,7 +207,7 @@ def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
     assert "std::bad_alloc" in found.text
 
 
-def test_where_nobody_looked_it_claims_nothing(tmp_path: Path) -> None:
+def test_a_report_without_readings_claims_no_cause(tmp_path: Path) -> None:
     text = told(ended(tmp_path), Witness("sync")).text
     assert "memlog knows little about this run's end" in text
 

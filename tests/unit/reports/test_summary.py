@@ -254,7 +254,7 @@ def last_segment(run: RunDirectory) -> Path:
     return max(run.path.glob("trainer-*.jsonl"))
 
 
-def test_a_torn_last_line_is_passed_over_and_said(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(*(batch(step, GIB) for step in range(5))).closed()
     segment = last_segment(run)
     segment.write_bytes(segment.read_bytes()[:-7])

@@ -1,4 +1,4 @@
-"""What tests of sessions share."""
+"""Fixtures of the tests of sessions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,5 +12,7 @@ import memlog
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of runs. A session that a test leaves open ends after it."""
     monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    monkeypatch.delenv("MEMLOG_BACKEND", raising=False)
+    monkeypatch.delenv("MEMLOG_ENABLED", raising=False)
     yield tmp_path
     memlog.finish()

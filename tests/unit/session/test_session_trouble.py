@@ -1,4 +1,4 @@
-"""What a session does when something around it is broken."""
+"""Behaviour of a session when something around it is broken."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from support.sinks import ListSink, ListTracker
 import memlog
 from memlog._internal.diagnostics import Diagnostics
 from memlog.autolog.run_detector import RunDetector
-from memlog.delivery.helper.protocol import Bind, Connect, Message
+from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import ConfigurationError
 from memlog.events import Sample
 from memlog.journal import JournalFile, JournalWriter, RunDirectory, find_run, new_run
@@ -105,7 +105,7 @@ def test_a_dead_helper_is_reported_with_a_remedy_that_works(
     backend: str,
     synced: bool,
 ) -> None:
-    """Of a run that is recorded for no tracker nothing is left for `memlog sync`, which says so."""
+    """A run that is recorded for no tracker leaves nothing to `memlog sync`, which prints that."""
     monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (60.0,))  # none before the end
     session = memlog.init(backend, alerts=["host.tree > 9 TiB"])
     session.step()
@@ -124,7 +124,7 @@ def test_a_helper_is_restarted_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (0.0, 0.1, 0.1))
-    monkeypatch.setattr("memlog.session.recording.HELPER_CHECK_INTERVAL_NS", 0)
+    monkeypatch.setattr("memlog.session.recording_parts.HELPER_CHECK_INTERVAL_NS", 0)
     session = memlog.init("local")
     assert session._live is not None
     helper = session._live._helper
@@ -246,7 +246,7 @@ def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -
     assert (run_detector.join_new_runs(), run_detector.join_new_runs()) == (True, False)
     assert told == [
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
-        Bind("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
+        Join("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
     ]
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"abc" in written

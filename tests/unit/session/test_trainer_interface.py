@@ -1,4 +1,4 @@
-"""What trainers' callbacks use of a session: the running one, their own numbers of steps, runs of loggers."""
+"""The part of a session that trainers' callbacks use: their own numbers of steps, runs of loggers."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a layer adds while it runs: above what was there, whatever else is alive."""
+"""Bytes that a layer adds while it runs to those that were live before."""
 
 from __future__ import annotations
 

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
-from support.models import GPT, text
-from support.training import CASES, Adam8Bit, Case, entropy, measured_peak, squares, traced
+from support.models import GPT, normed_mlp
+from support.predictions import TOLERANCE, advice_for, hint, trace_of
+from support.training import CASES, Case, measured_peak, squares, traced
 from torch import nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
 from memlog.trace import encoding
-from memlog.trace.predict import Advice, Hint, advise
+from memlog.trace.predict import advise
 from memlog.trace.predict.lifetimes import SizedInterval, highest
-from memlog.trace.records import RecordedTrace
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
-
-TOLERANCE = 0.1
-
-
-@cache
-def trace_of(case: str) -> RecordedTrace:
-    trace = traced(CASES[case])
-    # The first trace measures a convolution's workspace for each shape; the second one knows it.
-    return trace if not trace.result.dropped else traced(CASES[case])
-
-
-@cache
-def advice_for(case: str) -> Advice:
-    return advise(trace_of(case))
-
-
-def hint(case: str, kind: str, words: str = "") -> Hint:
-    found = [one for one in advice_for(case).hints if one.kind == kind and words in one.what]
-    assert len(found) == 1, advice_for(case).hints
-    return found[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -273,47 +251,6 @@ def test_bfloat16_autocast_with_norms(norm: str) -> None:
     assert found.peak == pytest.approx(measured_peak(case, autocast=True), rel=TOLERANCE)
 
 
-OPTIMIZERS = {
-    "SGD with momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-    "SGD without momentum": partial(torch.optim.SGD, lr=0.01),
-    "8 bits": Adam8Bit,
-}
-
-
-@pytest.mark.parametrize("words", OPTIMIZERS)
-@pytest.mark.parametrize("case", ["gpt", "mlp"])
-@pytest.mark.seed(254)
-def test_a_lighter_optimizer(case: str, words: str) -> None:
-    found = hint(case, "optimizer", words)
-    make: Any = OPTIMIZERS[words]
-    measured = measured_peak(CASES[case], make=make)
-    assert found.peak == pytest.approx(measured, rel=0.01)
-
-
-def normed_mlp() -> nn.Module:
-    parts = ((nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU()) for _ in range(6))
-    return nn.Sequential(*(nn.Sequential(*part) for part in parts), nn.Linear(512, 8))
-
-
-WHERE_THE_STEP_IS_THE_PEAK = {
-    "mlp with batch norm": Case(normed_mlp, lambda size: torch.randn(size, 512), squares, 64),
-    "language model": Case(
-        lambda: GPT(width=256, blocks=4), lambda size: text(size, 32), entropy, 2
-    ),
-}
-
-
-@pytest.mark.parametrize("words", OPTIMIZERS)
-@pytest.mark.parametrize("name", WHERE_THE_STEP_IS_THE_PEAK)
-@pytest.mark.seed(254)
-def test_a_lighter_optimizer_where_its_step_is_the_peak(name: str, words: str) -> None:
-    case = WHERE_THE_STEP_IS_THE_PEAK[name]
-    advice = advise(traced(case))
-    [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
-    make: Any = OPTIMIZERS[words]
-    assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
-
-
 def test_a_note_warns_of_batch_norm_in_a_checkpointed_module() -> None:
     case = Case(normed_mlp, lambda size: torch.randn(size, 512), squares, 4096)
     advice = advise(traced(case))
@@ -332,106 +269,6 @@ def test_bare_norms_are_not_checkpointed() -> None:
     named = {module for one in advice.hints for module in one.modules}
     assert not named & {"1", "4", "7", "10"}
     assert not any("running statistics" in note for note in advice.notes)
-
-
-def recommender() -> nn.Module:
-    """A model whose last bias has one value, like Adam's counter of steps for each parameter."""
-
-    class Recommender(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tables = nn.ModuleList(nn.Embedding(20_000, 32) for _ in range(4))
-            self.top = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = [table(x[:, at]) for at, table in enumerate(self.tables)]
-            out: torch.Tensor = self.top(torch.cat(found, 1))
-            return out
-
-    return Recommender()
-
-
-def half_frozen() -> nn.Module:
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 1))
-    model[:3].requires_grad_(requires_grad=False)
-    return model
-
-
-WITH_ONE_NUMBER = {
-    "recommender": Case(recommender, lambda size: torch.randint(20_000, (size, 4)), squares, 1024),
-    "half frozen": Case(half_frozen, lambda size: torch.randn(size, 512), squares, 64),
-}
-
-
-@pytest.mark.parametrize("words", OPTIMIZERS)
-@pytest.mark.parametrize("name", WITH_ONE_NUMBER)
-@pytest.mark.seed(254)
-def test_a_lighter_optimizer_where_a_parameter_is_one_number(name: str, words: str) -> None:
-    case = WITH_ONE_NUMBER[name]
-    advice = advise(traced(case))
-    [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
-    assert words == "8 bits" or "keeps 2 numbers for each" in found.what
-    make: Any = OPTIMIZERS[words]
-    assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
-
-
-@pytest.mark.seed(254)
-def test_where_the_trace_ends_with_the_optimizers_first_step_its_state_is_told() -> None:
-    """In a session, the window of a step closes before the tracer has found the layers of the state."""
-    case = WITH_ONE_NUMBER["half frozen"]
-    trace = traced(case, step=0)
-    unsaid = b"".join(
-        encoding.pack(*event)
-        for event in encoding.decode(trace.events)
-        if (event.kind, event.category) != (encoding.CLASSIFY, encoding.OPTIMIZER_STATE)
-    )
-    advice = advise(replace(trace, events=unsaid))
-    for words, lighter in OPTIMIZERS.items():
-        [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
-        make: Any = lighter
-        assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("make", "numbers"),
-    [
-        (partial(torch.optim.Adam, amsgrad=True), 3),
-        (torch.optim.NAdam, 2),
-        (partial(torch.optim.RMSprop, momentum=0.9), 2),
-        (torch.optim.RMSprop, 1),
-    ],
-)
-def test_from_optimizers_of_other_kinds_to_a_lighter_one(make: Any, numbers: int) -> None:
-    case = WITH_ONE_NUMBER["half frozen"]
-    found = {
-        one.what: one for one in advise(traced(case, make=make)).hints if one.kind == "optimizer"
-    }
-    keeps = "one number" if numbers == 1 else f"{numbers} numbers"
-    assert any(f"keeps {keeps} for each" in what for what in found)
-    assert len(found) == (3 if numbers > 1 else 2)
-    for what, one in found.items():
-        if "8 bits" not in what or numbers > 1:  # the tests' own optimizer of 8 bits keeps two
-            lighter: Any = next(make for words, make in OPTIMIZERS.items() if words in what)
-            assert one.peak == pytest.approx(measured_peak(case, make=lighter), rel=TOLERANCE)
-
-
-def test_state_without_whole_values_per_parameter_gives_no_optimizer_hint() -> None:
-    make: Any = torch.optim.Adafactor  # keeps sums over rows and over columns
-    wide = Case(lambda: nn.Linear(2, 4096), lambda size: torch.randn(size, 2), squares, 2)
-    for case in (WITH_ONE_NUMBER["half frozen"], wide):
-        advice = advise(traced(case, make=make))
-        assert "optimizer" not in {one.kind for one in advice.hints}
-    assert any("What another optimizer would save is not predicted" in n for n in advice.notes)
-
-
-def test_an_optimizer_without_state_has_no_lighter_one() -> None:
-    make: Any = OPTIMIZERS["SGD without momentum"]
-    advice = advise(traced(CASES["mlp"], make=make))
-    assert "optimizer" not in {one.kind for one in advice.hints}
-    make = OPTIMIZERS["SGD with momentum"]
-    kept = [one.what for one in advise(traced(CASES["mlp"], make=make)).hints]
-    assert any("keeps one number" in what for what in kept)
-    assert not any(what.startswith("SGD with momentum") for what in kept)
 
 
 def test_the_first_step_predicts_a_later_steps_peak() -> None:

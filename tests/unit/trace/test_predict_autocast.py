@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support.models import text
+from support.predictions import TOLERANCE
 from support.training import CASES, Case, entropy, measured_peak, squares, traced
 from torch import nn
 from torch.nn import functional
@@ -17,8 +18,6 @@ from memlog.trace import encoding
 from memlog.trace.predict import advise
 
 pytestmark = pytest.mark.slow  # together they take longer than a quick look may
-
-TOLERANCE = 0.1
 
 
 class Residual(nn.Module):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import GPT, text
+from support.predictions import TOLERANCE
 from support.schemes import (
     AS_IT_IS,
     Change,
@@ -30,8 +31,6 @@ from torch.nn import functional
 from memlog.trace.predict import Advice, advise
 
 pytestmark = pytest.mark.slow  # together they take longer than a quick look may
-
-TOLERANCE = 0.1
 
 
 class Experts(nn.Module):

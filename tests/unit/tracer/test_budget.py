@@ -1,4 +1,4 @@
-"""What tracing may cost."""
+"""Time that tracing may cost."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_traced_step_costs_what_it_took_beyond_a_plain_one() -> None:
     assert budget.allows_another(now=201)
 
 
-def test_several_that_were_traced_together_cost_what_they_took_beyond_as_many() -> None:
+def test_steps_traced_together_cost_their_time_above_that_of_plain_steps() -> None:
     budget = settled()
     budget.traced_step(5.5, between=0.1, steps=5)
     assert budget.spent == pytest.approx(0.6)
@@ -71,7 +71,7 @@ def test_a_slower_machine_does_not_buy_tracing() -> None:
 
 
 def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
-    """Where the machine was busy with something else for a moment."""
+    """The machine may have been busy with something else for a moment."""
     budget = settled()
     budget.traced_step(11.0, between=0.0)
     for _ in range(8):

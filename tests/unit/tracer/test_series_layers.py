@@ -49,7 +49,7 @@ def test_no_series_ends_because_another_layer_is_larger(result: TraceResult) -> 
     assert [layer.path for layer in trace.layers[:3]] == ["later.2", "later.1", "later.0"]
 
 
-def test_their_number_is_bounded_and_the_largest_layers_are_told_nevertheless(
+def test_the_layers_of_a_series_are_few_but_an_event_has_the_largest(
     result: TraceResult,
 ) -> None:
     series, kept = SeriesLayers(), set[str]()

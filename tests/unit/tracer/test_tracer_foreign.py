@@ -1,4 +1,4 @@
-"""What is easily taken for memory of torch's allocator, or easily missed, against what that says."""
+"""Memory that is easily mistaken for that of torch's allocator, or easily missed."""
 
 from __future__ import annotations
 

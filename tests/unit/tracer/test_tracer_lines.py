@@ -1,4 +1,4 @@
-"""What runs in no module is named by the line of the program that called it."""
+"""Code outside all modules is named by the line of the program that called it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What operations take inside themselves, against what the allocator says."""
+"""Workspaces of operations, against the allocator's events."""
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,6 +103,31 @@ def test_what_could_not_be_measured_makes_no_exact_peak(monkeypatch: pytest.Monk
         X.logsumexp(1)
     assert tracer.result.exactness == "lower bound"
     assert any("aten.logsumexp.default" in sentence for sentence in tracer.result.unseen)
+
+
+def test_what_a_garbage_collection_frees_meanwhile_is_no_part_of_an_operation() -> None:
+    made = [[op_workspace.allocations(torch.ones, (64, 64), {})[0]]]
+
+    def operation() -> list[list[Any]]:
+        garbage = made.pop()
+        garbage.append(garbage)
+        del garbage
+        return [[] for _ in range(100_000)]  # enough objects for a collection
+
+    _, sizes = op_workspace.allocations(operation, (), {})
+    assert sizes == []
+    assert gc.isenabled()
+
+
+def test_the_truth_leaves_out_what_was_there_before() -> None:
+    """torch reports the free of a block that an earlier profile has seen."""
+    with AllocatorTruth():
+        before = torch.ones(64, 64)
+    with AllocatorTruth() as allocator:
+        made = torch.ones(32)
+        del before
+        del made
+    assert allocator.result() == (32 * 4, 0)
 
 
 @pytest.mark.skipif(

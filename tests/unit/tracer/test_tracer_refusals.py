@@ -1,4 +1,4 @@
-"""What a tracer refuses, and what it does where it can not trace."""
+"""Arguments that a tracer refuses, and its result if it can't trace."""
 
 from __future__ import annotations
 

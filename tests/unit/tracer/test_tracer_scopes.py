@@ -95,6 +95,6 @@ def test_a_scope_on_a_thread_that_is_not_traced_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "x" * 101])
-def test_a_wrong_name_is_said(name: str) -> None:
+def test_a_scope_with_a_wrong_name_raises(name: str) -> None:
     with pytest.raises(ConfigurationError, match="1 to 100 characters without a dot"), scope(name):
         pass

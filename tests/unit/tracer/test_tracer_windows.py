@@ -1,4 +1,4 @@
-"""What tracing leaves behind (nothing), and who else is about."""
+"""Tracing leaves nothing behind, and tolerates other modes, threads and windows."""
 
 from __future__ import annotations
 

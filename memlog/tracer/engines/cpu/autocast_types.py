@@ -28,7 +28,7 @@ _LOSS: Final = 2
 _SAFE_SOFTMAX: Final = 3
 _ALL: Final = 1000
 _MATRIX: Final = 2
-"""Dimensions of a weight. A parameter with one dimension is a bias, which a layer adds within its product."""
+"""Minimum number of dimensions of a weight. A parameter with one dimension is a bias, added by a product."""
 
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
@@ -107,7 +107,7 @@ class AutocastTypes:
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """Return the type of results after the operation's layer and phase: outside modules it is wide.
+        """Return the type of an operation's results by its layer and phase; outside modules it is wide.
 
         In the backward pass, an operation without floating-point arguments (a mask) gets the type of the last
         operation with such arguments.
@@ -174,7 +174,10 @@ def _set_types(
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return the type of an operation that follows its inputs, and whether it is wide inside an attention."""
+    """Return the type of the results of an operation that is no product.
+
+    Also return whether the results are wide inside an attention.
+    """
     if role == _LOSS:
         for _, tracked in tensors:
             if tracked.type == HALF:
@@ -196,6 +199,9 @@ def _type_from_inputs(
 
 @functools.cache
 def _role_of(func: Any) -> int:
-    """Return the role of an operation; minus the number of deciding arguments if it follows its inputs."""
+    """Return an operation's role.
+
+    If the type of the results follows from the inputs, that is minus the number of inputs that decide.
+    """
     name = torch_private.operation_name(func)
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

@@ -9,12 +9,12 @@ from memlog.tracer.engines.cpu.storage_events import StorageEvents
 
 
 class CurrentOwner:
-    """Function of a thread's state that returns layer and phase, and sets the line of new storages.
+    """Finder of the layer and phase that an operation counts for. It also sets the line of new storages.
 
     Args:
         stack: The modules that run.
         lines: Lines of the program.
-        events: Gets the line; 0 within a module.
+        events: Writer whose ``line`` is set; 0 within a module.
     """
 
     def __init__(self, stack: ModuleStack, lines: CallingLines, events: StorageEvents) -> None:

@@ -85,9 +85,10 @@ class ModeCopies:
     def replaced(
         self, func: Any, args: Any, out: Any, phase: int, thread_state: ThreadState
     ) -> TrackedStorage | None:
-        """Return the storage that an untraced step would have written into, if it is freed next.
+        """Return the storage that an untraced step would have written into; ``None`` if there is none.
 
-        The storage of ``out``, the operation's result, is not tracked yet.
+        If that storage is freed next, the caller counts it and the storage of ``out``, the operation's
+        result, as one. The storage of ``out`` is not tracked yet.
         """
         role = _role_of(func)
         if phase == BACKWARD:
@@ -144,7 +145,7 @@ class ModeCopies:
     def _is_altered(self, func: Any, args: Any) -> bool:
         if self._name in _ALTERED:
             return True
-        if self._name == _LOGITS:  # with weights of the classes, which begin with an addition of 1
+        if self._name == _LOGITS:  # with class weights, the derivative begins with an addition of 1
             return torch_private.operation_name(func) == "add" and not (
                 isinstance(args[1], Tensor) and args[1].ndim
             )
@@ -157,7 +158,7 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether only autograd or the current derivative owned a tensor that is freed next."""
+        """Return whether only autograd or the current derivative owns a tensor, so that it is freed next."""
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False
@@ -174,8 +175,8 @@ class ModeCopies:
 def _adds_up(*, made_here: bool) -> bool:
     """Return whether autograd itself may be adding, rather than the derivative of an operation.
 
-    A derivative frees nothing that existed before its node began, since the node holds that until it ends.
-    Autograd adds to a tensor that was made since only if two results of the node go to one place.
+    A derivative frees nothing that existed before its node began, because the node holds that until it ends.
+    Autograd adds to a tensor made during the node only if two results of the node go to one place.
     """
     if not made_here:
         return True
@@ -216,7 +217,7 @@ def _role_of(func: Any) -> int:
 
 @functools.cache
 def unshared_reference_count() -> int:
-    """Return the references to an operation's first argument if no Python code holds it.
+    """Return the number of references to an operation's first argument if no Python code holds it.
 
     An experiment finds the number, because it depends on the versions of torch and Python. It is -1 if the
     number is the same with and without such Python code.

@@ -1,4 +1,4 @@
-"""Dispatch mode: shows an observer the results of operations that may have allocated."""
+"""Dispatch mode that shows an observer the results of operations that may have allocated."""
 
 # PyTorch leaves TorchDispatchMode's methods without types.
 # mypy: allow-untyped-calls
@@ -86,7 +86,7 @@ class ObservingMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: a compiled function stays compiled under this mode, if this torch asks."""
+        """Return True: compiled functions stay compiled under this mode. Older torch does not call this."""
         return True
 
     def begin(self) -> None:
@@ -111,10 +111,10 @@ class ObservingMode(TorchDispatchMode):
     def leave(self) -> bool:
         """Remove the mode if it is on top of this thread's stack, and return whether it is removed.
 
-        Until then it passes everything through. Each mode pops whatever is on top. Removing a mode from below
-        another would therefore leave the other one active for good. Each thread has a stack of its own, which
-        other threads can't reach. Within a backward pass the stack is a copy: a mode that is removed there is
-        back after the pass.
+        Until it is removed, the mode passes everything through. Each mode pops whatever is on top. Removing a
+        mode from below another would therefore leave the other one active for good. Each thread has a stack
+        of its own, which other threads can't reach. Within a backward pass the stack is a copy: a mode that
+        is removed there is back after the pass.
         """
         self.stop_observing()
         thread = self._thread
@@ -181,7 +181,10 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
-        """Return an operation's bits, and the storages that it may change; in-place writes change none."""
+        """Return an operation's bits, and the storages that it may replace or resize.
+
+        The storages are ``None``, and the bits of the result are cleared, if it only writes to storages.
+        """
         try:
             if args and is_sparse(args[0]):
                 kind |= WRITTEN

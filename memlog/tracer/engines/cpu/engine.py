@@ -49,7 +49,7 @@ class DispatchEngine:
     """Engine that records the thread that starts it, and the threads that run its backward pass.
 
     Args:
-        types: Whether to find out the type of each storage under autocast.
+        types: True to find out the type of each storage under autocast.
     """
 
     def __init__(
@@ -95,16 +95,22 @@ class DispatchEngine:
         """Stop recording. A second call only tries to remove the dispatch mode."""
         if not self._stopped:
             self._stopped = True
-            self._hooks.remove()
-            self._patches.unsubscribe()
-            BACKWARD_PASSES.remove(self._derivatives)
-            with self._diagnostics.contained("ending a trace"):
-                if self._module_stack.thread_state() is not None:
-                    self._model_tensors.add_parameters()  # another thread's may change at any time
-                self._precision_changed = op_workspace.update_precisions()
-            self._module_stack.close()
-            self._live_storages.close()
+            self._end_recording()
         self.leave()
+        return self._report()
+
+    def _end_recording(self) -> None:
+        self._hooks.remove()
+        self._patches.unsubscribe()
+        BACKWARD_PASSES.remove(self._derivatives)
+        with self._diagnostics.contained("ending a trace"):
+            if self._module_stack.thread_state() is not None:
+                self._model_tensors.add_parameters()  # unsafe on another thread: they may change meanwhile
+            self._precision_changed = op_workspace.update_precisions()
+        self._module_stack.close()
+        self._live_storages.close()
+
+    def _report(self) -> EngineReport:
         omitted = f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
         dropped = {
             "operations whose scratch space could not be measured": self._unmeasured.total(),
@@ -240,7 +246,7 @@ class DispatchEngine:
             self._live_storages.add_workspace(
                 inside.peak - inside.kept, layer, phase, thread_state.number, made
             )
-        elif kind > dispatch_mode.RESULT and not self._fakes:
+        elif kind > dispatch_mode.RESULT and (not self._fakes or op_workspace.measures_fakes()):
             self._unmeasured[str(func)] += 1
         self._log.fold_when_full()
 

@@ -10,8 +10,8 @@ _MOST_NAMES: Final = 8
 """Maximum number of names in a sentence."""
 
 ALWAYS: Final = (
-    "What an operation allocates and frees inside itself is measured once for each shape; for views, "
-    "pointwise operations, copies and fills it is assumed to be nothing.",
+    "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "
+    "pointwise operations, copies and fills are assumed to need none.",
     "Copies of a random number generator's state (5 kB each) are seen if torch.get_rng_state makes them, as "
     "checkpointing does, but not if Generator.get_state does.",
     "Memory that is not torch's (numpy, shared memory of a data loader's workers, the interpreter, the "
@@ -29,15 +29,15 @@ COMPLEX: Final = (
     "lower bounds."
 )
 NESTED: Final = (
-    "What nested tensors store about their shapes is not seen, so peaks are lower bounds."
+    "Memory in which nested tensors store their shapes is not seen, so peaks are lower bounds."
 )
 COMPILED: Final = (
     "Compiled code ran (torch.compile). Its allocations are seen only when torch operations use them later, "
     "so peaks and live bytes at the end are lower bounds."
 )
 LATE_GRADIENTS: Final = (
-    "Some gradients were not made on this thread (a backward pass on another one?). They count from when "
-    "they were first seen, and what was allocated while they were made is unknown."
+    "Some gradients were not made on this thread (perhaps in a backward pass on another one). They count "
+    "from when they were first seen, and what was allocated while they were made is unknown."
 )
 PRECISION: Final = (
     "The precision of matrix products changed during the trace. It decides what operations allocate inside "
@@ -65,6 +65,7 @@ def unmeasured(counts: Counter[str]) -> str:
     names = ", ".join(name for name, _ in counts.most_common(_MOST_NAMES))
     more = len(counts) - _MOST_NAMES
     return (
-        "What these operations allocate and free inside themselves is unknown, so peaks are lower bounds: "
+        "The bytes that these operations allocate and free inside themselves are unknown, so peaks are lower "
+        "bounds: "
         f"{names}" + (f" and {more} more." if more > 0 else ".")
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,26 +28,43 @@ from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Maximum number of live storages of any size: about 700 bytes each, including what the analysis keeps."""
+"""Number of live storages up to which a storage of any size is tracked. Each takes about 700 bytes, including
+those of the analysis."""
 SMALL = 64 * 1024
 """Size in bytes below which storages beyond `MOST_LIVE` are not tracked. The tracker thus takes 8.8 MB, plus
 at most 1 % of the live bytes."""
 
+_stand_in: Callable[[Tensor], Tensor] | None = None
+
+
+@contextmanager
+def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside the block, track the tensor that ``stand_in`` returns in place of each existing tensor.
+
+    The step of an estimate uses fake tensors, but may refer to a real one: ``stand_in`` returns its fake.
+    """
+    global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
+    _stand_in = stand_in
+    try:
+        yield
+    finally:
+        _stand_in = None
+
 
 class LiveStorages:
-    """Tracker of live storages: writes their ALLOC, FREE and CLASSIFY events, each once.
+    """Tracker of live storages, which writes their events.
 
     Args:
-        fakes: Whether to count fake tensors as if they had bytes.
-        types: Whether to track the types of storages under autocast.
+        fakes: True to count fake tensors as if they had bytes.
+        types: True to track the types of storages under autocast.
 
     Attributes:
         omitted: Number of times a small storage was not tracked.
         sparse: True if sparse tensors were seen.
         complex: True if complex tensors were seen.
         nested: True if nested tensors were seen.
-        serial: Number of the storage that was tracked last.
-        events: Writes the events.
+        serial: Number of the newest storage or workspace.
+        events: Writer of the events.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
@@ -96,7 +114,7 @@ class LiveStorages:
 
     def track_existing(self, tensor: Tensor) -> None:
         """Track an unknown storage as one from before the trace, unless its memory is not torch's."""
-        for plain in plain_tensors(tensor):
+        for plain in plain_tensors(_counted(tensor)):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._tracked and not self.is_foreign(storage):
@@ -108,6 +126,7 @@ class LiveStorages:
 
     def tracked(self, tensor: Tensor) -> TrackedStorage | None:
         """Return the tracked storage of a tensor; ``None`` if there is none."""
+        tensor = _counted(tensor)
         if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
             return None
         return self._tracked.get(tensor.untyped_storage()._cdata)
@@ -141,11 +160,11 @@ class LiveStorages:
         embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
         is not torch's (numpy's, or shared memory of a data loader's workers), and does not count then.
 
-        An unknown storage was made in ``phase``. If the tensor is a part of its storage (of a buffer that
-        collects gradients for several ranks), the storage existed before.
+        An unknown storage counts as made in ``phase``. If the tensor is only a part of the storage (a buffer
+        that collects gradients for several ranks), the storage counts as made before the trace.
         """
         added = False
-        for plain in storage_tensors(tensor):
+        for plain in storage_tensors(_counted(tensor)):
             if not plain.is_cpu:
                 continue
             storage = plain.untyped_storage()
@@ -173,7 +192,7 @@ class LiveStorages:
         found = {
             tracked.serial: tracked.size
             for tensor in tensors
-            for plain in storage_tensors(tensor)
+            for plain in storage_tensors(_counted(tensor))
             if (tracked := self._tracked.get(plain.untyped_storage()._cdata)) is not None
         }
         first, second, *_ = [*sorted(found, key=lambda serial: -found[serial]), 0, 0]
@@ -185,8 +204,8 @@ class LiveStorages:
     def _is_omitted(self, tensor: Tensor) -> bool:
         """Return whether a storage is too small to be tracked.
 
-        Reads the size from the tensor: a storage that Python reads once keeps a Python object for its
-        lifetime.
+        The size is read from the tensor, because a storage that Python has read once keeps a Python object
+        for its lifetime.
         """
         if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
             return False
@@ -218,6 +237,10 @@ class LiveStorages:
         self._tracked[pointer] = tracked
         self.events.allocation(tracked, layer, phase, thread, instead)
         return True
+
+
+def _counted(tensor: Tensor) -> Tensor:
+    return tensor if _stand_in is None else _stand_in(tensor)
 
 
 def _has_bytes(storage: Any) -> bool:

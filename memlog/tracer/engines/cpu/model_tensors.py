@@ -79,7 +79,11 @@ class ModelTensors:
             self._add_gradient(parameter, out)
 
     def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
-        """Classify a gradient. An unknown one counts from now on, even if the operation was not seen."""
+        """Classify a gradient.
+
+        An unknown one counts as allocated now, although its operation was not seen. If no module has its
+        parameter, it counts as from before the trace.
+        """
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD
         if self._live_storages.classify(gradient, layer, GRADIENT, phase) and phase == BACKWARD:

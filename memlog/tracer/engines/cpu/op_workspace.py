@@ -9,9 +9,11 @@ of arguments, the operation is measured at every call. Operations without worksp
 from __future__ import annotations
 
 import functools
+import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -47,8 +49,8 @@ _COPIED = frozenset(("gelu", "gelu_backward"))
 _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index"))
 _MASKS = (torch.bool, torch.uint8)
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.memory_format)
-"""Types of arguments whose values count. Of other arguments (a random number generator) only the class
-counts, and no reference is kept."""
+"""Types of arguments whose values are part of a measurement's key. Of other arguments (a random number
+generator), only the class is, and no reference is kept."""
 
 _MAX_KNOWN = 10_000
 
@@ -62,8 +64,9 @@ class Workspace(NamedTuple):
     """Bytes of the results."""
 
 
-MeasureFakes: TypeAlias = Callable[[Any, Any, Any], Workspace | None]
-"""Returns the workspace of an operation, given it, its arguments and those by name; ``None``: unknown."""
+MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
+"""Function that gets an operation, its positional and keyword arguments, and its result, and returns the
+workspace; ``None``: unknown."""
 
 
 class _LastMeasurement(threading.local):
@@ -139,22 +142,28 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if known is not None:
         return func(*args, **kwargs), known
     if _of_fakes is not None and _is_fake(args):
-        found = _of_fakes(func, args, kwargs)
+        out = func(*args, **kwargs)
+        found = _of_fakes(func, args, kwargs, out)
         if found is not None and key is not None:
             _known[key] = found
-        return func(*args, **kwargs), found
+        return out, found
     return _measured(key, func, args, kwargs)
 
 
 @contextmanager
 def of_fakes(measure: MeasureFakes) -> Iterator[None]:
-    """Measure the workspace of operations on fake tensors with another function inside the block."""
-    global _of_fakes  # noqa: PLW0603 - the mode that measures is found without an argument
+    """Inside the block, use ``measure`` to find the workspace of operations on fake tensors."""
+    global _of_fakes  # noqa: PLW0603 - the dispatch mode that calls `run` has no argument for it
     _of_fakes = measure
     try:
         yield
     finally:
         _of_fakes = None
+
+
+def measures_fakes() -> bool:
+    """Return whether the workspace of operations on fake tensors is measured."""
+    return _of_fakes is not None
 
 
 def _is_fake(args: Any) -> bool:
@@ -192,24 +201,70 @@ def _is_indexing(func: Any) -> bool:
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
         return _measured_below(func, args, kwargs)
-    start, end = torch_private.allocation_profiler()
-    if start is None or end is None or not _started(start):
-        return func(*args, **kwargs), None
-    records: Any = ()
-    try:
-        out = func(*args, **kwargs)
-    finally:
-        records = _ended(end)
-    level = peak = 0
-    for record in (record for thread in records for record in thread):
-        if record.kind() == "memory_alloc":
-            level += record.cpu_memory_usage()
-            peak = max(peak, level)
-    found = Workspace(peak, level)
+    out, sizes = allocations(func, args, kwargs)
+    if sizes is None:
+        return out, None
+    found = workspace_of(sizes)
     if key is not None and len(_known) < _MAX_KNOWN:
         _known[key] = found
     _last_measured.func, _last_measured.found = func, found
     return out, found
+
+
+def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
+    """Run an operation; return its result, and the bytes of each of its allocations and (below 0) frees.
+
+    The bytes are ``None`` if they can't be measured: another profiler is on, or this torch lacks the legacy
+    one.
+    """
+    start, end = torch_private.allocation_profiler()
+    if start is None or end is None or not _started(start):
+        return func(*args, **kwargs), None
+    records: Any = ()
+    collects = gc.isenabled()
+    gc.disable()  # a collection's frees would be reported as the operation's
+    try:
+        out = func(*args, **kwargs)
+    finally:
+        records = _ended(end)
+        if collects:
+            gc.enable()
+    events = (record for thread in records for record in thread)
+    return out, [one.cpu_memory_usage() for one in events if one.kind() == "memory_alloc"]
+
+
+def workspace_of(sizes: Iterable[int]) -> Workspace:
+    """Return the workspace of an operation that allocates and frees these bytes, one after the other."""
+    level = peak = 0
+    for size in sizes:
+        level += size
+        peak = max(peak, level)
+    return Workspace(peak, level)
+
+
+def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int) -> list[int]:
+    """Return an operation's allocations for another length of a dimension.
+
+    The bytes lie on a line through two measurements, or on a parabola through three. If the measurements have
+    different numbers of allocations, the allocations of each measurement are treated as one.
+
+    Args:
+        found: Bytes of each allocation and (below 0) free of the operation, for each of ``points``.
+        points: Lengths that were measured.
+        length: Length for which the allocations are returned.
+    """
+    if len(set(map(len, found))) > 1:
+        found = [_as_one(sizes) for sizes in found]
+    parts = [prod((length - one) / (at - one) for one in points if one != at) for at in points]
+    return [
+        round(sum(part * size for part, size in zip(parts, sizes, strict=True)))
+        for sizes in zip(*found, strict=True)
+    ]
+
+
+def _as_one(sizes: list[int]) -> list[int]:
+    found = workspace_of(sizes)
+    return [found.peak, found.kept - found.peak]
 
 
 def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:

@@ -20,7 +20,7 @@ _Listener = Callable[[Any, Any], None]
 
 
 class FunctionPatch(SharedHook[_Listener]):
-    """Patch of one torch function. Its holders are listeners, called with the result and arguments of calls.
+    """Patch of one torch function. Its listeners are called with the result and the arguments of each call.
 
     Args:
         holder: Class or module that has the function.

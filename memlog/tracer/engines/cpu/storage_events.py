@@ -17,10 +17,10 @@ class TrackedStorage(weakref.ref[Any]):
 
     Attributes:
         type: Type under autocast, as in `memlog.trace.storage_uses`.
-        cast_first: Last serial when a product first used the storage; 0: never.
-        cast_last: Last serial when a product last used it.
+        cast_first: Newest serial at the time when a product first used the storage; 0: never.
+        cast_last: Newest serial at the time when a product last used it.
         casts: Number of products in the forward pass that used it.
-        used: Last serial when another operation last used it.
+        used: Newest serial at the time when another operation last used it.
         backward_layer: Layer whose backward pass first used it.
         wide_inside: True if it was made in an attention that computes in four bytes.
         outside: True if no module made it.
@@ -142,7 +142,7 @@ class StorageEvents:
         self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
 
     def use(self, tracked: TrackedStorage, kind: int) -> None:
-        """Write an event with the uses of a storage: its end (``FREE``), or that of the trace (``USES``)."""
+        """Write an event with a storage's uses: ``FREE`` if it is freed, ``USES`` if the trace ends first."""
         self._log.append(tracked.use_event(kind, self._log.now()))
 
     def write_pending(self) -> None:
@@ -155,7 +155,7 @@ class StorageEvents:
         return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
 
     def finalizer(self, storages: dict[int, TrackedStorage]) -> Callable[[TrackedStorage], None]:
-        """Return the callback for freed storages. It may interrupt memlog's own code: one append, no lock."""
+        """Return the callback for freed storages. It may interrupt memlog's own code, so it takes no lock."""
         append, now, pending = self._log.append, self._log.now, self._pending
 
         def storage_freed(tracked: TrackedStorage) -> None:

@@ -1,9 +1,9 @@
 """Derivatives that run without the dispatch mode, because a mode changes the last bits of their results.
 
 torch computes some derivatives in another way while any dispatch mode is active (``isTensorSubclassLike`` in
-its sources). Of all derivatives in torch 2.13's own tests, the results of these differ. A hook on each such
-node of the graph removes the mode before the node runs. Autograd restores it for the next node. What the node
-allocates and frees inside itself is therefore not seen; its results are.
+its sources). Of all derivatives in torch 2.13's own tests, only the results of these differ. A hook on each
+such node of the graph removes the mode before the node runs. Autograd restores the mode for the next node. So
+the tracer sees the results of the node, but not the allocations inside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPERATIONS: Final = (
 )
 _NODES: Final = frozenset(("MaskedFillBackward1", "ProdBackward0", "ProdBackward1"))
 _MAX_NODES: Final = 1_000_000
-"""Nodes of one graph that are looked at."""
+"""Maximum number of nodes of one graph to look at."""
 _NEGLIGIBLE: Final = 0.001
 """Share of the peak below which the derivatives are not reported."""
 
@@ -61,13 +61,13 @@ class UntracedDerivatives:
             return None
         names = ", ".join(name for name, _ in self._bytes.most_common())
         return (
-            "What these derivatives allocate and free inside themselves is not seen, because torch would "
-            f"compute them in another way during tracing: {names}."
+            "Memory that these derivatives allocate and free inside themselves is not seen, because torch "
+            f"would compute them in another way during tracing: {names}."
         )
 
     @contextmanager
     def during_backward(self, outputs: Sequence[Any], *, makes_cycles: bool) -> Iterator[None]:
-        """Hook the nodes concerned during one pass."""
+        """Hook the nodes that have to run without the mode, during one pass."""
         del makes_cycles
         handles: list[Any] = []
         # A mode that has stopped observing does not see which operations run.

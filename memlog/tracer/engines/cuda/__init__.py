@@ -1,1 +1,1 @@
-"""The engine for CUDA: the allocator's own history."""
+"""The engine for CUDA and XPU: reads the allocator's own history."""

@@ -82,7 +82,7 @@ class AllocatorHistory:
                 self._memory._record_memory_history(enabled=None)
 
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:
-        """Return this device's entries of the window."""
+        """Return this device's entries from ``since_us`` on, a Unix time in microseconds."""
         traces = snapshot.get("device_traces", [])
         index = self.device.index or 0
         found = traces[index] if index < len(traces) else []

@@ -41,7 +41,7 @@ class NativeEngine(HookEngine):
     """Engine that records one window of one device.
 
     Args:
-        readings: Whether to read the allocator's statistics at every change of layer, for the fragmentation
+        readings: True to read the allocator's statistics at every change of layer, for the fragmentation
             of each layer.
     """
 
@@ -183,7 +183,10 @@ class NativeEngine(HookEngine):
             self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _largest(self, args: Any) -> tuple[int, int]:
-        """Return the addresses of the two largest storages among a module's arguments; 0 for none."""
+        """Return the addresses of the two largest storages among a module's arguments, or 0.
+
+        `NO_INPUTS` if no argument is a tensor.
+        """
         tensors = tensors_in(args)
         if not tensors:
             return NO_INPUTS

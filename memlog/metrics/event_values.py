@@ -1,12 +1,8 @@
-"""Conversion of events to a tracker's points. All metric names are defined here.
+"""Metrics of each event. All metric names are defined here.
 
 Trackers show metrics by the part of their names before the last ``/``, in alphabetical order. So memory comes
-first, and all layers are in one group. A journal of an older memlog keeps the names that it had then, so
-that delivering the rest of it adds to the same series.
-
-A tracker's points are a pure function of the journal. Steps are grouped into buckets whose width depends
-only on the step's number, never on a clock or a backlog. Every point carries its event's own time. So a
-replay of the journal yields the same points.
+first, and all layers are in one group. For a journal of an older memlog, the names of that version are used,
+so that a late delivery adds to the same series.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,7 +33,8 @@ from memlog.events import (
     Scope,
     Trace,
 )
-from memlog.sink import Axis, Fold, Point, Resolution
+from memlog.metrics.axes import place
+from memlog.sink import Fold
 
 _ALERTS: dict[str, str] = {
     "step": "memory/step/alert",
@@ -52,10 +49,6 @@ _MAX_LABEL = 80
 """Most characters of a label in a metric's name."""
 _UNSAFE_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 
-_STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
-
-PositionT = TypeVar("PositionT")
-
 
 class Value(NamedTuple):
     """Value of one metric in one event."""
@@ -65,67 +58,12 @@ class Value(NamedTuple):
     fold: Fold
 
 
-def place(event: Event) -> tuple[Axis, int] | None:
-    """Return the event's axis and its index there; ``None`` if the event has no metrics."""
-    if isinstance(event, Evaluation):
-        return "evaluation", event.evaluation
-    if isinstance(event, Epoch):
-        return "epoch", event.epoch
-    if isinstance(
-        event, (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
-    ):
-        if event.step is not None:
-            return "step", event.step
-        return _place_without_step(event) if isinstance(event, Alert) else None
-    return None
-
-
-def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
-    if event.evaluation is not None:
-        return "evaluation", event.evaluation
-    return None if event.epoch is None else ("epoch", event.epoch)
-
-
-def in_run(event: Event, offset: int) -> Event | None:
-    """Return an event with its step as a tracker's run counts it.
-
-    Args:
-        event: The event, with the session's step.
-        offset: `memlog.journal.Binding.offset` of the run.
-
-    Returns:
-        The event. If its step lies before the run's first, it has no step, or the first one for a phase.
-        ``None`` for a loss of such a step.
-    """
-    step = getattr(event, "step", None)
-    if not offset or step is None:
-        return event
-    own = step - offset
-    if isinstance(event, Alert):
-        return alert_in_run(event, offset)
-    if own >= 0 or isinstance(event, Phase):
-        return msgspec.structs.replace(event, step=max(own, 0))
-    return None if isinstance(event, (Batch, Loss)) else msgspec.structs.replace(event, step=None)
-
-
-def alert_in_run(alert: Alert, offset: int) -> Alert:
-    """Return an alert as `in_run` does. If its text names steps, it says whose count they are."""
-    if not offset:
-        return alert
-    step = None if alert.step is None or alert.step < offset else alert.step - offset
-    text = alert.text
-    if _STEP_IN_TEXT.search(f"{alert.title} {text}"):
-        how = f"{offset:,} more" if offset > 0 else f"{-offset:,} less"
-        text += f" (Steps in this text are the session's: {how} than in this run.)"
-    return msgspec.structs.replace(alert, step=step, text=text.strip())
-
-
 def values(event: Event, *, older: bool = False) -> Iterator[Value]:
     """Yield the metrics of one event. A value is ``None`` if it is unknown.
 
     Args:
         event: The event.
-        older: Whether to name them as an older memlog did (`memlog.journal.Header.has_older_names`).
+        older: True to name them as an older memlog did (`memlog.journal.Header.has_older_names`).
     """
     if not older:
         yield from _values(event)
@@ -244,7 +182,8 @@ def _point(event: Recorded) -> Iterator[Value]:
 def _ranks(event: Ranks) -> Iterator[Value]:
     yield Value("memory/ranks/reporting", event.reporting, "last")
     for spread in event.spreads:
-        at = f"memory/ranks/{spread.name}"  # "last" for all: a rank and its memory are of one step
+        # "last" for all metrics, so that a rank and its memory are those of one step.
+        at = f"memory/ranks/{spread.name}"
         yield Value(f"{at}_min_mib", mib(spread.smallest), "last")
         yield Value(f"{at}_min_rank", spread.smallest_rank, "last")
         yield Value(f"{at}_mean_mib", spread.mean / MIB, "last")
@@ -288,7 +227,10 @@ def _trace(event: Trace) -> Iterator[Value]:
 
 
 def _layers(event: Trace) -> Iterator[Value]:
-    """Yield two figures of each layer. A dot joins path and figure: a ``/`` would make a group of it."""
+    """Yield two figures of each layer.
+
+    A dot joins path and figure, because trackers would show each layer as a group of its own after a ``/``.
+    """
     for layer in event.layers:
         if layer.in_series:
             name = f"memory/layers/{_OUTSIDE.strip('()') if layer.path == _OUTSIDE else layer.path}"
@@ -326,109 +268,3 @@ def fragmentation(device: DeviceReading) -> float | None:
     if device.inactive_split is None or not device.reserved:
         return None
     return device.inactive_split / device.reserved
-
-
-def bucket_start(offset: int) -> int:
-    """Return the first index of the bucket that contains index ``offset`` of a run (from 0).
-
-    Below 10,000 every index is a bucket of its own. Below 100,000 a bucket has ten indices, and so on. So a
-    run of a million steps has 28,000 points per metric, and its chart shows every peak.
-    """
-    width = 1
-    while offset >= 10_000 * width:
-        width *= 10
-    return offset - offset % width
-
-
-class Plan(Generic[PositionT]):
-    """Conversion of one process's events, in order, to points.
-
-    Args:
-        resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
-        initial_step: First step of this run.
-        older: As in `values`.
-        offset: As in `in_run`.
-
-    Attributes:
-        open_since: By axis, the position of the first event whose points are not final yet. A new plan that
-            is fed each axis's events from there on yields the remaining points.
-    """
-
-    def __init__(
-        self,
-        resolution: Resolution,
-        initial_step: int = 0,
-        *,
-        older: bool = False,
-        offset: int = 0,
-    ) -> None:
-        self._bucketed = resolution == "bucketed"
-        self._older = older
-        self._offset = offset
-        self._origins: dict[Axis, int] = {"step": initial_step, "evaluation": 0, "epoch": 0}
-        self._buckets: dict[Axis, _Bucket[PositionT]] = {}
-
-    def feed(self, event: Event, position: PositionT) -> list[Point]:
-        """Return the points that became final with ``event``, which is at ``position`` in the journal."""
-        counted = in_run(event, self._offset)
-        placed = None if counted is None else place(counted)
-        if placed is None:
-            return []
-        axis, index = placed
-        start = self._start(axis, index)
-        bucket = self._buckets.get(axis)
-        if bucket is not None and start < bucket.start:
-            return _Bucket(axis, start, position, self._older).add(event, index).points()
-        done: list[Point] = []
-        if bucket is None or start > bucket.start:
-            done = bucket.points() if bucket else []
-            bucket = self._buckets[axis] = _Bucket(axis, start, position, self._older)
-        bucket.add(event, index)
-        return done
-
-    def flush(self) -> list[Point]:
-        """Return the points of the buckets that are still open, for example at the end of the journal."""
-        done = [point for bucket in self._buckets.values() for point in bucket.points()]
-        self._buckets.clear()
-        return done
-
-    @property
-    def open_since(self) -> dict[Axis, PositionT]:
-        """Positions by axis; described in the class."""
-        return {axis: bucket.position for axis, bucket in self._buckets.items()}
-
-    def _start(self, axis: Axis, index: int) -> int:
-        origin = self._origins[axis]
-        if not self._bucketed or index < origin:
-            return index
-        return origin + bucket_start(index - origin)
-
-
-class _Bucket(Generic[PositionT]):
-    """Values of one range of an axis, combined by metric."""
-
-    def __init__(self, axis: Axis, start: int, position: PositionT, older: bool) -> None:
-        self._older = older
-        self.axis = axis
-        self.start = start
-        self.position = position
-        self._points: dict[str, Point] = {}
-
-    def add(self, event: Event, index: int) -> _Bucket[PositionT]:
-        for name, value, fold in sent_values(event, older=self._older):
-            if value is None:
-                continue
-            held = self._points.get(name)
-            if held is None or replaces(fold, value, held.value):
-                self._points[name] = Point(name, value, self.axis, index, event.time_us, fold)
-        return self
-
-    def points(self) -> list[Point]:
-        return list(self._points.values())
-
-
-def replaces(fold: Fold, new: float, held: float) -> bool:
-    """Return True if the newer of two values of a metric replaces the older one."""
-    if fold == "last":
-        return True
-    return new > held if fold == "max" else new < held

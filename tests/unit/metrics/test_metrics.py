@@ -168,7 +168,7 @@ def test_a_loss_that_comes_late_keeps_its_batch() -> None:
 def test_going_on_from_where_a_plan_was_open_yields_the_rest(
     readings: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """What an uploader does that died: it feeds a fresh plan from `open_since` on."""
+    """An uploader that replaces a dead one feeds a new plan from `open_since` on."""
     events = [batch(step, rss) for step, rss in sorted(readings)]
     cut = data.draw(st.integers(0, len(events)))
     first: Plan[int] = Plan("bucketed")
@@ -201,7 +201,7 @@ def health(step: int, dropped: int = 0, faults: int = 0, steps: int | None = Non
 
 
 def groups(points: Sequence[Point]) -> list[str]:
-    """As MLflow forms and sorts them: what stands before the last ``/``, by code point."""
+    """Return groups as MLflow forms and sorts them: the text before the last ``/``, by code point."""
     return sorted({point.name.rpartition("/")[0] for point in points})
 
 

@@ -18,7 +18,7 @@ _namespace: Any = type.__dict__["__dict__"].__get__
 _class_name: Any = type.__dict__["__name__"].__get__
 
 CONTAINERS: Final[tuple[type, ...]] = (list, dict, set, deque, bytearray)
-"""Types that can grow in place. Subclasses count as their base."""
+"""Types that can grow in place. A subclass counts as its base."""
 _LONGEST: Final = 60
 """Maximum characters of a key or a name that is shown."""
 
@@ -62,7 +62,7 @@ def container_kind(kind: type) -> type | None:
 
 
 def container_length(value: Any, base: type) -> int:
-    """Return the number of elements of a container whose base `container_base` has returned."""
+    """Return the number of elements of a container; ``base`` is the result of `container_base` for it."""
     return int(base.__len__(value))  # type: ignore[attr-defined] # every base has one
 
 
@@ -72,10 +72,10 @@ def class_namespace(kind: type) -> Any:
 
 
 def own_method(value: object, name: str) -> Any:
-    """Return a method that C code defines, also if an attribute of the object has its name.
+    """Return a method that C code defines, even if an attribute of the object has the same name.
 
     Raises:
-        AttributeError: There is none.
+        AttributeError: There is no such method.
     """
     for base in bases(type(value)):
         found = class_namespace(base).get(name)
@@ -85,7 +85,7 @@ def own_method(value: object, name: str) -> Any:
 
 
 def values_in(value: object, limit: int) -> Iterator[object]:
-    """Yield a value, or the values that a tuple, list or dictionary holds, also those further inside.
+    """Yield a value or, if it is a tuple, list or dictionary, the values in it at any depth.
 
     Args:
         value: Any object.
@@ -107,7 +107,7 @@ def values_in(value: object, limit: int) -> Iterator[object]:
 
 
 def instance_dict(value: object) -> dict[Any, Any] | None:
-    """Return the ``__dict__`` of an object; ``None`` if it has none of CPython's own making."""
+    """Return the ``__dict__`` that CPython gave an object; ``None`` if it has none or a custom one."""
     for base in bases(type(value)):
         descriptor = class_namespace(base).get("__dict__")
         if descriptor is not None:
@@ -129,7 +129,7 @@ def module_file(name: object) -> str:
 
 
 def attribute_name(owner: object, value: object) -> str | None:
-    """Return under which attribute an object refers to ``value``: an instance attribute or a slot."""
+    """Return the instance attribute or slot of ``owner`` that refers to ``value``; ``None``: none does."""
     attributes = instance_dict(owner)
     if attributes is not None:
         key = key_of(attributes, value)

@@ -1,0 +1,27 @@
+"""Replacement of another library's method by a function around it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Method: TypeAlias = Callable[..., Any]
+
+
+def wrap_method(owner: type, name: str, around: Method) -> None:
+    """Replace a method of a class.
+
+    Args:
+        owner: The class.
+        name: Name of the method.
+        around: Called in place of the method. Its first argument is the original method; the method's own
+            arguments follow.
+    """
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(method, *args, **kwargs)
+
+    setattr(owner, name, wrapped)

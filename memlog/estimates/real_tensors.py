@@ -1,0 +1,41 @@
+"""Real tensors with the memory layout of fake ones, with the same lengths or with others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def real_tensor(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Return zeros with a tensor's memory layout and type. ``shape``: lengths, if not the tensor's own."""
+    shape = tensor.shape if shape is None else shape
+    strides = _strides(tensor, shape)
+    return torch.zeros(extent(shape, strides), dtype=tensor.dtype).as_strided(shape, strides)
+
+
+def bytes_of(tensor: Tensor, shape: Sequence[int] | None = None) -> int:
+    """Return the bytes that a tensor of `real_tensor` takes."""
+    shape = tensor.shape if shape is None else shape
+    return extent(shape, _strides(tensor, shape)) * tensor.itemsize
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of values in memory from a tensor's first to its last."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((side - 1) * stride for side, stride in zip(shape, strides, strict=True))
+
+
+def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
+    """Return the strides for other lengths: each stride changes with the lengths of the dimensions inside."""
+    strides = tensor.stride()
+    found = []
+    for stride in strides:
+        inner = [at for at, one in enumerate(strides) if 0 < one < stride]
+        found.append(
+            stride * prod(shape[at] for at in inner) // prod(tensor.shape[at] for at in inner)
+        )
+    return found

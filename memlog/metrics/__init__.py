@@ -1,0 +1,31 @@
+"""Conversion of events to a tracker's points: the metrics of each event, and the plan of the points."""
+
+from __future__ import annotations
+
+from memlog.metrics.axes import alert_in_run, in_run, place
+from memlog.metrics.event_values import (
+    Value,
+    closing_parameters,
+    fragmentation,
+    parameters_of,
+    safe_label,
+    sent_values,
+    values,
+)
+from memlog.metrics.points import Plan, bucket_start, replaces
+
+__all__ = [
+    "Plan",
+    "Value",
+    "alert_in_run",
+    "bucket_start",
+    "closing_parameters",
+    "fragmentation",
+    "in_run",
+    "parameters_of",
+    "place",
+    "replaces",
+    "safe_label",
+    "sent_values",
+    "values",
+]

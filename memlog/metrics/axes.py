@@ -1,0 +1,81 @@
+"""Place of an event on its axis, in the session and in a tracker's run."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from memlog.events import (
+    Alert,
+    Batch,
+    Epoch,
+    Evaluation,
+    Event,
+    Health,
+    Loss,
+    Phase,
+    Ranks,
+    Recorded,
+    Sample,
+    Scope,
+    Trace,
+)
+from memlog.sink import Axis
+
+_STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
+
+
+def place(event: Event) -> tuple[Axis, int] | None:
+    """Return the event's axis and its index there; ``None`` if the event has no metrics."""
+    if isinstance(event, Evaluation):
+        return "evaluation", event.evaluation
+    if isinstance(event, Epoch):
+        return "epoch", event.epoch
+    if isinstance(
+        event, (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
+    ):
+        if event.step is not None:
+            return "step", event.step
+        return _place_without_step(event) if isinstance(event, Alert) else None
+    return None
+
+
+def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
+    if event.evaluation is not None:
+        return "evaluation", event.evaluation
+    return None if event.epoch is None else ("epoch", event.epoch)
+
+
+def in_run(event: Event, offset: int) -> Event | None:
+    """Return an event with its step as a tracker's run counts it.
+
+    Args:
+        event: The event, with the session's step.
+        offset: `memlog.journal.Binding.offset` of the run.
+
+    Returns:
+        The event. If its step lies before the run's first step, a phase gets the first step, and other events
+        get no step. A batch or a loss of such a step is left out: ``None``.
+    """
+    step = getattr(event, "step", None)
+    if not offset or step is None:
+        return event
+    own = step - offset
+    if isinstance(event, Alert):
+        return alert_in_run(event, offset)
+    if own >= 0 or isinstance(event, Phase):
+        return msgspec.structs.replace(event, step=max(own, 0))
+    return None if isinstance(event, (Batch, Loss)) else msgspec.structs.replace(event, step=None)
+
+
+def alert_in_run(alert: Alert, offset: int) -> Alert:
+    """Return an alert as `in_run` does. If it names steps, its text says that the session counts them."""
+    if not offset:
+        return alert
+    step = None if alert.step is None or alert.step < offset else alert.step - offset
+    text = alert.text
+    if _STEP_IN_TEXT.search(f"{alert.title} {text}"):
+        how = f"{offset:,} more" if offset > 0 else f"{-offset:,} less"
+        text += f" (Steps in this text are the session's: {how} than in this run.)"
+    return msgspec.structs.replace(alert, step=step, text=text.strip())

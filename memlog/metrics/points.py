@@ -1,0 +1,123 @@
+"""Plan of a tracker's points: the values of a journal's events that are sent, and their indices.
+
+A tracker's points are a pure function of the journal. Steps are grouped into buckets whose width depends
+only on the step's number, never on a clock or a backlog. Every point carries its event's own time. So a
+replay of the journal yields the same points.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from memlog.events import Event
+from memlog.metrics.axes import in_run, place
+from memlog.metrics.event_values import sent_values
+from memlog.sink import Axis, Fold, Point, Resolution
+
+PositionT = TypeVar("PositionT")
+
+
+def bucket_start(offset: int) -> int:
+    """Return the first index of the bucket that contains index ``offset`` of a run (from 0).
+
+    Below 10,000 every index is a bucket of its own. Below 100,000 a bucket has ten indices, and so on. So a
+    run of a million steps has 28,000 points per metric, and its chart shows every peak.
+    """
+    width = 1
+    while offset >= 10_000 * width:
+        width *= 10
+    return offset - offset % width
+
+
+class Plan(Generic[PositionT]):
+    """Conversion of one process's events, in order, to points.
+
+    Args:
+        resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
+        initial_step: First step of this run.
+        older: As in `values`.
+        offset: As in `in_run`.
+
+    Attributes:
+        open_since: By axis, the position of the first event whose points are not final yet. A new plan that
+            is fed each axis's events from there on yields the remaining points.
+    """
+
+    def __init__(
+        self,
+        resolution: Resolution,
+        initial_step: int = 0,
+        *,
+        older: bool = False,
+        offset: int = 0,
+    ) -> None:
+        self._bucketed = resolution == "bucketed"
+        self._older = older
+        self._offset = offset
+        self._origins: dict[Axis, int] = {"step": initial_step, "evaluation": 0, "epoch": 0}
+        self._buckets: dict[Axis, _Bucket[PositionT]] = {}
+
+    def feed(self, event: Event, position: PositionT) -> list[Point]:
+        """Return the points that became final with ``event``, which is at ``position`` in the journal."""
+        counted = in_run(event, self._offset)
+        placed = None if counted is None else place(counted)
+        if placed is None:
+            return []
+        axis, index = placed
+        start = self._start(axis, index)
+        bucket = self._buckets.get(axis)
+        if bucket is not None and start < bucket.start:
+            return _Bucket(axis, start, position, self._older).add(event, index).points()
+        done: list[Point] = []
+        if bucket is None or start > bucket.start:
+            done = bucket.points() if bucket else []
+            bucket = self._buckets[axis] = _Bucket(axis, start, position, self._older)
+        bucket.add(event, index)
+        return done
+
+    def flush(self) -> list[Point]:
+        """Return the points of the buckets that are still open, for example at the end of the journal."""
+        done = [point for bucket in self._buckets.values() for point in bucket.points()]
+        self._buckets.clear()
+        return done
+
+    @property
+    def open_since(self) -> dict[Axis, PositionT]:
+        """Positions by axis; described in the class."""
+        return {axis: bucket.position for axis, bucket in self._buckets.items()}
+
+    def _start(self, axis: Axis, index: int) -> int:
+        origin = self._origins[axis]
+        if not self._bucketed or index < origin:
+            return index
+        return origin + bucket_start(index - origin)
+
+
+class _Bucket(Generic[PositionT]):
+    """Values of one range of an axis, combined by metric."""
+
+    def __init__(self, axis: Axis, start: int, position: PositionT, older: bool) -> None:
+        self._older = older
+        self.axis = axis
+        self.start = start
+        self.position = position
+        self._points: dict[str, Point] = {}
+
+    def add(self, event: Event, index: int) -> _Bucket[PositionT]:
+        for name, value, fold in sent_values(event, older=self._older):
+            if value is None:
+                continue
+            held = self._points.get(name)
+            if held is None or replaces(fold, value, held.value):
+                self._points[name] = Point(name, value, self.axis, index, event.time_us, fold)
+        return self
+
+    def points(self) -> list[Point]:
+        return list(self._points.values())
+
+
+def replaces(fold: Fold, new: float, held: float) -> bool:
+    """Return True if the newer of two values of a metric replaces the older one."""
+    if fold == "last":
+        return True
+    return new > held if fold == "max" else new < held

@@ -1,0 +1,78 @@
+"""Interface of a tracker's integration, and the search for integrations by name.
+
+An integration is a package of its own that registers one `Backend` under the entry point group
+``memlog.sinks``. Its two halves run in two processes:
+
+* The `Backend` is imported by the trainer, so its import must not load the tracker's client. It finds the run
+  that the user has opened and collects what the client needs to connect.
+* The `Sink` that it opens runs in the helper process (or in ``memlog sync``) and talks to the tracker. The
+  `ArtifactStore` fetches files for ``memlog pull``.
+"""
+
+from __future__ import annotations
+
+from memlog.sink.protocols import (
+    ArtifactStore,
+    Backend,
+    DescribingSink,
+    JoinableBackend,
+    Sink,
+)
+from memlog.sink.records import (
+    CLOSING_PARAMETERS,
+    DISABLED,
+    LOCAL,
+    OFFLINE,
+    Axis,
+    Connection,
+    Fold,
+    Point,
+    Resolution,
+    StoredArtifact,
+    Target,
+    TrackerRun,
+)
+from memlog.sink.search import (
+    ENTRY_POINT_GROUP,
+    backends_to_look_in,
+    find_backends,
+    home_of,
+    is_installed,
+    load_backend,
+)
+from memlog.sink.user_rows import (
+    InProcessBackend,
+    InProcessRun,
+    Rows,
+    writes_in_process,
+)
+
+__all__ = [
+    "CLOSING_PARAMETERS",
+    "DISABLED",
+    "ENTRY_POINT_GROUP",
+    "LOCAL",
+    "OFFLINE",
+    "ArtifactStore",
+    "Axis",
+    "Backend",
+    "Connection",
+    "DescribingSink",
+    "Fold",
+    "InProcessBackend",
+    "InProcessRun",
+    "JoinableBackend",
+    "Point",
+    "Resolution",
+    "Rows",
+    "Sink",
+    "StoredArtifact",
+    "Target",
+    "TrackerRun",
+    "backends_to_look_in",
+    "find_backends",
+    "home_of",
+    "is_installed",
+    "load_backend",
+    "writes_in_process",
+]

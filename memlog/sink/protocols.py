@@ -1,0 +1,166 @@
+"""Protocols of an integration: a backend in the trainer's process, the sink and the store that it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from memlog.events import Alert, Artifact, Status
+from memlog.sink.records import Connection, Point, Resolution, StoredArtifact, Target, TrackerRun
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Writer of points to one run of one tracker. Called from one thread; every method may block.
+
+    Every method raises `TrackerUnavailableError` if a later attempt can succeed, and `TrackerRejectedError`
+    if it can't. Any other exception counts as unavailable. If the run is deleted or missing, a method raises
+    `RunRefusedError`. memlog then keeps the data for that run until the run can take it. memlog treats every
+    rejection by `open` in the same way.
+    """
+
+    durable: bool
+    """True if data is safe when the call that stores it returns; False if only after `close` has returned."""
+    resolution: Resolution
+    """``"full"``: every step; ``"bucketed"``: steps are grouped, so that a long run stays small enough."""
+    max_points: int
+    """Most points that one call of `log_points` accepts."""
+    dropped: Mapping[str, int]
+    """Number of points and parameters that the sink has left out so far, by reason."""
+
+    def probe(self) -> None:
+        """Check that the tracker can be reached. Must fail within about two seconds if it can't."""
+
+    def open(self) -> TrackerRun:
+        """Join the user's run, find the one opened before, or open one. Calling it again has no effect."""
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Store the points. Storing a point again changes nothing."""
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Store facts that hold for the whole run. Storing them again changes nothing."""
+
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        """Show alerts.
+
+        Showing an alert again has no effect.
+
+        Args:
+            alerts: All alerts of the run so far.
+            first_new: Index of the first alert that is new.
+        """
+
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        """Store a file under ``artifact.name`` and ``artifact.kind``.
+
+        A later file of the same name replaces it. ``file`` is a copy that is deleted after the call has
+        returned. If the client reads the file later than that, the sink sets an attribute ``keeps_files`` to
+        True, and gets the run's own file instead.
+        """
+
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        """Release the sink's resources. End its own run unless ``status`` is None.
+
+        Args:
+            status: How the run ended.
+            ended_us: End of the run, Unix time in microseconds; ``None``: now.
+        """
+
+
+@runtime_checkable
+class DescribingSink(Protocol):
+    """Sink whose tracker shows a text about a run. Its methods raise what those of `Sink` raise.
+
+    If the tracker stores no files, the sink sets an attribute ``has_files`` to False. The text then does not
+    say how to fetch files.
+    """
+
+    def wants_description(self) -> bool:
+        """Return True if this sink opened the run, not the user, and the run has no description."""
+
+    def log_description(self, text: str) -> None:
+        """Show a text about the run.
+
+        Args:
+            text: Markdown, of a few thousand characters at most.
+        """
+
+
+class ArtifactStore(Protocol):
+    """Reader of files in one tracker.
+
+    Every method raises `TrackerUnavailableError` or `TrackerRejectedError`, as a sink does, and
+    `UnknownRunError` if the tracker has no such run.
+    """
+
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        """Return the files of a run that memlog uploaded.
+
+        Args:
+            run_id: The tracker's own id of the run.
+        """
+
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        """Download one file into ``directory``, under its name.
+
+        Args:
+            run_id: The tracker's own id of the run.
+            artifact: One of the files that `list_artifacts` returned.
+            directory: Empty folder.
+            progress: Called with the number of bytes of each part that arrives.
+        """
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Part of an integration that the trainer's process imports. It must be light."""
+
+    name: str
+    requires: str
+    """Top-level module of the tracker's client, such as ``"mlflow"``."""
+    extra: str
+    """Extra of the backend's own distribution that installs the client."""
+    in_process: bool
+    """True if only the trainer's own process can write to a run that the user has opened."""
+
+    def active_run(self) -> TrackerRun | None:
+        """Return the run that the user has open on this thread. Takes microseconds and imports nothing."""
+
+    def connection(self) -> Connection:
+        """Return what the client would use if it connected from this process now."""
+
+    def prepare(self) -> None:
+        """Do slow work that needs no connection, such as importing the client, in the helper process."""
+
+    def open_sink(self, target: Target) -> Sink:
+        """Build the sink, in a process of memlog's own.
+
+        Only this method and `prepare` may import the client.
+        """
+
+    def open_store(self, connection: Connection) -> ArtifactStore:
+        """Build the reader of the tracker's files, in a process of memlog's own."""
+
+
+@runtime_checkable
+class JoinableBackend(Backend, Protocol):
+    """Backend that completes the data of a run that is passed to `memlog.Session.join_run`."""
+
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
+        """Return the run that a logger holds; ``None`` if memlog can't write to it.
+
+        This takes microseconds and imports nothing. The run is then passed to
+        `InProcessBackend.open_in_process`.
+
+        Args:
+            run_id: The tracker's own id of the run.
+            uri: Address of the tracker as its client expects it; ``None``: the one that the client uses now.
+            name: Display name; ``None``: unknown.
+        """

@@ -1,0 +1,116 @@
+"""Search for the backends of installed packages, by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memlog._internal.credential_scope import Home, secret_names
+from memlog._internal.diagnostics import warn
+from memlog.errors import MissingExtraError, UnknownBackendError
+from memlog.sink.protocols import Backend
+from memlog.sink.records import LOCAL
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+ENTRY_POINT_GROUP = "memlog.sinks"
+
+
+def home_of(backend: Backend) -> Home:
+    """Return the tracker that the environment's credentials belong to, and the names of these credentials.
+
+    The names of the connection's environment variables show which of them are credentials. A backend for
+    which this is not enough defines a method ``home`` that returns both.
+    """
+    if (own := getattr(backend, "home", None)) is not None:
+        home: Home = own()
+        return home
+    connection = backend.connection()
+    return Home(connection.uri, secret_names(connection.environment))
+
+
+def find_backends() -> dict[str, Backend]:
+    """Return by name every backend that an installed package registers and whose client is installed."""
+    found = {}
+    for entry in _entry_points():
+        try:
+            backend = entry.load()
+        except Exception as error:  # noqa: BLE001 - the user did not ask for this backend by name
+            warn(
+                f"memlog: backend {entry.name!r} can't be loaded and is left out ({error!r}): install its "
+                "package again, or uninstall it"
+            )
+            continue
+        if is_installed(backend.requires):
+            found[entry.name] = backend
+    return found
+
+
+def backends_to_look_in(names: Sequence[str]) -> dict[str, Backend]:
+    """Return the backends in which to search for a user's run.
+
+    These are the backends of the given names, or all installed ones if ``names`` is empty.
+
+    Raises:
+        UnknownBackendError: No installed package registers one of the names.
+        MissingExtraError: The client of a named tracker is not installed.
+    """
+    if names:
+        return {name: load_backend(name) for name in names if name != LOCAL}
+    return find_backends()
+
+
+def load_backend(name: str) -> Backend:
+    """Return the backend named ``name``.
+
+    Raises:
+        UnknownBackendError: No installed package registers that name.
+        MissingExtraError: The client of its tracker is not installed.
+    """
+    entries = {entry.name: entry for entry in _entry_points()}
+    if name not in entries:
+        import difflib  # noqa: PLC0415 - needed only for this message
+
+        known = sorted([LOCAL, *entries])
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UnknownBackendError(
+            f"no backend is called {name!r}: {hint}available: {', '.join(known)}"
+        )
+    backend: Backend = entries[name].load()
+    if not is_installed(backend.requires):
+        raise MissingExtraError(
+            f"backend {name!r} needs the package {backend.requires!r}, which is not installed: "
+            f"pip install {_packages(entries[name], backend)}"
+        )
+    return backend
+
+
+def _packages(entry: EntryPoint, backend: Backend) -> str:
+    """Return the packages of the backend's extra. The backend itself may not be in a package index."""
+    extra = f"extra == '{backend.extra}'"
+    lines = (line.replace('"', "'") for line in (entry.dist and entry.dist.requires) or ())
+    wanted = [f"'{line.partition(';')[0].strip()}'" for line in lines if extra in line]
+    return " ".join(wanted) or backend.requires
+
+
+def _entry_points() -> EntryPoints:
+    # Imported here because this import takes 10 ms, and `import memlog` does not need it.
+    from importlib.metadata import entry_points  # noqa: PLC0415
+
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+def is_installed(module: str) -> bool:
+    """Return True if ``module`` is really installed.
+
+    A folder of that name in the working directory (W&B creates one called ``wandb``) looks like an empty
+    namespace package. Such a module has no origin.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # sys.modules has another object under this name
+        return False
+    return spec is not None and spec.origin is not None

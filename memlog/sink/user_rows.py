@@ -1,0 +1,106 @@
+"""Protocols of an integration that writes in the trainer's process, beside the rows of the user's own run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from memlog.events import Alert, Artifact
+from memlog.sink.protocols import Backend
+from memlog.sink.records import Point, TrackerRun
+
+
+class Rows(Protocol):
+    """Source of memlog's points for the rows of a user's run.
+
+    Called on the user's thread as the user logs. Never raises.
+    """
+
+    def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
+        """Return the points to add when the user logs to a row.
+
+        Args:
+            number: Row number that the user passed; a new number closes the row before. ``None``: the user
+                logs to the row that is open.
+
+        Returns:
+            Two lists with at most one point per metric: the points for the row that this call closes, and
+            those for the row that the user logs to.
+        """
+
+    def leave(self) -> None:
+        """Note that the user has committed the row. The user's next values are in another row."""
+
+    def give_back(self, points: Sequence[Point]) -> None:
+        """Take back points, because the tracker's client raised and they are not in the row."""
+
+    def failed(self, error: Exception) -> None:
+        """Count an error of the integration. The user's values are then logged without memlog's points."""
+
+
+class InProcessRun(Protocol):
+    """Writer to a user's run from the trainer's process. It leaves the user's own rows unchanged.
+
+    Created on the user's thread. If the tracker's client raises on a user's call, the exception is passed on.
+    """
+
+    run_id: str
+
+    @property
+    def is_open(self) -> bool:
+        """True until the user has ended the run."""
+
+    def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        """Register functions that are called when the user ends the run, if the client allows that.
+
+        Args:
+            before: Called on the user's thread just before the run ends, while it can still be written to.
+            after: Called on the user's thread after the run has ended normally. Neither function raises.
+        """
+
+    def watch_rows(self, rows: Rows) -> int | None:
+        """Each time the user logs, ask ``rows`` for the points of the same row.
+
+        If the user logs a metric of the same name as a point, the user's value wins, in this row and all
+        later ones.
+
+        Returns:
+            The number that the user gave the open row; ``None`` if the user gave none.
+        """
+
+    def leave_rows(self) -> None:
+        """Stop asking for points."""
+
+    def log(self, points: Sequence[Point], *, new_row: bool) -> None:
+        """Log points, at most one per metric, to a run to which the user logs nothing more.
+
+        Args:
+            points: The points.
+            new_row: True: into a new row after the user's last row; False: into the row that is open.
+        """
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Store facts that hold for the whole run."""
+
+    def log_alert(self, alert: Alert) -> None:
+        """Show an alert."""
+
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
+        """Store a file. The file is not moved or deleted."""
+
+
+@runtime_checkable
+class InProcessBackend(Backend, Protocol):
+    """Backend that writes to the user's runs in the trainer's process."""
+
+    def open_in_process(self, run: TrackerRun) -> InProcessRun:
+        """Return a writer for a run that `active_run` has just returned.
+
+        Takes microseconds and imports nothing.
+        """
+
+
+def writes_in_process(backend: Backend) -> bool:
+    """Return True if the trainer's process writes to the user's runs. The default is False."""
+    return bool(getattr(backend, "in_process", False))

@@ -1,0 +1,125 @@
+"""Memory that estimates count besides tensors' shapes, and memory that they name as not counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.training import Case, measured_peak
+from torch import nn
+
+import memlog
+
+MIB = 1024**2
+
+
+def test_what_is_not_counted_is_said() -> None:
+    model = nn.Linear(256, 256)
+    library = torch.library.Library("memlog_estimates", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", torch.empty_like, "Meta")
+
+    def own(model: nn.Module, batch: int) -> None:
+        torch.ops.memlog_estimates.twice(model(torch.randn(batch, 256)))
+
+    found = memlog.estimate(own, model=model, batch=4, device="cpu")
+    assert "memlog_estimates.twice" in " ".join(found.uncounted)
+    assert "Warning: " in found.text()
+    found = memlog.estimate(lambda model: model(torch.randn(4, 256)), model=model, device="cpu")
+    assert not found.uncounted
+    assert "Warning" not in found.text()
+
+
+def test_normalisations_of_two_types_are_counted() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+    def forward(out: torch.Tensor) -> torch.Tensor:
+        return out.float().square().mean()
+
+    case = Case(model, lambda batch: torch.randn(batch, 3, 24, 24), forward, 40)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        inputs = case.inputs(batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = case.loss(model(inputs))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = memlog.estimate(train, model=model, optimizer=torch.optim.Adam, batch=40, device="cpu")
+    assert found.peak == pytest.approx(measured_peak(case, autocast=True), rel=0.002)
+    assert not found.uncounted
+
+
+def test_a_learned_mask_of_attention_gets_one_gradient_a_score() -> None:
+    def attend() -> None:
+        query = torch.randn(4, 2, 512, 16, requires_grad=True)
+        bias = torch.randn(1, 2, 512, 512, requires_grad=True)
+        nn.functional.scaled_dot_product_attention(
+            query, query, query, attn_mask=bias
+        ).sum().backward()
+        assert bias.grad is not None
+        assert bias.grad.shape == bias.shape
+
+    assert 10 * MIB < memlog.estimate(attend, device="cuda").peak < 20 * MIB
+
+
+class Recurrent(nn.Module):
+    """An LSTM after one that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed, self.trained = nn.LSTM(24, 24), nn.LSTM(24, 40, 2, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.fixed(x)[0]
+        out: torch.Tensor = self.trained(x)[0]
+        return out
+
+
+@pytest.mark.parametrize("length", [7, 70])
+def test_what_an_lstm_keeps_is_counted(length: int) -> None:
+    def squares(out: torch.Tensor) -> torch.Tensor:
+        return out.square().mean()
+
+    case = Case(Recurrent, lambda batch: torch.randn(length, batch, 24), squares, 16)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        inputs = case.inputs(batch)
+        case.loss(model(inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = memlog.estimate(
+        train, model=Recurrent, optimizer=torch.optim.Adam, batch=16, device="cpu"
+    )
+    assert found.peak == pytest.approx(measured_peak(case), rel=0.005)
+    assert not found.uncounted
+
+
+def test_tensors_and_models_around_the_step_are_counted_once() -> None:
+    """A tensor that the step does not get as an argument has a fake one, which stands for it."""
+    model, teacher = nn.Linear(1000, 10), nn.Linear(1000, 10)
+    inputs, table = torch.zeros(64, 1000), torch.zeros(500, 1000)
+
+    def around() -> None:
+        with torch.no_grad():
+            soft = teacher(inputs)
+        (model(inputs) - soft).sum().backward()
+        model(table[::2]).sum().backward()
+
+    def given(model: nn.ModuleList, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        with torch.no_grad():
+            soft = model[1](batch[0])
+        (model[0](batch[0]) - soft).sum().backward()
+        model[0](batch[1][::2]).sum().backward()
+
+    for device in ("cuda", "cpu"):
+        one = memlog.estimate(around, model=model, device=device)
+        other = memlog.estimate(
+            given, model=nn.ModuleList([model, teacher]), batch=(inputs, table), device=device
+        )
+        assert one.peak == other.peak
+        assert one.categories == other.categories
+        assert one.categories["parameters"] == 2 * 4 * (1000 * 10 + 10)

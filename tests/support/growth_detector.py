@@ -1,0 +1,70 @@
+"""A detector of growth, and the steps and samples that it takes."""
+
+from typing import NamedTuple
+
+from memlog.events import Batch, ChildReading, DeviceReading, Event, Sample
+from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.suspicion import Suspicion
+from support.journals import GIB, MIB, at
+
+NOBODY = 2**22 + 1
+"""A process number above the kernel's largest: its limits are the machine's."""
+
+
+class Told(NamedTuple):
+    """Reports of a detector."""
+
+    suspected: list[Suspicion]
+    confirmed: list[Suspicion]
+    withdrawn: list[Suspicion]
+
+
+class Memory:
+    """Bytes of the trainer's process at the newest step."""
+
+    anon = shared = 0
+
+
+class Judge(NamedTuple):
+    """A detector, and the memory that it reads at each step."""
+
+    detector: GrowthDetector
+    memory: Memory
+
+    def __call__(self, event: Event) -> None:
+        self.detector(event)
+
+    def step(self, step: int, anon: float, shared: float = 0, device: float | None = None) -> None:
+        """Take a step with these MiB; the resident set grows with a mapped file, always."""
+        self.memory.anon, self.memory.shared = int(anon * MIB), int(shared * MIB)
+        devices = () if device is None else (reading(device),)
+        self(Batch(at(step), step, (step + 1) * GIB, None, None, devices))
+
+    def finish(self) -> None:
+        self.detector.finish()
+
+
+def detector() -> tuple[Judge, Told]:
+    told = Told([], [], [])
+    memory = Memory()
+    found = GrowthDetector(
+        NOBODY,
+        told.confirmed.append,
+        told.suspected.append,
+        told.withdrawn.append,
+        lambda: (memory.anon, memory.shared),
+    )
+    return Judge(found, memory), told
+
+
+def reading(allocated: float) -> DeviceReading:
+    return DeviceReading("cuda0", int(allocated * MIB), None, None, None, None)
+
+
+def sample(step: int, *children: tuple[int, float], shared: float = 0) -> Sample:
+    """Return a sample of DataLoader workers: process number and MiB."""
+    readings = tuple(
+        ChildReading(f"DataLoader worker {number}", pid, pid, int(size * MIB))
+        for number, (pid, size) in enumerate(children)
+    )
+    return Sample(at(step), step, GIB, 1, GIB, None, None, None, readings, int(shared * MIB))

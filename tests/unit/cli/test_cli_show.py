@@ -1,0 +1,145 @@
+"""Output of `memlog show`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.commands import complaint, said
+from support.journals import GIB, MadeRun, at, batch, finished_run
+
+from memlog._internal.distributed import Place
+from memlog.cli.main import cli
+from memlog.delivery.helper.rank_journal import publish_afterwards
+from memlog.events import Alert, Batch, Run
+from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import UploadState
+from memlog.reports import encode, summarize
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+
+def test_show_as_json_is_the_summary(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    state = UploadState(backend="mlflow", stage="done", delivered=1234, joined=["3f2a9c"])
+    state.save(run)
+    assert said("show", "k7", "--json").encode() == encode(summarize(run)) + b"\n"
+
+
+def test_singular_and_plural(tmp_path: Path) -> None:
+    MadeRun(tmp_path).write(batch(0, GIB)).closed()
+    assert ", 1 step in " in said("show", "latest")
+    assert "no run is named: pass an id" in CliRunner().invoke(cli, ["show", ""]).output
+
+
+def test_show_names_the_steps_of_a_resumed_run(tmp_path: Path) -> None:
+    MadeRun(tmp_path).write(batch(100_000, GIB), batch(100_001, GIB)).closed()
+    assert ", steps 100,000 to 100,001 in " in said("show", "latest")
+
+
+def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    UploadState(
+        backend="mlflow",
+        stage="done",
+        delivered=1234,
+        joined=["3f2a9c"],
+        dropped={"rejected: memory/x": 3},
+    ).save(run)
+    page = said("show", "latest")
+    assert page.splitlines()[0] == "No growth: peak 1.1 GiB of 80.0 GiB, steady since step 0."
+    assert page.splitlines()[2] == "run k7m2xq9a  finished  gpt-small"
+    for line in (
+        "  begun       2026-09-21 14:13, 200 steps in 21.0 s",
+        "  cuda0       NVIDIA H100 80GB HBM3, 80.0 GiB",
+        "  parameters  model=GPT, python=3.11.4, torch=2.13.0",
+        "  cuda0.allocated  1.1 GiB (1%)  exact                  step 120",
+        "  host.tree             3.0 GiB  sampled (lower bound)",
+        "Metrics of steps 0 to 199",
+        "  memory/cuda0/peak_mib       MiB   1,144.0  1,024.0  1,144.0",
+        "  memlog/overhead_ms          ms      0.012    0.012    0.012",
+        "Metrics of evaluations 0 to 1",
+        "Metrics of epoch 0",
+        "  step 150  warning  host.rss > 1 GiB  Host memory: rss is 1.1 GiB",
+        "  flame graph  flamegraph  120.6 KiB  artifacts/flame.svg",
+        "  mlflow  1,234 points ✓",
+        "          run 3f2a9c at http://tracker:5000",
+        "  dropped    journal_write 2, mlflow: rejected: memory/x 3",
+        "  faults     reading cuda0: OSError 1",
+        "  overhead   0.013 ms a step, 2.5 ms in all",
+    ):
+        assert line in page.splitlines()
+    assert re.search(r"published  \d+ events", page)
+
+
+def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
+    MadeRun(tmp_path).write(batch(0, GIB)).closed()
+    page = said("show", "latest")
+    for heading in ("Alerts", "Artifacts", "evaluation", "epoch"):
+        assert heading not in page
+    assert "  dropped    none" in page
+    assert "  overhead   unknown" in page
+    assert "  host.tree  unknown" in page
+    assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` delivers it to one" in page
+
+
+def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
+    for rank in range(2):
+        made = MadeRun(tmp_path, f"rank{rank}").ranked(Place(rank, 2, "a"), begun=rank)
+        made.write(batch(0, GIB)).closed()
+    publish_afterwards(RunDirectory(tmp_path / "rank0"))
+    assert "run rank0  " in said("show", "latest")
+    page = " ".join(said("show", "rank1").split())
+    assert "with run rank0, which has the smallest, mean and largest memory of all ranks" in page
+
+
+def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {}))
+    UploadState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
+    page = said("show", "latest")
+    assert "  mlflow  nothing delivered, unreachable: it is down" in page
+    assert "`memlog sync k7m2xq9a` delivers the rest" in page
+
+
+def test_a_beginning_must_be_of_one_run_only(tmp_path: Path) -> None:
+    for name in ("abc23", "abd45"):
+        MadeRun(tmp_path, name).write(batch(0, GIB)).closed()
+    assert "run abc23 " in said("show", "abc")
+    assert "run abd45 " in said("show", "abd45")
+    several = complaint("show", "ab", code=1)
+    assert re.fullmatch(
+        r"2 runs begin with 'ab' \(abd45 of 2026-.*, abc23 of 2026-.*\): name more of the id",
+        several,
+    )
+    assert complaint("show", "xy", code=1).endswith(
+        "is called 'xy' or begins with it: `memlog runs` lists them"
+    )
+    assert "no run" in complaint("show", "../abc23", code=1)
+
+
+def test_a_journal_cannot_control_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J\x07\r\nname\u202e[bold]:boom:"
+    MadeRun(tmp_path).write(
+        Run(at(0), evil, evil, (evil,), {}), Alert(at(1), 1, "error", evil, evil, evil)
+    ).closed()
+    for text in (said("runs"), said("show", "latest")):
+        assert "name\N{REPLACEMENT CHARACTER}[bold]:boom:" in text
+        assert all(char.isprintable() or char == "\n" for char in text)
+
+
+def test_a_piped_page_has_no_colours_and_cuts_nothing(tmp_path: Path) -> None:
+    name = "a name as long as the day " * 8
+    MadeRun(tmp_path).write(Run(at(0), name, None, (), {})).closed()
+    for text in (said("runs"), said("show", "latest")):
+        assert "\x1b" not in text
+        assert name.strip() in text
+        assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path).write(Batch(10**17, 10**15, 2**62, -5, None)).closed()
+    assert summarize(run).run.newest_event == "5138-11-16T09:46:40.000Z"
+    said("runs")
+    said("show", "latest")
+    json.loads(said("show", "latest", "--json"))
