@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -52,6 +51,11 @@ def handed_over(run: RunDirectory) -> protocol.Begin | None:
     return msgspec.structs.replace(
         begin, run_directory=str(run.path), shared=True, alerts_fd=None, again=is_held(run)
     )
+
+
+def _has_no_helper(run: RunDirectory) -> bool:
+    with HelperLock(run) as is_free:  # which the helper takes again
+        return is_free
 
 
 class NodeRuns:
@@ -103,7 +107,8 @@ class NodeRuns:
             if run.id in self._threads or run.id == self._own or self._training.host(rank) != host:
                 continue
             begin = handed_over(run)
-            if begin is not None and run.end() is None:
+            # Its own helper may still be at work, and leave it later.
+            if begin is not None and run.end() is None and _has_no_helper(run):
                 thread = threading.Thread(
                     target=self._help, args=(begin,), name=f"memlog-rank-{rank}", daemon=True
                 )
@@ -112,7 +117,4 @@ class NodeRuns:
 
     def _help(self, begin: protocol.Begin) -> None:
         with self._diagnostics.contained("helping with another rank's run"):
-            with HelperLock(RunDirectory(Path(begin.run_directory))) as is_free:
-                pass  # the helper takes it again
-            if is_free:
-                self._help_with(begin)
+            self._help_with(begin)

@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.safe_files import replacing
 from memlog.delivery.helper import protocol
@@ -67,7 +69,12 @@ class RankWork:
                 self.lead()
             elif not self._begin.shared and registration.place.local_rank is None:
                 self._training = Training(self._run, registration)
-                hand_over(self._run, self._begin)
+                hand_over(self._run, self._as_rank(registration))
+
+    def _as_rank(self, registration: Registration) -> protocol.Begin:
+        """Return the first message as a rank sends it that has known its place from the beginning."""
+        settings = msgspec.structs.replace(self._begin.settings, backends=())
+        return msgspec.structs.replace(self._begin, registration=registration, settings=settings)
 
     def lead(self) -> None:
         """Begin to read the other ranks' journals, for the one run that the trackers get."""
