@@ -11,8 +11,8 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import remember
 from memlog.autolog.run_steps import RunOffsets
 from memlog.delivery.helper.protocol import Connect, Join, Message
-from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.errors import MemlogError
+from memlog.in_process.writer import InProcessWriter
 from memlog.journal import Binding, JournalWriter, binding_of
 from memlog.sink import (
     DISABLED,

@@ -16,6 +16,7 @@ from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.events import Alert, Event, now_us
+from memlog.in_process.writer import InProcessWriter
 from memlog.journal import JournalWriter, new_run
 from memlog.journal.delivery_state import UploadState
 from memlog.oom.observer import AllocatorWatch
@@ -105,7 +106,7 @@ class RecordingParts:
             self._journal,
             self._helper.send,
             self._diagnostics,
-            self._delivery.writers,
+            self._writers,
             on_in_process,
             self._lines.joined,
             lambda: self._rank.may_deliver,
@@ -173,16 +174,18 @@ class RecordingParts:
         undo: ExitStack,
     ) -> None:
         """Start the helper process and the in-process writers."""
-        in_process = [name for name, found in backends.items() if writes_in_process(found)]
+        self._writers = {
+            name: InProcessWriter(self.run, name, self._bus.subscribe, self._diagnostics)
+            for name, backend in backends.items()
+            if writes_in_process(backend)
+        }
         self._delivery = RunDelivery(
-            self.run, self._settings, self._journal, self._diagnostics, in_process, sinks
+            self.run, self._settings, self._journal, self._diagnostics, self._writers, sinks
         )
         self._helper = self._delivery.helper
         undo.callback(self._helper.abandon)
         listener = None if self._alert_judge is None else self._alert_judge.listener
         self._delivery.start_helper(begun_us, listener, self._rank)
-        for writer in self._delivery.writers.values():
-            self._bus.subscribe(writer.receive)
 
     def _begin_steps(self, model: Any, undo: ExitStack) -> None:
         """Create the recorder of steps."""

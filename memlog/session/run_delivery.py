@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,8 +15,8 @@ from memlog.delivery.helper.client import Outcome
 from memlog.delivery.helper.node import HELD_WITHIN, hand_over, is_held
 from memlog.delivery.helper.protocol import Begin, Finish, Lead
 from memlog.delivery.helper.supervisor import SupervisedHelper
-from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import End, Health
+from memlog.in_process.writer import InProcessWriter
 from memlog.journal import JournalWriter, RunDirectory
 from memlog.session.exit_messages import Waiting, print_undelivered
 from memlog.session.rank import SessionRank
@@ -38,12 +38,11 @@ class RunDelivery:
         settings: Settings of the session.
         journal: The run's journal, which names the tracker runs that were joined.
         diagnostics: Counts errors.
-        in_process: Names of the backends whose user runs this process writes to.
+        in_process: In-process writers, by the name of their backend.
         sinks: Sinks that were passed as objects.
 
     Attributes:
         helper: The helper process.
-        writers: In-process writers, by the name of their backend.
         threads: Upload threads, one for each sink that was passed as an object.
     """
 
@@ -53,7 +52,7 @@ class RunDelivery:
         settings: Settings,
         journal: JournalWriter,
         diagnostics: Diagnostics,
-        in_process: Iterable[str],
+        in_process: Mapping[str, InProcessWriter],
         sinks: Sequence[Sink],
     ) -> None:
         self._sinks = sinks
@@ -62,7 +61,7 @@ class RunDelivery:
         self._journal = journal
         self._diagnostics = diagnostics
         self.helper = SupervisedHelper(diagnostics)
-        self.writers = {name: InProcessWriter(run, name, diagnostics) for name in in_process}
+        self._writers = in_process
         self.threads: list[UploadWorker] = []
 
     def start_helper(
@@ -141,7 +140,7 @@ class RunDelivery:
         deadline = time.monotonic() + timeout
         dropped, faults = dict(self._diagnostics.dropped), dict(self._diagnostics.faults)
         message = Finish(end, msgspec.structs.replace(health, dropped=dropped, faults=faults))
-        threads: list[UploadWorker | InProcessWriter] = [*self.threads, *self.writers.values()]
+        threads: list[UploadWorker | InProcessWriter] = [*self.threads, *self._writers.values()]
         try:
             waiting = Waiting(self._run, timeout, self._diagnostics, quiet=not self._has_trackers)
             outcome = self.helper.last_helper().finish(message, timeout, waiting)

@@ -11,6 +11,7 @@ from types import FrameType
 import mlflow
 import pytest
 import torch
+from support import child
 from support.mlflow_server import sqlite_store
 
 import memlog
@@ -108,3 +109,35 @@ def test_a_batch_event_passes_the_stops_that_the_page_names(
         assert worker.join(60)
     assert worker.delivered
     expect_in_order(upload, [stop for stop in road if stop[0] >= FIRST_OF_THE_UPLOADER])
+
+
+USERS_RUN = """
+    import sys
+    import torch, wandb
+    import memlog
+
+    entered = set()
+
+    def note(frame, event, argument):
+        if event == "call":
+            entered.add(frame.f_code.co_filename)
+
+    optimizer = torch.optim.SGD(torch.nn.Linear(4, 4).parameters())
+    session = memlog.init("wandb")
+    run = wandb.init(project="road", mode="offline")
+    optimizer.step()  # joins the run
+    session._live._helper_check_due = 0  # the check of once a second falls into this step
+    sys.setprofile(note)
+    optimizer.step()
+    run.log({"loss": 1.0})
+    sys.setprofile(None)
+    run.finish()
+    memlog.finish()
+    print(*entered, sep=";")
+"""
+
+
+def test_a_step_beside_an_open_wandb_run_enters_no_file_of_delivery(tmp_path: Path) -> None:
+    files = child.run(USERS_RUN, tmp_path).split(";")
+    assert any(file.endswith("memlog/in_process/writer.py") for file in files)
+    assert not [file for file in files if "memlog/delivery/" in file]

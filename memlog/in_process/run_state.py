@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.in_process.row_buffer import UsersRows
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
+from memlog.in_process.row_buffer import UsersRows
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
 from memlog.metrics import in_run, parameters_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memlog.delivery.in_process.series_csv import SERIES_KIND
+from memlog.in_process.series_csv import SERIES_KIND
 
 _NAMED = 5
 """Maximum number of runs that a message names."""

@@ -6,8 +6,9 @@ from pathlib import Path
 from support.journals import MadeRun, at, batch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.in_process.writer import InProcessWriter
+from memlog.bus import EventBus
 from memlog.events import Alert, Artifact
+from memlog.in_process.writer import InProcessWriter
 from memlog.sink import Point, Rows
 
 
@@ -46,7 +47,7 @@ def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) 
     (made.directory.artifacts).mkdir()
     (made.directory.artifacts / "notes.txt").write_text("kept")
     user_run, health = Away(), Diagnostics()
-    writer = InProcessWriter(made.directory, "wandb", health)
+    writer = InProcessWriter(made.directory, "wandb", EventBus(health).subscribe, health)
     writer._newest = writer._runs.add(user_run)  # without the thread that `begin` starts
     made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
     writer._write_once()

@@ -1,7 +1,7 @@
 """The in-process writer: writes events to a run of the user's, in the trainer's own process.
 
 When the user logs a row, the values of this process's own events are added to it, on the user's thread
-(`memlog.delivery.in_process.row_buffer`): another thread can't know which of the user's rows is open. A
+(`memlog.in_process.row_buffer`): another thread can't know which of the user's rows is open. A
 thread of memlog's reads everything else (samples by the helper process, alerts, files) from the journal, as
 an uploader does. It serves all runs that the user opens one after another.
 """
@@ -13,12 +13,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.in_process.run_state import RunState
-from memlog.delivery.in_process.written_runs import WrittenRuns
 from memlog.events import Event
+from memlog.in_process.run_state import RunState
+from memlog.in_process.written_runs import WrittenRuns
 from memlog.journal import RunDirectory
 from memlog.journal.follower import Follower
 from memlog.journal.in_process_state import InProcessState
@@ -40,12 +40,20 @@ class InProcessWriter:
     Args:
         run: memlog's folder of the run.
         backend: Name of the backend.
+        subscribe: Lets a function receive all later events; called when the user opens the first run.
         diagnostics: Counts errors: nothing is raised.
     """
 
-    def __init__(self, run: RunDirectory, backend: str, diagnostics: Diagnostics) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        backend: str,
+        subscribe: Callable[[Callable[[Event], object]], object],
+        diagnostics: Diagnostics,
+    ) -> None:
         self._run = run
         self._backend = backend
+        self._subscribe = subscribe
         self._diagnostics = diagnostics
         self._runs = WrittenRuns(run, backend, diagnostics)
         self._newest: RunState | None = None
@@ -65,11 +73,6 @@ class InProcessWriter:
         """Return whether the user has ended a run that this writer wrote to, and has not opened it again."""
         run_state = self._runs.get(run_id)
         return run_state is not None and not run_state.user_run.is_open
-
-    def receive(self, event: Event) -> None:
-        """Take each event as this process publishes it, on the publisher's thread."""
-        if self._newest is not None:
-            self._newest.receive(event)
 
     def count_from(self, run_id: str, offset: int) -> None:
         """Set how a run counts steps (`memlog.journal.Binding.offset`), before its first step."""
@@ -95,6 +98,7 @@ class InProcessWriter:
             self._newest = None
             self._runs.add_disabled(user_run.run_id)
         if self._thread is None:
+            self._subscribe(self._receive)
             thread = threading.Thread(
                 target=self._work, name=f"memlog-{self._backend}-writer", daemon=True
             )
@@ -131,6 +135,11 @@ class InProcessWriter:
         with self._diagnostics.contained("saving what was written in process"):
             self._runs.save(over=True)
         return True
+
+    def _receive(self, event: Event) -> None:
+        """Take each event as this process publishes it, on the publisher's thread."""
+        if self._newest is not None:
+            self._newest.receive(event)
 
     def _before_end(self, user_run: InProcessRun) -> None:
         """Write all remaining data of a run. Called on the user's thread, before the run ends."""
@@ -175,7 +184,7 @@ class InProcessWriter:
         with self._diagnostics.contained("writing in process"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._runs.get(run_id)) is not None:
-                    # `receive` took the events that this process published after a run was opened.
+                    # `_receive` took the events that this process published after a run was opened.
                     is_own = header.process.pid == os.getpid() and self._backend in header.bindings
                     run_state.take(event, received=is_own)
             for run_state in self._runs:

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
-from memlog.delivery.in_process.messages import ended_early, kept_nowhere, shared_rows
-from memlog.delivery.in_process.run_state import RunState
-from memlog.delivery.in_process.series_csv import write_series
 from memlog.delivery.run_report import keep_report
 from memlog.events import REPORT_FILE
+from memlog.in_process.messages import ended_early, kept_nowhere, shared_rows
+from memlog.in_process.run_state import RunState
+from memlog.in_process.series_csv import write_series
 from memlog.journal import Header, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState

@@ -9,9 +9,9 @@ from support.journals import batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.in_process.writer import INTERVAL, InProcessWriter
 from memlog.delivery.run_report import keep_report
 from memlog.events import Alert, Artifact
+from memlog.in_process.writer import INTERVAL, InProcessWriter
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows
 
@@ -68,10 +68,9 @@ class Trainer:
         self.journal = JournalWriter(
             self.run.path, run=self.run.id, role="trainer", begun_us=0, diagnostics=self.health
         )
-        self.writer = InProcessWriter(self.run, "tracker", self.health)
         self.bus = EventBus(self.health)
         self.bus.subscribe(self.journal.append)
-        self.bus.subscribe(self.writer.receive)
+        self.writer = InProcessWriter(self.run, "tracker", self.bus.subscribe, self.health)
 
     def open(self, users: Users) -> None:
         self.writer.begin(users)

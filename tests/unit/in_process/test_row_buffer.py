@@ -6,9 +6,9 @@ import pytest
 from support.journals import at, batch, finished_run
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.in_process.row_buffer import UsersRows
-from memlog.delivery.in_process.series_csv import write_series
 from memlog.events import Loss, Sample
+from memlog.in_process.row_buffer import UsersRows
+from memlog.in_process.series_csv import write_series
 from memlog.journal import RunDirectory
 
 MIB = 2**20
