@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 @contextmanager
 def all_on_cpu() -> Iterator[None]:
     """Make every tensor on the CPU inside the block, also if the program names a CUDA device."""
+    default = torch.get_default_device()
     with (
-        torch.device("cpu"),  # instead of the program's default device
+        nullcontext() if default.type == "cpu" else torch.device("cpu"),
         _OnCpu(),
         patch.object(nn.Module, "_apply", _convert),
         patch.object(torch.cuda, "synchronize", lambda *_: None),

@@ -1,6 +1,6 @@
 """Mode of an estimate's fake tensors, which remembers what each operation returns.
 
-torch takes 30 to 300 µs for an operation on fake tensors. The results of an operation follow from the shapes
+torch takes 0.1 to 5 ms for an operation on fake tensors. The results of an operation follow from the shapes
 and types of its arguments, and a training step repeats most operations in every layer.
 """
 
@@ -15,14 +15,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-)
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
-from memlog.estimates import lstm_on_cpu
+from memlog.estimates import lstm_on_cpu, repetitions
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default
@@ -35,9 +31,6 @@ _PLAIN: Final = frozenset(
     )
 )
 """Types of arguments that are compared by value."""
-
-_UNMARKED_VIEWS: Final = ("aten::_unsafe_view", "aten::unsafe_split")
-"""Operations whose results share their argument's storage although their schemas do not say so."""
 
 
 def _size_of_losses(args: Any, out: Tensor) -> int:
@@ -65,12 +58,6 @@ _WEIGHTS: Final = {
 }
 """Normalisations, and the index of the weight among their arguments. They keep means and deviations in the
 weight's type, but on fake tensors in the input's type."""
-
-_Repetition = Callable[["FakeMode", Any, Any, Any, Any], Any]
-"""Function that makes the results of an operation from the mode and the arguments of its dispatch."""
-_again: dict[tuple[Any, ...], _Repetition] = {}
-_MOST: Final = 100_000
-"""Maximum number of operations that are remembered: about 100 MB."""
 
 
 class FakeMode(FakeTensorMode):
@@ -106,12 +93,11 @@ class FakeMode(FakeTensorMode):
         )
         if not described:
             return self.by_torch(func, types, args, kwargs)
-        again = _again.get(at := tuple(key))
+        again = repetitions.known(at := tuple(key), func, args, kwargs)
         if again is not None:
             return again(self, func, types, args, kwargs)
         out = self.by_torch(func, types, args, kwargs)
-        if len(_again) < _MOST:
-            _again[at] = _repetition(self, func, args, kwargs, out)
+        repetitions.learn(at, self, func, args, kwargs, out)
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
@@ -209,67 +195,3 @@ def _repeats(func: Any) -> bool:
         or schema.name == "aten::mkldnn_rnn_layer"  # keeps more if gradients are enabled
         or any(argument.is_out for argument in schema.arguments)
     )
-
-
-def _repetition(mode: FakeMode, func: Any, args: Any, kwargs: Any, out: Any) -> _Repetition:
-    """Return a function that makes results like torch's, for arguments of the same shapes and types."""
-    if func.is_view or func.name().startswith(_UNMARKED_VIEWS):
-        return _view
-    if out is None:
-        return _nothing
-    if args and out is args[0]:
-        return _first_argument
-    # A decomposition may return a named tuple, but the operation itself returns a plain one.
-    sequence = next((kind for kind in (list, tuple) if isinstance(out, kind)), None)
-    made = out if sequence else (out,)
-    taken = {
-        one.untyped_storage()._cdata
-        for one in tree_leaves((args, kwargs))
-        if isinstance(one, FakeTensor)
-    }
-    if not all(one is None or _is_new(mode, one, taken) for one in made):
-        return FakeMode.by_torch
-    shapes = [one if one is None else (one.shape, one.stride(), one.dtype) for one in made]
-    return _maker(shapes, sequence)
-
-
-def _maker(shapes: list[Any], sequence: Any) -> _Repetition:
-    """Return a function that makes new tensors: one, or a list or tuple of them."""
-    if sequence is None:
-        return lambda mode, *_: mode.empty(*shapes[0])
-    return lambda mode, *_: sequence(one and mode.empty(*one) for one in shapes)
-
-
-def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
-    """Return whether shape and type are enough to make the result again; add its storage to ``taken``."""
-    if (
-        type(result) is not FakeTensor
-        or result.constant is not None
-        or result.layout is not torch.strided
-        or result.dtype.is_complex
-        or result.is_quantized
-        or result.fake_device != _CPU
-        or result.storage_offset()
-    ):
-        return False
-    storage = result.untyped_storage()
-    again = mode.empty(result.shape, result.stride(), result.dtype).untyped_storage()
-    new = storage._cdata not in taken and storage.nbytes() == again.nbytes()
-    taken.add(storage._cdata)
-    return new
-
-
-def _view(mode: FakeMode, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
-    with in_kernel_invocation_manager(mode):
-        out = func(*args, **kwargs)
-    if isinstance(out, Tensor):
-        return mode.wrap(out)
-    return type(out)(mode.wrap(one) for one in out)
-
-
-def _nothing(*_: Any) -> None:
-    """Return nothing, for an operation that only changes values."""
-
-
-def _first_argument(_mode: FakeMode, _func: Any, _types: Any, args: Any, _kwargs: Any) -> Any:
-    return args[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -27,6 +27,8 @@ _CALCULATES = (
 _LATE = 1000.0
 """Value that optimizers read, such as their number of steps: too large for a change in their behaviour."""
 _DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
+
+_READING: Final = frozenset((Tensor.item, Tensor.__format__, Tensor.numpy, Tensor.__array__))
 
 
 class ValueUsedError(Exception):
@@ -104,11 +106,13 @@ class _Reading(TorchFunctionMode):
             )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        fake = isinstance(args[0], FakeTensor) if args else False
+        if func not in _READING:
+            return func(*args, **(kwargs or {}))
+        fake = isinstance(args[0], FakeTensor)
         if func is Tensor.item and fake and args[0].constant is None:
             return _LATE if self._known else UnknownNumber(1.0)
         if func is Tensor.__format__:
             return "?"
-        if fake and func in (Tensor.numpy, Tensor.__array__):
+        if fake and func is not Tensor.item:
             raise ValueUsedError
         return func(*args, **(kwargs or {}))

@@ -51,6 +51,45 @@ def test_a_repeated_operation_returns_what_torch_returns(operation: Any) -> None
     assert found == [found[0]] * 6
 
 
+ALIKE: dict[str, Callable[[Tensor], Any]] = {
+    "pointwise": functional.relu,
+    "of two tensors": lambda x: x * x,
+    "of a number": lambda x: x + 1,
+    "of another type": lambda x: (x > 0, x.double() + x),
+    "in place": lambda x: x.clamp_(0),
+    "broadcast": lambda x: x * x[:1],
+    "a tensor of another order": lambda x: x.transpose(0, -1) + 1,
+    "two of different orders": lambda x: x + x.transpose(-2, -1).contiguous().transpose(-2, -1),
+    "like another": lambda x: (torch.zeros_like(x), torch.ones_like(x, dtype=torch.int8)),
+    "like one, in another order": lambda x: torch.empty_like(
+        x.expand(1, 1, *x.shape)[..., 0], memory_format=torch.preserve_format
+    ),
+    "several": lambda x: torch.native_dropout(x, 0.1, True),
+    "views": lambda x: (x.t() if x.ndim < 3 else x[0], x.flatten(), x.unsqueeze(0)),
+    "a normalisation": lambda x: torch.native_batch_norm(
+        x, x[0, :, None].mean(1) if x.ndim == 2 else None, None, None, None, True, 0.1, 1e-5
+    ),
+    "a normalisation with a weight": lambda x: torch.native_batch_norm(
+        torch.cat([x, x]), *[torch.ones(x.shape[1]) for _ in range(4)], True, 0.1, 1e-5
+    ),
+    "a normalisation's gradients": lambda x: torch.ops.aten.native_batch_norm_backward(
+        x, x, *[torch.ones(x.shape[1]) for _ in range(5)], True, 1e-5, [True, True, True]
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", ALIKE.values(), ids=ALIKE.keys())
+def test_an_operation_repeated_with_other_shapes_returns_what_torch_returns(operation: Any) -> None:
+    found = []
+    for mode in (FakeTensorMode(), FakeMode()):
+        with mode:
+            for shape in ((4, 6), (2, 3), (1, 6), (5, 1), (2, 3, 4, 5), (2, 3, 1, 1)):
+                x = torch.empty(shape)
+                storage = x.untyped_storage()._cdata
+                found.append([described(one, storage) for one in tree_leaves(operation(x))])
+    assert found[:6] == found[6:]
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": functional.mse_loss,
     "smooth l1": functional.smooth_l1_loss,
