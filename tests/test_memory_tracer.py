@@ -386,7 +386,7 @@ def test_edge_cases(input_tensor: Tensor) -> None:
 
 
 @pytest.mark.seed(139, 252, 256)
-def test_what_a_leak_leaves_behind_is_told_and_whose_it_is(
+def test_what_a_leak_leaves_behind_is_named_with_its_owner(
     model: nn.Module, input_tensor: Tensor
 ) -> None:
     """An undetached loss, kept: it holds the whole graph, step after step."""

@@ -87,7 +87,7 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     place = f" {owner.place}" if owner.place else ""
     described = f"`{owner.expression}`" if owner.expression else "An object"
     if _is_nameless(owner):
-        described = f"A `{owner.expression}` to which no variable is known to lead"
+        described = f"A `{owner.expression}` that no known variable holds"
     if held.growth is None:
         return f"{described}{place}{at} keeps what earlier steps made."
     containers = (

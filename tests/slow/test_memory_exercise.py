@@ -64,7 +64,7 @@ def test_a_snapshot_and_its_picture_are_there(parts: dict[str, str], folder: Pat
 
 
 @pytest.mark.seed(256, 258, 266, 267, 268, 273)
-def test_the_memory_is_told_phase_by_phase(parts: dict[str, str]) -> None:
+def test_the_memory_is_shown_phase_by_phase(parts: dict[str, str]) -> None:
     line = r"^After (\w+): \{'allocated': ([\d.]+), 'reserved': (\S+), 'max_allocated': ([\d.]+)\}$"
     found = re.findall(line, parts["phases"], re.MULTILINE)
     assert [name for name, *_ in found] == ["forward", "backward", "optimizer", "zero_grad"]

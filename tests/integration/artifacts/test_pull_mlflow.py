@@ -89,7 +89,7 @@ def test_files_come_back_here_and_on_a_machine_without_a_journal(
     assert not (there / "memlog_runs").exists()
 
 
-def test_an_unknown_run_and_an_empty_one_are_told_apart(server: MlflowServer) -> None:
+def test_an_unknown_run_and_an_empty_one_have_different_messages(server: MlflowServer) -> None:
     store = backend.open_store(Connection(uri=server.url))
     for name in ("0" * 32, "no such run", "../x"):
         with pytest.raises(UnknownRunError, match="set MLFLOW_TRACKING_URI"):
@@ -109,7 +109,7 @@ def test_files_of_the_users_are_not_listed(tmp_path: Path, server: MlflowServer)
     assert (found.name, found.kind, found.size) == ("model.bin", "report", 5)
 
 
-def test_a_store_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None:
+def test_a_missing_store_is_reported_and_not_created(tmp_path: Path) -> None:
     for uri in (f"sqlite:///{tmp_path}/none.db", f"{tmp_path}/none", f"file://{tmp_path}/none"):
         with pytest.raises(TrackerUnavailableError, match="there is no MLflow store at"):
             backend.open_store(Connection(uri=uri)).list_artifacts("0" * 32)
@@ -127,7 +127,9 @@ def test_a_server_in_trouble_is_unavailable() -> None:
                 backend.open_store(Connection(uri=answering.url)).list_artifacts("0" * 32)
 
 
-def test_progress_is_told_and_a_file_that_vanished_is_the_trackers_trouble(tmp_path: Path) -> None:
+def test_progress_is_reported_and_a_vanished_file_is_an_error_of_the_tracker(
+    tmp_path: Path,
+) -> None:
     uri = sqlite_store(tmp_path)
     run_id = trained(tmp_path, uri)
     with sqlite3.connect(tmp_path / "mlflow.db") as database:

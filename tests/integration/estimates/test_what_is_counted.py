@@ -12,7 +12,7 @@ import memlog
 MIB = 1024**2
 
 
-def test_what_is_not_counted_is_said() -> None:
+def test_what_is_not_counted_is_named() -> None:
     model = nn.Linear(256, 256)
     library = torch.library.Library("memlog_estimates", "DEF")
     library.define("twice(Tensor x) -> Tensor")

@@ -174,7 +174,7 @@ READ_ONLY = """
 
 
 @pytest.mark.parametrize("segment_bytes", [8_192, 1_000_000])
-def test_a_disk_that_stays_full_is_said_once_and_shown(
+def test_a_disk_that_stays_full_is_reported_once_and_shown(
     tmp_path: Path, small_disk: Path, segment_bytes: int
 ) -> None:
     fill = f"open({str(small_disk / 'full')!r}, 'wb', buffering=0).write(bytes(300_000))"

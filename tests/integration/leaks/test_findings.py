@@ -50,7 +50,7 @@ def told(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.usefixtures("ready_store")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
-def test_a_finding_is_told_everywhere(tmp_path: Path) -> None:
+def test_a_finding_is_shown_everywhere(tmp_path: Path) -> None:
     verdict = trained(tmp_path, "leaks")
     assert verdict.startswith(f"memlog: {NAMED}")
     assert verdict.endswith(

@@ -166,7 +166,7 @@ KILLED_WORKER = """
     ("signal", "title"),
     [("SIGKILL", "was killed"), ("SIGBUS", "was killed because memory ran out")],
 )
-def test_a_worker_that_is_killed_is_told(tmp_path: Path, signal: str, title: str) -> None:
+def test_a_killed_worker_is_reported(tmp_path: Path, signal: str, title: str) -> None:
     assert "killed by signal" in ended(tmp_path, KILLED_WORKER.replace("{signal}", signal))
     text = wait_for_report(only_run(tmp_path))
     assert re.match(

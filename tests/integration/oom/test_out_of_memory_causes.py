@@ -53,7 +53,7 @@ SHORT = """
     ids=["grows", "keeps an evaluation's graphs", "keeps in few steps"],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
-def test_a_run_of_few_steps_is_told_what_its_steps_show(
+def test_a_run_of_few_steps_gets_advice_from_its_steps(
     tmp_path: Path, body: str, told: str
 ) -> None:
     assert "DefaultCPUAllocator" in ended(tmp_path, SHORT.format(body=body))
@@ -98,7 +98,7 @@ IS_KILLED = """
 """
 
 
-def test_a_batch_that_grew_is_told_so_rather_than_a_lighter_optimizer(tmp_path: Path) -> None:
+def test_a_larger_batch_is_named_rather_than_a_lighter_optimizer(tmp_path: Path) -> None:
     body = textwrap.indent(textwrap.dedent(GROWS), "    ")
     errors = ended(tmp_path, TRAINS.format(body=body.strip()))
     assert "DefaultCPUAllocator" in errors

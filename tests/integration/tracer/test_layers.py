@@ -65,7 +65,7 @@ def test_the_first_step_and_a_warm_one_are_traced() -> None:
     assert [event.step for event in recorded(session, Batch)] == list(range(5))
 
 
-def test_a_sessions_first_step_is_told_as_a_tracer_tells_it() -> None:
+def test_a_sessions_first_step_is_shown_as_a_tracer_shows_it() -> None:
     """The session closes its window in the step's own hook, when torch has not told the tracer of its end."""
     alone, loop = Loop(), Loop()
     tracer = memlog.MemoryTracer()
@@ -144,7 +144,7 @@ def test_a_window_stays_shut_where_the_user_has_a_mode() -> None:
     assert trace.skipped >= 1
 
 
-def test_a_step_that_fails_midway_is_told_of() -> None:
+def test_a_step_that_fails_midway_is_reported() -> None:
     loop = Loop()
 
     def train() -> None:

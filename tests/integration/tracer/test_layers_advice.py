@@ -127,7 +127,7 @@ def test_sgd_with_momentum_that_is_used_already() -> None:
     assert batch.peak < (advice.peak or 0)
 
 
-def test_optimizers_of_two_kinds_are_told_apart_in_a_session() -> None:
+def test_optimizers_of_two_kinds_are_distinguished_in_a_session() -> None:
     makes = iter((torch.optim.AdamW, MOMENTUM))
 
     def make(parameters: Any) -> torch.optim.Optimizer:

@@ -119,7 +119,7 @@ def test_a_short_run_is_traced_in_its_second_half_with_the_optimizers_state(step
     assert advise(outcome.kept.trace).traced_peak == outcome.kept.event.peak
 
 
-def test_the_worst_is_said_to_be_so_among_the_steps_that_were_traced(runs: Path) -> None:
+def test_the_worst_step_is_called_the_worst_of_the_traced_ones(runs: Path) -> None:
     outcome = trained(Single, iterations=40)
     count = len(outcome.traces)
     traced = summarize(outcome.run).traced

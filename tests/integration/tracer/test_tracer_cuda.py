@@ -166,7 +166,7 @@ def test_the_sampler_stays_below_the_native_peak() -> None:
     assert 0.3 * peaks["native"] < peaks["sampler"] <= peaks["native"] * 1.02
 
 
-def test_two_threads_are_told_apart() -> None:
+def test_two_threads_are_distinguished() -> None:
     trainings = [Training("mlp"), Training("gpt")]
     tracer = MemoryTracer()
     thread = threading.Thread(target=trainings[1].step)

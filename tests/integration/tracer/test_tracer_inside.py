@@ -72,7 +72,7 @@ def test_operators_of_a_higher_order_do_what_they_do(work: Callable[[], Tensor])
 
 
 @OLD_COND
-def test_a_torch_that_knows_no_such_flag_is_told_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_the_flag_is_named_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch_mode.ObservingMode, "supports_higher_order_operators", False)
     with pytest.raises(NotImplementedError), MemoryTracer().trace(torch.nn.Identity()):
         cond()

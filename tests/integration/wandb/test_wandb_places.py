@@ -38,7 +38,7 @@ def test_the_run_beside_an_offline_one_is_in_its_project(tmp_path: Path) -> None
     assert beside.group == users.run_id
 
 
-def test_an_offline_run_is_said_to_be_in_its_folder(tmp_path: Path) -> None:
+def test_an_offline_run_is_reported_to_be_in_its_folder(tmp_path: Path) -> None:
     train("    run = start(id='mine')" + LOOP, tmp_path)
     (folder,) = (path.parent for path in find_runs(tmp_path))
     shown = show(tmp_path)
@@ -72,7 +72,7 @@ def test_files_of_an_offline_run_can_be_fetched(tmp_path: Path) -> None:
     assert len(pulled.stderr.strip().splitlines()) == 1
 
 
-def test_nothing_is_said_to_be_in_a_disabled_run(tmp_path: Path) -> None:
+def test_nothing_is_reported_to_be_in_a_disabled_run(tmp_path: Path) -> None:
     errors = train("    run = wandb.init(mode='disabled', project='p')" + LOOP, tmp_path)
     assert "disabled, so only memlog's folder" in errors
     assert "artifact" not in errors
@@ -105,7 +105,7 @@ def test_which_of_several_such_runs_is_meant_is_asked_in_one_line(tmp_path: Path
     assert [bool(run.memlogs_rows()) for run in held if run.job_type != "memlog"] == [False, False]
 
 
-def test_why_nothing_arrives_is_said_as_training_ends(tmp_path: Path) -> None:
+def test_why_nothing_arrives_is_printed_as_training_ends(tmp_path: Path) -> None:
     process = child.start(
         "import memlog\nmemlog.init('wandb', finish_timeout=8)\nmemlog.finish()\n",
         tmp_path,

@@ -115,7 +115,7 @@ FAILURES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
 }
 
 
-def test_npms_own_reason_and_a_remedy_that_fits_are_told(
+def test_npms_own_reason_and_a_fitting_remedy_are_printed(
     nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complaint = """echo 'npm error code ECONNREFUSED

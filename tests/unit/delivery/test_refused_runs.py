@@ -58,7 +58,7 @@ def finish(upload: Uploader) -> None:
     upload.close()
 
 
-def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
+def test_the_others_have_everything_and_the_refused_run_is_named(
     sweep: RunDirectory,
 ) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})

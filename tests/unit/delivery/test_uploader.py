@@ -72,7 +72,7 @@ def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
     assert tracker.all_points() == expected(range(30))
 
 
-def test_a_down_tracker_is_said_without_secrets(run: RunDirectory) -> None:
+def test_a_tracker_that_is_down_is_reported_without_secrets(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker(crash_after=0)
     journal.append(batch(0))
     upload = uploader(run, tracker)

@@ -149,7 +149,7 @@ def test_of_two_dimensions_neither_explains_their_product() -> None:
     assert relation(steps) is None
 
 
-def test_a_dimension_that_grows_beside_another_is_not_told_apart() -> None:
+def test_dimensions_that_grow_together_are_not_distinguished() -> None:
     steps = marked(
         (
             (tokens(8, length), TensorInput("x", (length + step % 2, 3), "float32")),

@@ -74,7 +74,7 @@ def test_it_hangs_nothing_and_breaks_no_command(
     assert good.id in {target.memlog_run for target in backend.tracker.opened}
 
 
-def test_one_that_cannot_be_read_is_said_and_left_out(
+def test_one_that_cannot_be_read_is_reported_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     finished_run(tmp_path / "runs", "goodgood")
@@ -93,7 +93,7 @@ def test_one_that_cannot_be_read_is_said_and_left_out(
     assert "Permission denied" in line
 
 
-def test_one_whose_name_is_no_utf_8_is_said_and_left_out(
+def test_one_whose_name_is_no_utf_8_is_reported_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "runs"

@@ -73,7 +73,9 @@ def test_what_memlog_writes_for_itself_goes_through_none(
     untouched(outside)
 
 
-def test_a_lock_that_is_a_link_is_said(tmp_path: Path, outside: Path, backend: ListBackend) -> None:
+def test_a_lock_that_is_a_link_is_reported(
+    tmp_path: Path, outside: Path, backend: ListBackend
+) -> None:
     run = made_run(tmp_path / "runs")
     (run.delivery / "list.lock").symlink_to(outside / "lock")
     assert "list.lock: it is a link" in sync(tmp_path / "runs", run)

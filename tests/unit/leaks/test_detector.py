@@ -135,7 +135,7 @@ def test_garbage_that_has_become_old_is_no_growth() -> None:
 
 
 @glibc
-def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
+def test_free_lists_of_the_allocator_are_distinguished_from_memory_in_use() -> None:
     """Blocks are freed, and a small one after each keeps the heap from shrinking."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p

@@ -121,7 +121,7 @@ _POOL = (
         ),
     ],
 )
-def test_an_absent_server_is_told_shortly_and_in_full(said: str, told: str) -> None:
+def test_an_absent_server_is_reported_in_short_and_in_full(said: str, told: str) -> None:
     error = translation_of(MlflowException(said))
     assert isinstance(error, TrackerUnavailableError)
     assert str(error) == told

@@ -46,7 +46,7 @@ def test_other_uris_stay_as_they_are(uri: str) -> None:
     assert absolute_uri(uri) == uri
 
 
-def test_schemes_are_told_apart() -> None:
+def test_schemes_are_distinguished() -> None:
     assert scheme_of("postgresql+psycopg2://host/db") == "postgresql"
     assert scheme_of("HTTPS://host") == "https"
     assert scheme_of("./mlruns") == ""

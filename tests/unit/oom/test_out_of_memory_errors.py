@@ -130,7 +130,7 @@ def test_a_workers_error_names_the_worker(kind: str, line: str, requested: int |
 
 
 @pytest.mark.parametrize("signal", ["Killed", "Bus error"])
-def test_a_worker_that_the_kernel_ended_is_told_with_its_signal(signal: str) -> None:
+def test_a_worker_that_the_kernel_ended_is_named_with_its_signal(signal: str) -> None:
     killed = RuntimeError(f"DataLoader worker (pid 4242) is killed by signal: {signal}. ")
     raised_from = RuntimeError("DataLoader worker (pid(s) 4242) exited unexpectedly")
     raised_from.__cause__ = killed

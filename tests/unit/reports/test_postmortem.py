@@ -182,7 +182,7 @@ def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
     assert "What held the memory" not in found.text
 
 
-def test_what_left_the_program_is_told(tmp_path: Path) -> None:
+def test_what_left_the_program_is_named(tmp_path: Path) -> None:
     text = told(ended(tmp_path, changed(raised_as="RuntimeError: trainer: step 0 failed"))).text
     assert (
         "It led to the error that ended the program: `RuntimeError: trainer: step 0 failed`" in text
@@ -244,7 +244,7 @@ def test_a_last_look_at_a_process_that_is_gone_says_nothing(tmp_path: Path) -> N
     assert "unknown" not in text
 
 
-def test_the_traced_steps_meaning_for_the_failed_one_is_told(tmp_path: Path) -> None:
+def test_the_traced_steps_meaning_for_the_failed_one_is_explained(tmp_path: Path) -> None:
     alike = told(ended(tmp_path / "alike", trace(7), FAILURE)).text
     assert "newest traced step, step 7 (dispatch), at its peak of 400.0 MiB" in alike
     assert "came 23 steps later. It was not traced, and may have been different" in alike
@@ -267,14 +267,14 @@ def test_what_was_asked_for_outside_the_model_gets_no_advice_on_the_model(tmp_pa
     assert "half the batch" not in text
 
 
-def test_an_optimizer_that_finds_no_room_is_not_told_to_halve_the_batch(tmp_path: Path) -> None:
+def test_no_smaller_batch_is_advised_if_the_optimizer_finds_no_room(tmp_path: Path) -> None:
     text = told(ended(tmp_path, trace(), changed(layer=None, phase="optimizer"))).text
     assert "It happened in the optimizer's step" in text
     assert "Adam keeps two numbers a parameter" in text
     assert "half the batch" not in text
 
 
-def test_a_killed_run_whose_tensors_are_few_is_told_to_look_elsewhere(tmp_path: Path) -> None:
+def test_a_killed_run_of_few_tensors_is_advised_to_look_elsewhere(tmp_path: Path) -> None:
     text = told(ended(tmp_path, trace(peak=10 * MIB), SAMPLE), Witness("helper", 1)).text
     assert "only 10.0 MiB" in text
     assert "half the batch" not in text
@@ -299,7 +299,7 @@ def predicted() -> advice.Prediction:
     return advice.Prediction(advise(training.traced(case)), 0, Standing(1, None, None))
 
 
-def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:
+def test_what_grew_is_named_for_a_larger_step(tmp_path: Path) -> None:
     """A lighter optimizer saves half of a small step, and nothing of one whose batch is huge."""
     worst = predicted()
     assert any(hint.kind == "optimizer" for hint in worst.advice.hints)
@@ -320,7 +320,7 @@ def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:
     assert "%) less" in alike
 
 
-def test_before_the_first_step_nothing_is_said_of_layers(tmp_path: Path) -> None:
+def test_before_the_first_step_no_layers_are_named(tmp_path: Path) -> None:
     loading = changed(layer=None, phase=None, resident=900 * MIB)
     text = told(ended(tmp_path, loading, steps=0)).text
     assert "No step was complete, so the layers' shares are unknown." in text
@@ -330,7 +330,7 @@ def test_before_the_first_step_nothing_is_said_of_layers(tmp_path: Path) -> None
     assert "It failed in the first step, and no step was traced" in first
 
 
-def test_a_process_peak_that_is_only_bounded_is_told_as_such(tmp_path: Path) -> None:
+def test_a_process_peak_that_is_only_bounded_is_shown_as_a_bound(tmp_path: Path) -> None:
     steps = [
         Batch(at(0), 0, 400 * MIB, 500 * MIB, "watermark"),
         Batch(at(1), 1, 400 * MIB, 600 * MIB, "exact"),

@@ -193,7 +193,7 @@ def test_steps_that_grew_and_then_no_more_are_not_the_cause(tmp_path: Path) -> N
     assert "peaked higher" not in larger_steps(tmp_path, *range(410, 900, 40), *[800] * 40)
 
 
-def test_growth_over_few_steps_is_told_without_a_cause(tmp_path: Path) -> None:
+def test_growth_over_few_steps_is_reported_without_a_cause(tmp_path: Path) -> None:
     steps = [400 + 60 * n for n in range(12)]
     text = grown(tmp_path, steps, changed(free=2 * MIB, free_after=6 * MIB, requested=60 * MIB))
     assert "rose by 660.0 MiB over the run's 12 steps, too few to find the cause" in text

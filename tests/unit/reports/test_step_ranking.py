@@ -63,7 +63,7 @@ def of(run: RunDirectory) -> Standing:
     return advise_on(run, *read_worst_step(run))[1]
 
 
-def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
+def test_growth_after_the_traced_step_is_reported_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_run(tmp_path, *growing(20 * MIB), asked=20 * MIB)
@@ -131,7 +131,7 @@ def test_where_the_larger_step_was_traced_too_something_else_holds_the_rest(tmp_
         [],
     ],
 )
-def test_a_run_that_did_not_grow_is_not_told_so(tmp_path: Path, batches: list[Batch]) -> None:
+def test_no_growth_is_reported_for_a_steady_run(tmp_path: Path, batches: list[Batch]) -> None:
     assert of(a_run(tmp_path, *batches)).larger is None
 
 
@@ -181,7 +181,7 @@ def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
     assert "a peak of about" not in (none.artifacts / "postmortem.md").read_text()
 
 
-def test_the_number_of_traced_steps_is_said(
+def test_the_number_of_traced_steps_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_run(tmp_path, *growing(0), traced_at=(0, 4, 9))

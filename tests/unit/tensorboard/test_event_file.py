@@ -65,7 +65,7 @@ def test_a_file_that_was_deleted_begins_anew(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [0, 1, 2]
 
 
-def test_a_full_disk_is_told_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_costs_nothing(tmp_path: Path) -> None:
     """The size limit of a process is a disk that is full."""
     code = """
 import resource, signal, sys

@@ -204,7 +204,7 @@ def test_notes_stay_short() -> None:
 
 
 @pytest.mark.seed(196, 204, 205, 246)
-def test_fragmentation_is_told_by_the_blocks() -> None:
+def test_fragmentation_is_recognised_by_the_blocks() -> None:
     segments = [
         {
             "device": 0,

@@ -245,7 +245,7 @@ def test_every_change_is_predicted(name: str) -> None:
         ),
     ],
 )
-def test_optimizers_are_told_apart(name: str, keeps: str) -> None:
+def test_optimizers_are_distinguished(name: str, keeps: str) -> None:
     found = [one.what for one in advice_for(name).hints if one.kind == "optimizer"]
     assert sum(keeps in what for what in found) == 2
     assert not any("4 numbers" in what for what in found)

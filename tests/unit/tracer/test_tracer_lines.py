@@ -165,7 +165,7 @@ def test_traces_of_an_older_memlog_are_read(trace: RecordedTrace) -> None:
     assert Share("a", "forward", "inputs", 1).holder == "a"
 
 
-def test_a_packages_own_lines_are_told_as_the_programs(tmp_path: Path) -> None:
+def test_a_packages_own_lines_are_shown_as_the_programs(tmp_path: Path) -> None:
     """Someone who trains with a package can change what calls it."""
     package = tmp_path / "site-packages" / "losses.py"
     package.parent.mkdir()

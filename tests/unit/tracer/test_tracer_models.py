@@ -82,7 +82,7 @@ def test_a_module_that_is_called_several_times_is_counted_each_time() -> None:
     assert phase(tracer, "cell", "backward").allocated > 0
 
 
-def test_a_shared_module_is_told_apart_by_where_it_is_called() -> None:
+def test_a_shared_module_is_distinguished_by_its_caller() -> None:
     class Side(nn.Module):
         def __init__(self, shared: nn.Module) -> None:
             super().__init__()

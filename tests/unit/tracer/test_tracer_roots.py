@@ -41,7 +41,7 @@ def test_the_modules_at_the_top_are_found_with_what_is_theirs() -> None:
     assert "(MSELoss)" in tracer.get_layer_stats()
 
 
-def test_further_networks_of_one_class_are_told_apart_and_losses_are_not() -> None:
+def test_further_networks_of_one_class_are_distinguished_and_losses_are_not() -> None:
     networks = [square() for _ in range(3)]
     tracer = MemoryTracer()
     with tracer.trace():

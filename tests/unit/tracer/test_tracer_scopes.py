@@ -55,7 +55,7 @@ def test_modules_and_scopes_nest() -> None:
     assert stats["Model.(net)"].peak_allocated is not None
 
 
-def test_every_open_trace_is_told_and_none_that_is_closed() -> None:
+def test_every_open_trace_is_notified_and_no_closed_one() -> None:
     first, second = MemoryTracer(device="cpu"), MemoryTracer(device="cpu")
     before = LISTENERS.holders
     with first.trace():

@@ -52,7 +52,7 @@ def test_the_sentence_names_the_derivative() -> None:
     assert any("ProdBackward1" in sentence for sentence in result.unseen)
 
 
-def test_what_the_program_adds_is_told_from_what_torch_adds() -> None:
+def test_what_the_program_adds_is_distinguished_from_what_torch_adds() -> None:
     assert unshared_reference_count() > 0
     model = torch.nn.Linear(64, 64, bias=False)
     batch, bias = torch.randn(64, 64), torch.zeros(64)

@@ -56,7 +56,7 @@ def test_what_wandb_does_not_take_is_rejected() -> None:
     assert isinstance(met(UsageError("log takes a dictionary")), TrackerRejectedError)
 
 
-def test_what_is_said_is_a_sentence_and_no_clients_own_text() -> None:
+def test_the_message_is_a_sentence_and_not_a_clients_own_text() -> None:
     said = str(met(CommError("Could not find run <Run tester/p/nosuchrun (not found)>")))
     assert said == (
         "W&B has no run tester/p/nosuchrun: name it as entity/project/id, or set WANDB_ENTITY and "
