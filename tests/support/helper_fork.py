@@ -63,7 +63,7 @@ class WaitingChild:
         subprocess.Popen._execute_child = execute  # type: ignore[attr-defined] - likewise
 
     def _execute(self, process: Any, *arguments: Any) -> None:
-        """Replace Popen's method, which has made the pipes: let the child become the helper."""
+        """Let the waiting child become the helper. Popen has made the pipes."""
         # The positions are the same in Python 3.10 to 3.14.
         command, pass_fds, variables = arguments[0], arguments[4], arguments[6]
         if command[1:] != _HELPER or os.getpid() != self._owner:

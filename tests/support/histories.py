@@ -44,7 +44,7 @@ class Script:
 
 
 class SimulatedHistory(TorchDispatchMode):
-    """Double of a device's history: the CPU's storages, with a note for each thread as in CUDA's."""
+    """Simulated allocator history of a device, made of the CPU's storages, with notes as in CUDA's."""
 
     def __init__(self, *, takes_notes: bool = True) -> None:
         super().__init__()

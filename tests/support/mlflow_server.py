@@ -113,7 +113,7 @@ class MlflowServer:
             time.sleep(0.1)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it with all its workers; harmless if it has ended."""
+        """End the server and all its workers. A second call does nothing."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -217,7 +217,7 @@ def answering_server() -> Iterator[Answering]:
 
 @contextlib.contextmanager
 def environment_without_mlflow() -> Iterator[None]:
-    """A sink sets variables of its process: none of MLflow's inside, all as before afterwards."""
+    """Remove MLflow's variables inside the block, and afterwards those that a sink has set meanwhile."""
     saved = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         del os.environ[name]

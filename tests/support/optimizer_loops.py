@@ -160,7 +160,7 @@ class InBackward(Loop):
 
 
 class Distilling(Single):
-    """A teacher, which is not trained, is called before the network that is."""
+    """Distillation, which calls an untrained teacher before the network that it trains."""
 
     mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad
 

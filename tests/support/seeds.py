@@ -105,7 +105,7 @@ class SeedsPlugin:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the reasons."""
+        """Print the rows of docs/seeds.md that this run did not show."""
         if self.wrong:
             terminalreporter.section("docs/seeds.md says more than this run showed", red=True)
             for line in self.wrong:

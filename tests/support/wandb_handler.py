@@ -16,7 +16,7 @@ Data = dict[str, Any]
 
 
 class WandbHandler(BaseHTTPRequestHandler):
-    """Handler of one request to the double ``held``."""
+    """HTTP handler of the simulated W&B server whose state is in ``held``."""
 
     protocol_version = "HTTP/1.1"
     held: "WandbServer"

@@ -1,5 +1,5 @@
-"""The batch size is quadrupled at one third of the training, as in "don't decay the learning rate, increase the
-batch size". One jump, then steady."""
+"""Training that quadruples its batch size after two epochs, as in "don't decay the learning rate, increase the
+batch size". Memory use rises once and then stays the same."""
 
 import os
 

@@ -115,7 +115,7 @@ def test_a_compiler_that_is_not_known_makes_no_exact_trace(graphs: Graphs) -> No
 
 @pytest.mark.usefixtures("graphs")
 def test_what_the_compiler_learns_in_mid_trace_holds_afterwards() -> None:
-    """It knows torch's functions by identity, and one that the tracer listens to is another meanwhile."""
+    """The compiler knows torch's functions by identity, and the tracer replaces some of them."""
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
 
     rule = get_torch_obj_rule_map()[torch.get_rng_state]

@@ -15,7 +15,7 @@ FEW = st.integers(1, INACTIVE_AFTER - 1)
 
 
 class Optimizer:
-    """All that the clock knows of one: it is itself."""
+    """Stand-in for an optimizer: the clock uses only its identity."""
 
 
 class Clock:

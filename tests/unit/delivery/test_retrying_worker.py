@@ -30,7 +30,7 @@ def run_with(
     monkeypatch: pytest.MonkeyPatch,
     at_pause: dict[int, Callable[[], object]],
 ) -> list[float]:
-    """Run it without waiting, with an action at some pauses; return how long the pauses would have been."""
+    """Run an upload thread's loop without waiting, and return the seconds of the pauses that it asks for."""
     pauses: list[float] = []
 
     def wait(timeout: float) -> bool:

@@ -87,7 +87,7 @@ def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
 
 
 def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> None:
-    """If reading takes 20 ms, the share alone would allow one sample a second."""
+    """A reading takes 20 ms here, of which the limit of 2 % of a processor allows one a second."""
     run = MadeRun(tmp_path)
     follower = StepFollower(run.directory.files()[0])
     sampler = Sampler(os.getpid(), 1.0, [].append, follower, Diagnostics())

@@ -213,7 +213,7 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
     )
 )
 def test_each_run_has_its_own_steps_whatever_happens(moves: list[str]) -> None:
-    """Any order of runs, numbers, failures and refusals gives each run the points of its own count, once."""
+    """Each run gets its own points once, in any order of runs, step numbers, failures and refusals."""
     with tempfile.TemporaryDirectory() as directory:
         run = new_run(Path(directory))
         journal, tracker = writer(run), ListTracker()

@@ -76,7 +76,7 @@ def test_parameters_outputs_and_long_lists_are_no_inputs() -> None:
 
 
 class Odd(type):
-    """A class whose comparison, hash and order of bases are the program's own."""
+    """Metaclass whose classes raise if they are compared or hashed."""
 
     def __eq__(cls, other: object) -> bool:
         raise AssertionError("compared")

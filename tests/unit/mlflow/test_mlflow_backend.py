@@ -1,4 +1,4 @@
-"""The MLflow backend finds the user's run without importing mlflow."""
+"""Tests of the MLflow backend, which finds the user's run without importing mlflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the user's writers memlog joins."""
+"""Choice of the user's writer that memlog joins."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -86,7 +86,7 @@ class Twice(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Reduces and restores the resolution, with skip connections."""
+    """Model that halves the resolution and restores it, with one skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
