@@ -30,7 +30,7 @@ PROGRAM = """
             super().__init__()
             self.embed = torch.nn.Embedding(100, 32)
             self.hidden = torch.nn.Linear(32, 256)
-            self.head = torch.nn.Linear(256, 2000)
+            self.head = torch.nn.Linear(256, 1000)
 
         def forward(self, ids, mask):
             return self.head(torch.relu(self.hidden(self.embed(ids) * mask[..., None])))
