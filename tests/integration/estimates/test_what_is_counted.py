@@ -29,6 +29,17 @@ def test_what_is_not_counted_is_said() -> None:
     assert "Warning" not in found.text()
 
 
+def test_derivatives_that_differ_on_fake_tensors_are_named() -> None:
+    def train(model: nn.Module, batch: int) -> None:
+        out = model(torch.randn(batch, 256))
+        nn.functional.binary_cross_entropy_with_logits(
+            out, torch.zeros_like(out), pos_weight=torch.ones(256)
+        ).backward()
+
+    found = memlog.estimate(train, model=nn.Linear(256, 256), batch=4_000, device="cpu")
+    assert "BinaryCrossEntropyWithLogitsBackward0" in " ".join(found.uncounted)
+
+
 def test_normalisations_of_two_types_are_counted() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
