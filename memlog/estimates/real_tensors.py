@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
+
+from memlog._internal.units import MIB
+
+MOST: Final = 32 * MIB
+"""Most bytes of real tensors that one operation of an estimate may get and return."""
 
 
 def real_tensor(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:

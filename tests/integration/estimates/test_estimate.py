@@ -189,6 +189,19 @@ def test_an_operation_that_depends_on_values_is_refused_by_name() -> None:
         estimated(step=selects, optimizer=None)
 
 
+def test_an_operation_that_torch_would_run_on_large_real_tensors_is_refused_by_name() -> None:
+    def margins(rows: int) -> None:
+        out = torch.randn(rows, 500, requires_grad=True)
+        classes = torch.zeros(rows, 500, dtype=torch.int64)
+        nn.functional.multilabel_margin_loss(out, classes).backward()
+
+    with pytest.raises(
+        memlog.ConfigurationError, match=r"test_estimate.py.*multilabel_margin_loss"
+    ):
+        memlog.estimate(lambda: margins(100_000))
+    assert memlog.estimate(lambda: margins(10)).peak
+
+
 def test_a_wrong_argument_is_one_clear_line() -> None:
     with pytest.raises(memlog.ConfigurationError, match="asks for 'data'"):
         estimated(step=lambda data: data)
