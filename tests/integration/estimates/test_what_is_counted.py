@@ -95,7 +95,8 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fixed, self.trained = nn.LSTM(24, 24), nn.LSTM(24, 40, 2, bidirectional=True)
+        self.fixed = nn.LSTM(24, 24, bias=False)
+        self.trained = nn.LSTM(24, 40, 2, bidirectional=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
