@@ -157,6 +157,11 @@ class FakeMode(FakeTensorMode):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
         if _changes_values_only(func):
             return None
+        if func.name() == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
+            # Mixtures of experts: torch multiplies other types, too, but refuses fake tensors of them.
+            with self:
+                halves = (each.bfloat16() for each in args[:2])
+                return func(*halves, *args[2:], **kwargs).to(args[0].dtype)
         # For an operation that takes no fake tensors, torch makes real ones of full size.
         self.allow_fallback_kernels = _bytes_in((args, kwargs)) <= MOST
         try:
