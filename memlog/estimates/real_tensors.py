@@ -41,7 +41,7 @@ def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
     found = []
     for stride in strides:
         inner = [at for at, one in enumerate(strides) if 0 < one < stride]
-        found.append(
-            stride * prod(shape[at] for at in inner) // prod(tensor.shape[at] for at in inner)
-        )
+        # A slice of no values, such as `x[:, :0]`, has the strides of `x`.
+        before = prod(tensor.shape[at] for at in inner) or 1
+        found.append(stride * prod(shape[at] for at in inner) // before)
     return found

@@ -78,6 +78,7 @@ OPERATIONS: dict[str, Callable[[int], Made]] = {
     "bilinear, backward": lambda n: (
         aten.upsample_bilinear2d_backward, zeros(n, 12, 40, 40), [40, 40], [n, 12, 20, 20], False,
     ),
+    "sum of a slice of no values": lambda n: (aten.sum.dim_IntList, zeros(n, 64)[:, :0], [1]),
     "affine grid": lambda n: (aten.affine_grid_generator, zeros(n, 2, 3), [n, 1, 28, 28], False),
     "embedding, backward": lambda n: (
         aten.embedding_dense_backward, zeros(30, n, 32).transpose(0, 1),
