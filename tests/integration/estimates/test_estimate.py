@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,21 @@ def test_model_and_optimizer_keep_their_tensors_and_state() -> None:
     assert all(a is b for a, b in zip(optimizer.state.values(), states, strict=True))
     assert all(map(torch.equal, model.parameters(), values))
     step(model, optimizer, 4)
+
+
+def test_nothing_of_the_model_and_the_batch_stays_alive() -> None:
+    def estimated() -> list[weakref.ref[torch.Tensor]]:
+        model, batch = nn.Linear(8, 8), torch.zeros(4, 8)
+
+        def step(model: nn.Module, batch: torch.Tensor) -> None:
+            model(batch).sum().backward()  # and the gradients stay
+
+        memlog.estimate(step, model=model, batch=batch, device="cpu")
+        return [weakref.ref(each) for each in (model.weight, batch)]
+
+    held = estimated()
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 def test_the_step_may_use_names_from_around_it() -> None:
