@@ -32,15 +32,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog._internal.units import MIB
 from memlog.estimates import lstm_on_cpu
-from memlog.estimates.real_tensors import bytes_of, real_tensor
+from memlog.estimates.real_tensors import MOST, bytes_of, real_tensor
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.tensor_storages import is_sparse
 from memlog.tracer.torch_private import operation_name
 
 _WHOLE: Final = MIB
 """Bytes of arguments and results up to which an operation is measured as it is."""
-_MOST: Final = 32 * MIB
-"""Most bytes of arguments and results. Operations that can't be cut to this size are not measured."""
 _FEW: Final = 2
 """Fewest samples of the smaller of the two batches."""
 _FEW_ROWS: Final = 4
@@ -63,7 +62,7 @@ _PARAMETERS = frozenset(
     ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
 )
 """Names of tensors without samples, in the schemas of torch's operations."""
-_SIZES = frozenset(["N", "size", "input_size", "input_sizes", "self_sizes"])
+_SIZES = frozenset(["N", "size", "sizes", "input_size", "input_sizes", "self_sizes"])
 """Names of arguments that are the batch size, or a list that begins with it. An operation that relied on
 another such argument would read past a smaller tensor's end; torch has no such operation."""
 
@@ -84,6 +83,8 @@ def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
         return Workspace(0, 0)
     if any(isinstance(value, torch.Generator) for value in (kwargs or {}).values()):
         return None  # the program's own generator: a measurement would change its state
+    if any(is_sparse(value) for value in (*args, *(kwargs or {}).values())):
+        return None  # zeros would be all of its values, and not those that it has
     call = _Call(func, args, kwargs or {}, out)
     large = call.size(()) > _WHOLE
     with _disable_current_modes(), torch.no_grad(), _same_random_numbers(func):
@@ -184,10 +185,10 @@ def _allocations(
     """
     size = call.size(cuts)
     if size <= most or not dimensions:
-        return call.measured(cuts) if size <= _MOST else None
+        return call.measured(cuts) if size <= MOST else None
     first, *others = dimensions
     if first.length <= 2 * first.fewest:
-        return _allocations(call, others, _MOST // 2, cuts)
+        return _allocations(call, others, MOST // 2, cuts)
     least = call.size((*cuts, (first, first.fewest)))
     many = first.fewest + (most - least) * (first.length - first.fewest) // max(1, size - least)
     many = max(2 * first.fewest, many - many % (2 * first.fewest))
@@ -195,11 +196,11 @@ def _allocations(
     found = [
         sizes
         for few in points
-        if (sizes := _allocations(call, others, _MOST // 2, (*cuts, (first, few)))) is not None
+        if (sizes := _allocations(call, others, MOST // 2, (*cuts, (first, few)))) is not None
     ]
     if len(found) < len(points):
         # The operation failed, because its tensors do not share this dimension.
-        return _allocations(call, others, _MOST // 2, cuts)
+        return _allocations(call, others, MOST // 2, cuts)
     return op_workspace.extrapolated(found, points, first.length)
 
 
@@ -217,15 +218,19 @@ def _dimensions(call: _Call) -> list[_Dimension]:
 def _batch(call: _Call) -> _Dimension | None:
     """Return the dimension of the samples; ``None`` if there is none.
 
-    It is the first dimension of the first tensor that is no parameter. In a pointwise operation, it is that
-    of the tensor with the most dimensions, because torch broadcasts the others.
+    It is the first dimension of the first tensor that is no parameter. In a pointwise operation and a batched
+    product, it is that of the tensor with the most dimensions, because torch broadcasts the others.
     """
-    if torch.Tag.pointwise in call.func.tags:
+    if torch.Tag.pointwise in call.func.tags or call.name in _BATCHED_PRODUCTS:
         tensors = [each for _, each in call.given]
         longest = max((tensor.ndim, tensor.shape[:1]) for tensor in tensors)
         samples = [tensor for tensor in tensors if (tensor.ndim, tensor.shape[:1]) == longest]
     else:
-        samples = [each for name, each in call.given if name not in _PARAMETERS]
+        shape = next((each.shape for name, each in call.given if name not in _PARAMETERS), None)
+        # A loss may have a weight for each value. No layer's weight has its input's shape.
+        samples = [
+            each for name, each in call.given if name not in _PARAMETERS or each.shape == shape
+        ]
     if not samples or not samples[0].ndim:
         return None
     length = samples[0].shape[0]
@@ -279,8 +284,12 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
     added = call.all[:-3]
     outer, inner = _fewest_sides(first)
     rows, columns = (
-        {id(each): (at, 1) for each in (*added, product) if each.shape[at] == product.shape[at]}
-        for at in (1, 2)
+        {
+            id(each): (at + each.ndim, 1)
+            for each in (*added, product)
+            if each.ndim >= -at and each.shape[at] == product.shape[at]
+        }
+        for at in (-2, -1)
     )
     return [
         _Dimension(product.shape[1], outer, {id(first): (1, 1), **rows}),

@@ -80,13 +80,13 @@ class Estimate:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Sentences on memory that the step takes and the estimate does not count; mostly none.
+        """Sentences on memory that the estimate does not count, or counts in another way; mostly none.
 
         If there are any, the step may need more than the peak and the margin.
         """
         result = self.recording.result
         found = (each for each in result.unseen if each not in ALWAYS)
-        return tuple(found) if result.exactness == "lower bound" else ()
+        return tuple(found) if result.exactness != "exact" else ()
 
     @property
     def needed(self) -> int:

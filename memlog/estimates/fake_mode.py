@@ -15,10 +15,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.estimates import lstm_on_cpu, repetitions
+from memlog.estimates.real_tensors import MOST, bytes_of
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default
@@ -50,6 +55,20 @@ _LARGER_RESULTS: Final[dict[Any, Callable[[Any, Any], int]]] = {
 """Operations whose last result takes more bytes than its shape needs, except on fake tensors.
 
 Each function returns these bytes, given the operation's arguments and its result."""
+
+
+def _fake_quantized(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(values), torch.empty_like(values, dtype=torch.bool)
+
+
+_WITHOUT_FAKES: Final[dict[Any, Callable[..., Any]]] = {
+    _aten._sparse_addmm.default: lambda added, *_: torch.empty_like(added),
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized,
+    _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
+    _aten.mm.default: lambda sparse, dense: dense.new_empty(sparse.shape[0], dense.shape[1]),
+    _aten.multi_margin_loss_backward.default: lambda _, values, *__: torch.empty_like(values),
+}
+"""Operations that torch can't run on (sparse) fake tensors, and functions that return what they return."""
 
 _WEIGHTS: Final = {
     _aten.native_batch_norm.default: 1,
@@ -127,7 +146,20 @@ class FakeMode(FakeTensorMode):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
         if _changes_values_only(func):
             return None
-        out: Any = self.dispatch(func, types, args, kwargs)
+        if func.name() == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
+            # Mixtures of experts: torch multiplies other types, too, but refuses fake tensors of them.
+            with self:
+                halves = (each.bfloat16() for each in args[:2])
+                return func(*halves, *args[2:], **kwargs).to(args[0].dtype)
+        # For an operation that takes no fake tensors, torch makes real ones of full size.
+        self.allow_fallback_kernels = _bytes_in((args, kwargs)) <= MOST
+        try:
+            out: Any = self.dispatch(func, types, args, kwargs)
+        except UnsupportedOperatorException:
+            if func not in _WITHOUT_FAKES:
+                raise
+            with self:
+                out = _WITHOUT_FAKES[func](*args)
         size = _LARGER_RESULTS.get(func)
         if size is not None:
             last = out[-1] if isinstance(out, tuple) else out
@@ -163,6 +195,15 @@ def _has_bytes(values: Any) -> bool:
     if isinstance(values, dict):
         return any(map(_has_bytes, values.values()))
     return isinstance(values, Tensor) and not isinstance(values, FakeTensor)
+
+
+def _bytes_in(values: Any) -> int:
+    """Return the bytes that an operation's arguments would take as real tensors; sparse ones are empty."""
+    return sum(
+        bytes_of(one)
+        for one in tree_leaves(values)
+        if isinstance(one, Tensor) and one.layout is torch.strided
+    )
 
 
 @functools.cache

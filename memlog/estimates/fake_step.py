@@ -122,7 +122,8 @@ def reasons() -> Iterator[None]:
     except UnsupportedOperatorException as error:
         raise ConfigurationError(
             f"{_place(error)}the operation {error} does not say which shapes it returns, so what it "
-            "allocates can't be known: register a fake implementation (torch.library.register_fake)"
+            "allocates can't be known: leave it out of the step, or register a fake implementation "
+            "(torch.library.register_fake)"
         ) from error
     except (AssertionError, RuntimeError) as error:
         if "not compiled with CUDA" not in str(error):

@@ -74,8 +74,15 @@ class Fakes:
 
     @contextmanager
     def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
-        """Give a model and an optimizer fake tensors inside the block, and their own again afterwards."""
+        """Give a model and an optimizer fake tensors inside the block, and their own again afterwards.
+
+        Operations in the block also get fakes. The mode forgets this object afterwards. Otherwise neither
+        would be freed: a gradient holds the mode, and collections don't see that a parameter holds its
+        gradient.
+        """
         with ExitStack() as undo:
+            self._mode.convert = self.of_used
+            undo.callback(setattr, self._mode, "convert", None)
             for module in () if model is None else model.modules():
                 self._replace_in(module._parameters, undo)
                 self._replace_in(module._buffers, undo)

@@ -127,15 +127,10 @@ def _measured(
     Without gradients enabled, the forward operation keeps nothing.
     """
     gates, state = 4 * hidden, (samples, hidden)
-    shapes = (
-        (steps, samples, inputs),
-        (gates, inputs),
-        (gates, hidden),
-        (gates,),
-        (gates,),
-        state,
-        state,
-    )
+    weights = (gates, inputs), (gates, hidden)
+    has_biases = forward[3].ndim == 1  # without biases, torch passes the weights again
+    biases = ((gates,), (gates,)) if has_biases else weights
+    shapes = ((steps, samples, inputs), *weights, *biases, state, state)
     tensors = list(map(real_tensor, forward[:_TENSORS], shapes))
     numbers = [*forward[_TENSORS:_HIDDEN], hidden, *forward[_HIDDEN + 1 :]]
     results, sizes = op_workspace.allocations(_FORWARD, (*tensors, *numbers), {})

@@ -104,7 +104,6 @@ class Question:
         """Trace the step. ``mode``: mode in which a model with fake tensors was made; ``None``: a new one."""
         mode = mode or FakeMode()
         fakes = Fakes(mode)
-        mode.convert = fakes.of_used
         given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
+
+from memlog._internal.units import MIB
+
+MOST: Final = 32 * MIB
+"""Most bytes of real tensors that one operation of an estimate may get and return."""
 
 
 def real_tensor(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
@@ -35,7 +41,7 @@ def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
     found = []
     for stride in strides:
         inner = [at for at, one in enumerate(strides) if 0 < one < stride]
-        found.append(
-            stride * prod(shape[at] for at in inner) // prod(tensor.shape[at] for at in inner)
-        )
+        # A slice of no values, such as `x[:, :0]`, has the strides of `x`.
+        before = prod(tensor.shape[at] for at in inner) or 1
+        found.append(stride * prod(shape[at] for at in inner) // before)
     return found

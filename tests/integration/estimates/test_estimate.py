@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,21 @@ def test_model_and_optimizer_keep_their_tensors_and_state() -> None:
     assert all(a is b for a, b in zip(optimizer.state.values(), states, strict=True))
     assert all(map(torch.equal, model.parameters(), values))
     step(model, optimizer, 4)
+
+
+def test_nothing_of_the_model_and_the_batch_stays_alive() -> None:
+    def estimated() -> list[weakref.ref[torch.Tensor]]:
+        model, batch = nn.Linear(8, 8), torch.zeros(4, 8)
+
+        def step(model: nn.Module, batch: torch.Tensor) -> None:
+            model(batch).sum().backward()  # and the gradients stay
+
+        memlog.estimate(step, model=model, batch=batch, device="cpu")
+        return [weakref.ref(each) for each in (model.weight, batch)]
+
+    held = estimated()
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 def test_the_step_may_use_names_from_around_it() -> None:
@@ -187,6 +204,19 @@ def test_an_operation_that_depends_on_values_is_refused_by_name() -> None:
         memlog.ConfigurationError, match=r"the operation aten\.\S+ depends on .* torch\.where"
     ):
         estimated(step=selects, optimizer=None)
+
+
+def test_an_operation_that_torch_would_run_on_large_real_tensors_is_refused_by_name() -> None:
+    def margins(rows: int) -> None:
+        out = torch.randn(rows, 500, requires_grad=True)
+        classes = torch.zeros(rows, 500, dtype=torch.int64)
+        nn.functional.multilabel_margin_loss(out, classes).backward()
+
+    with pytest.raises(
+        memlog.ConfigurationError, match=r"test_estimate.py.*multilabel_margin_loss"
+    ):
+        memlog.estimate(lambda: margins(100_000))
+    assert memlog.estimate(lambda: margins(10)).peak
 
 
 def test_a_wrong_argument_is_one_clear_line() -> None:

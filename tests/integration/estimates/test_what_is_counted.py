@@ -29,6 +29,32 @@ def test_what_is_not_counted_is_named() -> None:
     assert "Warning" not in found.text()
 
 
+def test_derivatives_that_differ_on_fake_tensors_are_named() -> None:
+    def train(model: nn.Module, batch: int) -> None:
+        out = model(torch.randn(batch, 256))
+        nn.functional.binary_cross_entropy_with_logits(
+            out, torch.zeros_like(out), pos_weight=torch.ones(256)
+        ).backward()
+
+    found = memlog.estimate(train, model=nn.Linear(256, 256), batch=4_000, device="cpu")
+    assert "BinaryCrossEntropyWithLogitsBackward0" in " ".join(found.uncounted)
+
+
+def test_a_product_with_a_large_sparse_matrix_makes_no_dense_one() -> None:
+    nodes = 200_000
+
+    def train(model: nn.Module) -> None:
+        edges = torch.randint(nodes, (2, nodes))
+        graph = torch.sparse_coo_tensor(
+            edges, torch.ones(nodes), (nodes, nodes), check_invariants=False
+        )
+        torch.sparse.mm(graph, model(torch.randn(nodes, 64))).square().mean().backward()
+
+    found = memlog.estimate(train, model=nn.Linear(64, 64), device="cpu")
+    assert 4 * nodes * 64 < found.peak < 10 * 4 * nodes * 64
+    assert "aten.mm.default" in " ".join(found.uncounted)
+
+
 def test_normalisations_of_two_types_are_counted() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -69,7 +95,8 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fixed, self.trained = nn.LSTM(24, 24), nn.LSTM(24, 40, 2, bidirectional=True)
+        self.fixed = nn.LSTM(24, 24, bias=False)
+        self.trained = nn.LSTM(24, 40, 2, bidirectional=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

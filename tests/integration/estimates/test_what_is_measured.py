@@ -57,6 +57,19 @@ def normalised():
     return nn.Sequential(nn.LayerNorm(8_000_000), nn.GroupNorm(4, 8_000_000))
 
 
+def losses():
+    return nn.Linear(64, 512)
+
+
+def of_masks(model):
+    out = model(torch.zeros(50_000, 64))
+    mask = torch.zeros(50_000, 512, dtype=torch.bool)
+    rows = torch.zeros_like(out).masked_scatter(mask, out)
+    weighted = F.binary_cross_entropy_with_logits(out, rows.detach(), weight=torch.zeros_like(out))
+    quantized = torch.fake_quantize_per_tensor_affine(rows, 0.1, 0, -128, 127)
+    return weighted + F.multi_margin_loss(quantized, torch.zeros(50_000, dtype=torch.long))
+
+
 def mean_of(*shape):
     return lambda model: model(torch.zeros(shape)).square().mean()
 
@@ -71,6 +84,7 @@ CASES = {
     "table of bags": (bags, chosen, torch.optim.SGD),
     "LSTM": (states, mean_of(24, 32, WIDTH), torch.optim.SGD),
     "convolution": (images, mean_of(64, 1_280, 32, 32), torch.optim.SGD),
+    "losses": (losses, of_masks, torch.optim.SGD),
     "norms": (normalised, mean_of(2, 8_000_000), torch.optim.SGD),
 }
 model, loss, optimizer = CASES[sys.argv[1]]
@@ -97,7 +111,7 @@ print(found.peak, most() - before, len(found.uncounted))
 
 
 @pytest.mark.parametrize(
-    "case", ["table and head", "fused", "table of bags", "LSTM", "convolution", "norms"]
+    "case", ["table and head", "fused", "table of bags", "LSTM", "convolution", "losses", "norms"]
 )
 def test_an_estimate_takes_little_real_memory(case: str, tmp_path: Path) -> None:
     out, err = start(PROGRAM, tmp_path, case, fork=False, OMP_NUM_THREADS="1").communicate()

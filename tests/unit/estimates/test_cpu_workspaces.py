@@ -78,6 +78,7 @@ OPERATIONS: dict[str, Callable[[int], Made]] = {
     "bilinear, backward": lambda n: (
         aten.upsample_bilinear2d_backward, zeros(n, 12, 40, 40), [40, 40], [n, 12, 20, 20], False,
     ),
+    "sum of a slice of no values": lambda n: (aten.sum.dim_IntList, zeros(n, 64)[:, :0], [1]),
     "affine grid": lambda n: (aten.affine_grid_generator, zeros(n, 2, 3), [n, 1, 28, 28], False),
     "embedding, backward": lambda n: (
         aten.embedding_dense_backward, zeros(30, n, 32).transpose(0, 1),
@@ -114,6 +115,9 @@ OPERATIONS: dict[str, Callable[[int], Made]] = {
     ),
     "products of expanded matrices": lambda n: (
         aten.bmm, zeros(n, 60, 1).expand(n, 60, 50), swapped(n, 50, 70),
+    ),
+    "products with one bias": lambda n: (
+        aten.baddbmm, zeros(1), zeros(n, 60, 50), swapped(n, 50, 70),
     ),
     "absolute values": lambda n: (aten.abs, zeros(n, 100, 30, dtype=torch.complex64)),
     "a sum of two types": lambda n: (
@@ -208,3 +212,13 @@ def test_what_does_not_work_with_zeros_is_not_known() -> None:
     with FakeMode(), measured_on_small_batches():
         assert op_workspace.run(aten.linalg_inv_ex.default, (zeros(3, 3),), {})[1] is not None
         assert op_workspace.run(aten.multinomial.default, (zeros(3, 3), 2), {})[1] is None
+
+
+def test_sparse_tensors_are_not_measured_as_dense_ones() -> None:
+    def multiply() -> op_workspace.Workspace | None:
+        edges = torch.zeros(2, 64, dtype=torch.int64)
+        graph = torch.sparse_coo_tensor(edges, zeros(64), (3000, 3000), check_invariants=False)
+        return op_workspace.run(aten.mm.default, (graph, zeros(3000, 8)), {})[1]
+
+    with FakeMode(), measured_on_small_batches():
+        assert multiply() is None

@@ -111,6 +111,21 @@ def test_a_loss_keeps_the_bytes_that_a_real_one_keeps(loss: Any, reduction: str)
         assert [kept(), kept()] == [real, real]
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.ops.aten, "_grouped_mm"), reason="this torch has no such operation"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_product_of_a_mixture_of_experts_is_as_large_as_a_real_one(dtype: torch.dtype) -> None:
+    def multiplied() -> list[Any]:
+        rows, experts = torch.zeros(16, 32, dtype=dtype), torch.zeros(2, 32, 24, dtype=dtype)
+        ends = torch.full((2,), 16, dtype=torch.int32)
+        return described(torch.ops.aten._grouped_mm.default(rows, experts, ends), 0)
+
+    real = multiplied()
+    with FakeMode():
+        assert [multiplied(), multiplied()] == [real, real]
+
+
 def test_garbage_collection_is_as_before_an_estimate() -> None:
     before = gc.get_freeze_count()
     with only_new_objects(), only_new_objects():
