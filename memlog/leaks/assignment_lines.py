@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from memlog._internal.source_name import source_name
 
 _MAX_BYTES: Final = 400_000
-"""Maximum size of a source file that is parsed: about 100 ms."""
+"""Maximum number of characters of a source file that is parsed. Parsing it takes about 100 ms."""
 _ADDING: Final = frozenset(
     (
         "append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put", "put_nowait",
@@ -27,8 +27,8 @@ class Addition(NamedTuple):
     """A statement that adds to a variable.
 
     Attributes:
-        line: Its line number.
-        value: Source text of the added value if that is a name or an attribute; otherwise empty.
+        line: Line number of the statement.
+        value: Source text of the added value, if the value is a name or an attribute; otherwise empty.
     """
 
     line: int
@@ -39,7 +39,7 @@ def additions(file: str, name: str) -> list[Addition]:
     """Return the statements of a file that add to a variable or an attribute.
 
     Args:
-        file: Path of the file, as in its code.
+        file: Path of the file, as in ``co_filename`` of its code.
         name: Name of the variable or attribute.
     """
     found = [one for node in _nodes(file, name) for one in _addition(node, name)]
@@ -57,10 +57,10 @@ def added_groups(file: str) -> list[Addition]:
 
 
 def replaced(file: str, line: int) -> str:
-    """Return the variable or attribute whose new value a line makes from its old one; empty if there is none.
+    """Return the variable or attribute that a statement assigns anew from its old value; empty if none.
 
     Args:
-        file: Path of the file, as in its code.
+        file: Path of the file, as in ``co_filename`` of its code.
         line: A line of the statement, such as ``self.table = concat([self.table, rows])``.
     """
     for node in _nodes(file):
@@ -81,7 +81,10 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 
 def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
-    """Return the calls of a method; those in loops and functions come first: they may run more than once."""
+    """Return the calls of a method.
+
+    Calls in loops and functions come first, because they can run repeatedly.
+    """
     nodes = list(_nodes(file, word))
     again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
@@ -92,7 +95,7 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
 
 
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
-    """Yield the nodes of a source file's syntax tree; none if the file does not contain ``word``."""
+    """Yield the nodes of a source file's syntax tree, or nothing if the file does not contain ``word``."""
     text = "".join(linecache.getlines(file))
     if not text or len(text) > _MAX_BYTES or word not in text:
         return
