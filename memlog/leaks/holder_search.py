@@ -1,11 +1,9 @@
 """Search for the holders of growing memory, over some steps of training.
 
 1. Watch the storages that a few whole iterations make. An iteration lasts from the end of one optimizer step
-to
-   the end of the next.
-2. Several steps later, find the owner of each storage that is still alive, and the line that made it. Also
-find
-   the containers that have grown meanwhile.
+   to the end of the next.
+2. Several steps later, find the owner of each storage that is still alive, and the line that made the storage.
+   Also find the containers that have grown meanwhile.
 3. If these holders explain less than half of the growth, run ``tracemalloc`` for some steps.
 
 From step to step, the search keeps only weak references and numbers.
