@@ -1,4 +1,6 @@
-"""Test whether a series of memory levels grows. Alert rules with ``grows``, reports and findings use it.
+"""Test whether a series of memory levels grows.
+
+Alert rules with ``grows``, reports and findings use this test.
 
 After each training step the same objects should be alive. `lasting` tests whether the levels of a window
 grow throughout. `regime` finds the step at which the growth began, its rate, and the rate's confidence

@@ -4,9 +4,9 @@ The rate is Sen's slope (the median of the slopes between all pairs; Theil 1950,
 doi:10.1080/01621459.1968.10480934) of the medians of eight blocks. Medians ignore spikes, and the slope
 ignores a deviating block.
 
-Each memory level depends on the levels before it, so the usual interval is far too narrow. Medians of whole
-blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). The interval is
-Student's for the slope of a line through these medians. It is widened by the first autocorrelation of the
+Each memory level depends on the levels before it, so the usual interval is far too narrow. The medians of
+whole blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). So the interval
+is Student's for the slope of a line through these medians. It is widened by the first autocorrelation of the
 medians' distances from the line, as an AR(1) process requires (von Storch 1999,
 doi:10.1007/978-3-662-03744-7_2).
 """
@@ -24,7 +24,7 @@ _STUDENT = 2.447
 """97.5 % quantile of Student's distribution with six degrees of freedom. Six is the number of medians, eight,
 minus the two parameters of a line."""
 _MOST_SIMILAR = 0.7
-"""Maximum autocorrelation that widens the interval. A larger one is replaced by this value, because the
+"""Maximum autocorrelation that widens the interval. Larger values are cut to this maximum, because the
 autocorrelation of eight medians is uncertain."""
 _CERTAIN = 0.25
 """Minimum ratio of the interval's lower end to the rate. Below it, the growth is not certain."""
@@ -36,7 +36,7 @@ class Line(NamedTuple):
     rate: float
     """Slope of the line, per index."""
     error: float
-    """Half of the rate's 95 % interval."""
+    """Half the width of the rate's 95 % interval."""
     middle: float
     """Mean of the blocks' indices."""
     level: float

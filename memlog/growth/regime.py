@@ -4,9 +4,12 @@
    as the group's median lies near the line. A jump or the end of a warm-up is a change point. The levels
    before a change point are left out.
 2. *Rate and interval* (`memlog.growth.line`). They are computed from the regime's levels alone.
-3. *Decision.* The regime counts as growing if all of these hold. It grows throughout
-   (`memlog.growth.lasting`). The interval lies well above zero. The second half grows at least 0.7 times as
-   fast as the first half. The rate is at least the required rate.
+3. *Decision.* The regime counts as growing if all of these are true:
+
+   - The levels grow throughout the regime (`memlog.growth.lasting`).
+   - The interval lies well above zero.
+   - The second half grows at least 0.7 times as fast as the first half.
+   - The rate is at least the required rate.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from memlog.growth.lasting import SIGMAS, keeps_growing
 from memlog.growth.line import BLOCKS, Line, line_through
 
 _FADING = 0.7
-"""Minimum ratio of the second half's rate to the first half's. Below it, the growth fades."""
+"""Minimum ratio of the second half's rate to the first half's rate. Below it, the growth counts as fading."""
 _GROUPS = 16
 """Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
 """Maximum distance between a group's median and the line, in spreads of the levels around the line. The
-uncertainty of the line's slope is added to this distance. A group that is farther away lies before the
+uncertainty of the line's slope is added to this distance. A group that is farther away does not belong to the
 regime."""
 
 
@@ -50,7 +53,7 @@ def find_growth(
     least: int,
     sigmas: float = SIGMAS,
 ) -> Growth | None:
-    """Return the growth of the newest regime; ``None`` if it doesn't grow.
+    """Return the growth of the newest regime; ``None`` if this regime doesn't grow.
 
     Args:
         indexes: Steps of the levels, ascending.
@@ -78,7 +81,7 @@ def find_growth(
 def _may_grow(indexes: Sequence[int], levels: Sequence[float], wanted: float, least: int) -> bool:
     """Return False if the newest levels are hardly above the levels before them.
 
-    This fast check saves the slow ones in nearly all calls of `find_growth`.
+    In nearly all calls of `find_growth`, this fast check makes the slow ones unnecessary.
     """
     part = least // 4
     rise = median(levels[-part:]) - median(levels[-least : part - least])

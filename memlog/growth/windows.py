@@ -8,8 +8,8 @@ from itertools import islice
 MOST = 128
 """Maximum number of levels in a window. Beyond it, a new level replaces the oldest."""
 _SCALES = 3
-"""Number of windows of a series. Each covers four times as many levels as the window before it. The last one
-covers 2,048 levels."""
+"""Number of windows of a series. Each window covers four times as many levels as the window before it. The
+last window covers 2,048 levels."""
 JOINED = 4
 """Number of levels of a window that become one level of the next, longer window. The lowest of them is
 used."""
@@ -47,7 +47,7 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Replace the newest level by another reading of the same level, if that reading is lower."""
+        """Take another reading at the index of the newest level. Keep the lower of the two readings."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 

@@ -1,1 +1,1 @@
-"""Growth of memory, found by default: which series grows, since when, until when, and what holds it."""
+"""Detection of growing memory, on by default: the growing series, its first step, its limit, its holders."""

@@ -24,7 +24,7 @@ _ADDS_GROUP: Final = re.compile("add_param_group")
 
 
 class Addition(NamedTuple):
-    """A statement that adds to a variable.
+    """A statement that adds to a variable or an attribute.
 
     Attributes:
         line: Line number of the statement.
@@ -133,12 +133,12 @@ def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
 
 
 def _mentions(value: ast.AST, name: str) -> bool:
-    """Return whether an expression refers to the variable or attribute."""
+    """Return whether an expression refers to the variable or attribute ``name``."""
     return any(_is_named(node, name) for node in ast.walk(value))
 
 
 def _is_named(node: ast.AST, name: str) -> bool:
-    """Return whether an expression is the variable or attribute, or an element of it."""
+    """Return whether an expression is the variable or attribute ``name``, or one of its elements."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Name):
@@ -151,5 +151,5 @@ def _source(node: ast.AST | None) -> str:
 
 
 def shown(file: str, line: int) -> str:
-    """Return a line as ``train.py:31``."""
+    """Return the text for a line of a file, such as ``train.py:31``."""
     return f"{source_name(file)}:{line}"

@@ -39,7 +39,7 @@ class KeptGraph(NamedTuple):
             identity.
         nodes: Number of nodes of the watched iterations.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        sharers: Other tensors and nodes whose graphs have nodes in common with this one, the newest first.
+        sharers: Other tensors and nodes whose graphs have nodes in common with this graph, the newest first.
     """
 
     holder: Any

@@ -1,8 +1,9 @@
-"""Containers that grow, and the size of one more element.
+"""Containers that grow, and the sizes of the elements that they gain.
 
 A census is the lengths of all containers, by identity. A container counts as growing if it became longer from
-the first census to the last, and again after the last. CPython's collector tracks neither a ``bytearray`` nor
-a dictionary that holds only numbers and strings. A census finds these through the objects that refer to them.
+the first census to the last, and again after the last census. CPython's collector tracks neither a
+``bytearray`` nor a dictionary that holds only numbers and strings. A census finds such containers through the
+objects that refer to them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SHORTEST: Final = 1
 """Minimum number of elements of a container that is counted."""
 _BATCH: Final = 20_000
 _MAX_COUNTED: Final = 300_000
-"""Maximum number of containers in a census. They take about 30 MB. Further containers are not counted."""
+"""Maximum number of containers in a census. A census of this length takes about 30 MB."""
 _MAX_REACHED: Final = 20_000
 """Maximum number of objects that are visited to measure the elements of one container."""
 _HUGE: Final = 200_000
@@ -133,7 +134,7 @@ class Census:
 
 
 def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
-    """Return the untracked containers to which objects refer. Objects in ``huge`` are left out."""
+    """Return the untracked containers to which objects refer. Skip the objects in ``huge``."""
     # All of this runs in C, because there are ten times as many referents as objects.
     if huge:
         objects = [one for one in objects if id(one) not in huge]
@@ -258,7 +259,7 @@ def _size(one: Any) -> tuple[float, list[Any]]:
     if any(kind is atom for atom in _ATOMS):
         return sys.getsizeof(one), []
     size = own_method(one, "__sizeof__")()
-    if is_kind(one, dict):  # the collector does not show string keys
+    if is_kind(one, dict):  # `gc.get_referents` leaves out string keys
         return size, [*dict.keys(one), *dict.values(one)]
     array = _array_class()
     if array is not None and is_kind(one, array):
@@ -291,7 +292,7 @@ def _newest(container: Any, base: type, count: int) -> list[Any]:
         if base is deque:
             return list(itertools.islice(deque.__reversed__(container), count))
         return list(itertools.islice(set.__iter__(container), count))
-    except RuntimeError:  # another thread changed it meanwhile
+    except RuntimeError:  # another thread has changed the container meanwhile
         return []
 
 
@@ -308,5 +309,5 @@ def _tensor_storage(one: Any) -> tuple[int, int] | None:
         with torch._C.DisableTorchFunction():
             storage = torch._C.TensorBase.untyped_storage(one)
             return storage._cdata, storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # it has no storage
+    except (RuntimeError, NotImplementedError):  # the tensor has no storage
         return 0, 0

@@ -52,8 +52,8 @@ _COLLECTING = 2.0
 """Processor seconds that collections of old garbage may take even in a short run. In a long run, they may
 take 1 % of the run's time."""
 _UNUSED = 0.6
-"""Minimum ratio of the growth of the allocator's unused memory to the whole growth, before the growth counts
-as one of unused memory."""
+"""Minimum ratio of the growth of the allocator's unused memory to the whole growth, before the growth is
+reported as `FREE_LISTS`."""
 _LONG = 64
 """Minimum number of steps for which a worker's memory must grow, if the worker ends before its growth is
 confirmed."""
@@ -169,7 +169,7 @@ class GrowthDetector:
         self._step = 0
 
     def __call__(self, event: Event) -> None:
-        """Take a batch, a sample or a device; ignore any other event."""
+        """Take a `Batch`, `Sample` or `Device` event. Ignore any other event."""
         if type(event) is Batch:
             self._take_batch(event)
         elif type(event) is Sample:
@@ -216,7 +216,7 @@ class GrowthDetector:
         if anon is not None:
             searching = self._is_searching()
             self._take_host(self._gaps.take(event.step, anon, left_out=searching))
-            if searching:  # the search's own memory is no growth of the allocator's
+            if searching:  # memory that the search took does not count as growth of the allocator's
                 self._heap, self._suspected = read_heap(), event.step
                 self._host.in_use.clear()
             elif self._host.pending is not None and event.step % _HEAP_STEPS == 0:
@@ -317,8 +317,8 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Much garbage can hide a leak. So the bytes in use after this collection are also compared with those
-        after the last collection.
+        Much garbage can hide a leak. So the bytes in use after this collection are also compared with the
+        bytes in use after the previous collection.
 
         Args:
             growth: The growth.

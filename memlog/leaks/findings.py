@@ -14,7 +14,7 @@ _SURE = 100
 """Minimum number of steps before growth counts as certain, if its rate is known to within a third."""
 _NARROW = 1 / 3
 _FRAGMENTS = 400
-"""Minimum number of steps for which an allocator's unused memory has to grow before this is published."""
+"""Minimum number of steps for which an allocator's unused memory has to grow before there is a finding."""
 
 
 class _Text(NamedTuple):
@@ -103,7 +103,7 @@ class GrowthFindings:
 
 
 def finding_of(growth: Suspicion) -> Finding:
-    """Return the finding that a series grows, without a cause."""
+    """Return a finding that says that a series grows. It names no cause."""
     text, where = _text_of(growth.series)
     others = f", and of {growth.others} more like it," if growth.others else ""
     title = f"{text.what.format(where)}{others} grows"
@@ -132,7 +132,7 @@ def finding_of(growth: Suspicion) -> Finding:
 
 
 def _text_of(series: str) -> tuple[_Text, str | None]:
-    """Return the texts of a series, and the process or device that it is about."""
+    """Return the texts for a series, and its child process or device; ``None`` if it belongs to none."""
     if series.startswith(CHILD):
         return _TEXTS[CHILD], series.removeprefix(CHILD)
     if series.startswith(PILE):
@@ -146,7 +146,7 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
 def confidence_in(growth: Suspicion) -> Literal["high", "medium", "low"]:
     """Return the confidence that memory grows.
 
-    It follows from the number of steps of the growth and from the interval of the growth's rate.
+    The confidence follows from the number of steps of the growth and from the interval of the growth's rate.
     """
     long = growth.step - growth.since_step >= _SURE
     narrow = growth.rate_high - growth.rate_low <= 2 * _NARROW * growth.rate

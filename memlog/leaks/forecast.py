@@ -16,7 +16,7 @@ _FURTHEST = 1_000_000
 def steps_left(growth: Growth, free: float) -> tuple[float, float]:
     """Return the lowest and the highest estimate of the number of steps until ``free`` bytes are used.
 
-    They follow from the upper and the lower end of the rate's interval.
+    The estimates follow from the upper and the lower end of the rate's interval.
     """
     return max(free, 0) / growth.high, max(free, 0) / growth.low
 
@@ -43,8 +43,8 @@ def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] |
 def host_free(pid: int) -> int | None:
     """Return the bytes that a process can still take; ``None`` if unknown.
 
-    These are the free bytes of its control group or of the machine, whichever are fewer. File pages count as
-    free, because the kernel frees them when it needs memory. A call takes about a millisecond.
+    These are the free bytes of the process's control group or of the machine, whichever are fewer. File pages
+    count as free, because the kernel frees file pages when it needs memory. A call takes about a millisecond.
     """
     known = [free for free in (_cgroup_free(pid), available_memory()) if free is not None]
     return min(known, default=None)

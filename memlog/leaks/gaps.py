@@ -62,11 +62,11 @@ class Gaps:
         return self._close(self._waiting[-_ENOUGH:])
 
     def rest(self) -> Sequence[Level]:
-        """Return the levels that are held back. Call it when the series ends."""
+        """Return the levels that are held back. Call this method when the series ends."""
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return a growth with its first step and its level as measured.
+        """Return a growth with its true first step and level, without shifts.
 
         Args:
             growth: Growth that was found in shifted levels.

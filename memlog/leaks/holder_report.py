@@ -24,7 +24,8 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Maximum number of graphs, of sites and of containers whose owners are searched: the largest."""
+"""Maximum number of graphs, of sites and of containers whose owners are searched. The largest are
+searched."""
 _MAX_VIEWS: Final = 4
 """Maximum number of tensors of one storage whose owners are searched."""
 _MAX_SHARERS: Final = 64
@@ -35,8 +36,8 @@ _MAX_MEASURED: Final = 200
 _LEAST: Final = 64.0
 """Minimum bytes per step that an owner has to gain before it is reported."""
 _SEVERAL: Final = 2
-"""Minimum number of iterations that must have left storages before their owner is reported. It does not apply
-to an owner whose container grows."""
+"""Minimum number of iterations that must have left storages before the storages' owner is reported. An owner
+whose container grows is reported in any case."""
 
 
 class _Target(NamedTuple):
@@ -172,8 +173,8 @@ class HolderReport:
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
         """Return a target for each site whose storages are still alive.
 
-        The target's holders are the tensors of one storage. It has no holders if no tensor of the site's
-        storages has a Python object.
+        The target's holders are the tensors of one storage. The target has no holders if no tensor of the
+        site's storages has a Python object.
         """
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)

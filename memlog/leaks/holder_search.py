@@ -2,8 +2,8 @@
 
 1. Watch the storages that a few whole iterations make. An iteration lasts from the end of one optimizer step
    to the end of the next.
-2. Several steps later, find the owner of each storage that is still alive, and the line that made the storage.
-   Also find the containers that have grown meanwhile.
+2. Several steps later, find the owner of each storage that is still alive, and the line that made this
+   storage. Also find the containers that have grown meanwhile.
 3. If these holders explain less than half of the growth, run ``tracemalloc`` for some steps.
 
 From step to step, the search keeps only weak references and numbers.
@@ -31,11 +31,11 @@ LATER: Final = 9
 """Number of steps between the watched iterations and the search for storages that are still alive.
 
 The number is odd, because a list that is replaced in each step alternates between two addresses. If the
-number were even, the new list would have the address of an earlier list. It would then count as a list that
-no longer grows.
+number were even, the new list would have the address of an earlier list. The new list would then count as a
+list that no longer grows.
 """
 _TRACED: Final = 5
-"""Number of steps for which ``tracemalloc`` runs before the middle, and again after the middle."""
+"""Number of steps in each of the two halves of a run of ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
 """Maximum fraction of the search's time that one step may take. The search continues in the next step."""
 _MOST_AT_ONCE: Final = 3.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LEAST_SECONDS = 4.0
 """Processor seconds that a search may take even in a short run. The search looks at all objects three times.
-Each of the three takes 0.4 to 1 s for half a million objects."""
+Each look takes 0.4 to 1 s for half a million objects."""
 _COUNT_SECONDS = 0.3
 """Maximum processor seconds for adding up the sizes of all tensors. Beyond it, the sum is unknown."""
 _MOST_SEARCHES = 3
@@ -97,7 +97,7 @@ class GrowthInquiry:
             self._begin_search(growth)
 
     def withdrawn(self, growth: Suspicion) -> None:
-        """End the search: the growth has ended."""
+        """End the search, because the growth has ended."""
         if self._growth is not None and self._growth.series == growth.series:
             self._end_search()
             self._growth, self._holders = None, ()

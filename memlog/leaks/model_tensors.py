@@ -24,7 +24,7 @@ class ModelTensors:
     """Parameters and optimizers that exist when this object is made. Later ones can be a leak.
 
     Only the identity of each parameter is kept. ``torch.utils.swap_tensors`` refuses tensors that have weak
-    references, and conversions of modules to another type or device can use it.
+    references. Conversions of modules to another type or device can call this function.
 
     Args:
         objects: All objects that the collector tracks.

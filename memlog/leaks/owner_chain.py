@@ -1,8 +1,8 @@
 """Chains of owners, from an object up to a name in the program.
 
-Each call of ``gc.get_referrers`` looks at all tracked objects, which takes 50 ms for a million. So a single
-call finds the referrers of a whole level: of all objects that are equally far from those whose owners are
-searched.
+Each call of ``gc.get_referrers`` looks at all tracked objects. This takes 50 ms for a million objects. So a
+single call finds the referrers of a whole level. A level consists of all objects that are equally far from
+the objects whose owners are searched.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
-"""Number of levels in which only a chain through a growing container ends the search. Later, any chain
-does."""
+"""Number of levels in which only a chain through a growing container ends the search. After these levels, any
+chain ends it."""
 _MAX_FRONTIER: Final = 400
 """Maximum number of objects of one level whose referrers are searched."""
 _MAX_REFERRERS: Final = 4000
@@ -73,7 +73,7 @@ class Chain(NamedTuple):
 
 
 class OwnerSearch:
-    """Search for the owners of objects. It keeps all objects that it reaches alive as long as it exists.
+    """Search for the owners of objects. All objects that the search reaches stay alive as long as it exists.
 
     Args:
         budget: Time that the search may take.
@@ -225,7 +225,7 @@ class OwnerSearch:
         return Chain(root, tuple(objects))
 
     def _root(self, number: int) -> Root | None:
-        """Return the root that an object represents; ``None`` if it represents none.
+        """Return the root that an object represents; ``None`` if the object represents no root.
 
         A variable's value, a module's namespace and a class represent a root.
         """

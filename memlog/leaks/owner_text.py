@@ -67,7 +67,7 @@ class Owner(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Function or module of the root variable, after the word "in"; empty if unknown."""
+        """Function or module of the root variable, preceded by the word "in"; empty if unknown."""
         root = self.root
         if root.kind == "local":
             return f"in `{root.place}()`" if not root.place.startswith("<") else ""

@@ -17,8 +17,8 @@ from memlog.leaks.series import News, SeriesWatch
 _FEWEST = 6
 """Minimum number of processes that were started during the growth and are still alive."""
 _ENDED = 0.25
-"""Maximum number of processes that ended during the growth, as a fraction of these and the new ones. Beyond
-it, the growth is not reported, because processes of this kind do end."""
+"""Maximum fraction of processes that ended during the growth, among all that ended or were started during it.
+Beyond it, the growth is not reported, because processes of this kind do end."""
 _PART = 0.5
 """Minimum fraction of the growth that processes started during the growth have to hold."""
 _UNJUDGED = 2

@@ -85,7 +85,7 @@ class AllocationTrace:
         self._start(nframe)
 
     def mark_middle(self) -> None:
-        """Count the bytes that each line holds half-way."""
+        """Count the bytes that each line holds now, half-way through the trace."""
         if self._started:
             self._middle = self._held()
 

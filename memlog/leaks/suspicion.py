@@ -27,7 +27,7 @@ class Suspicion(NamedTuple):
     forecast: tuple[int, int] | None = None
     """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
     processes: int | None = None
-    """Number of processes that were started during the growth and are still alive. ``None`` if the growth is
-    not one of the number of processes."""
+    """Number of processes that were started during the growth and are still alive. ``None`` if such processes
+    are not the cause of the growth."""
     others: int = 0
     """Number of other child processes of the same kind whose growth is included."""

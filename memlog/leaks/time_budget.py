@@ -23,7 +23,7 @@ def seconds_allowed(least: float, begun: float) -> float:
 
 
 class TimeBudget:
-    """Stopwatch over several pieces of work.
+    """Time limit for several pieces of work together.
 
     Args:
         seconds: Time that all pieces may take together.
@@ -57,7 +57,10 @@ class TimeBudget:
 
     @property
     def left(self) -> float:
-        """Seconds left for this block or for all blocks, whichever are fewer; negative if too many passed."""
+        """Seconds left for this block or for all blocks, whichever are fewer.
+
+        The number is negative if the work took longer.
+        """
         return min(self.left_in_all, self._most - self._taken())
 
     @property

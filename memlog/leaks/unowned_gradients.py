@@ -3,7 +3,7 @@
 Autograd adds to such a gradient in each backward pass, and nothing clears or uses it. A gradient counts as
 unowned if all of this is true:
 
-- No ``torch.optim.Optimizer`` that exists has its parameter.
+- No existing ``torch.optim.Optimizer`` has the gradient's parameter.
 - In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
@@ -60,7 +60,7 @@ class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
     Only the identity of the parameter is kept. ``torch.utils.swap_tensors`` refuses tensors that have weak
-    references, and conversions of modules to another type or device can use it.
+    references. Conversions of modules to another type or device can call this function.
     """
 
     parameter: int
@@ -122,7 +122,7 @@ class UnownedGradients:
         self._remove_mode()
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
-        """Exclude the gradients that an operation outside a backward pass uses."""
+        """Exclude gradients from the search if an operation outside a backward pass uses them."""
         del kind, out, inside
         if torch_private.backward_task() != torch_private.NO_TASK:
             return
@@ -209,7 +209,7 @@ def _remedy(name: str) -> str:
 
 
 def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
-    """Return the gradients that no optimizer owns, by their storage, and the bytes of all gradients."""
+    """Return the gradients that no optimizer owns, by their storage's identity, and all gradients' bytes."""
     with budget.running():
         parameters, optimizers = _parameters_and_optimizers(budget)
         owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}
@@ -258,7 +258,7 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
     """Return the gradients that are still the same tensors and have changed 1 to ``most`` times.
 
     Args:
-        gradients: Gradients at an earlier step, by their storage.
+        gradients: Gradients at an earlier step, by their storage's identity.
         most: Maximum number of changes since that step.
     """
     budget = TimeBudget(_SECONDS)

@@ -2,9 +2,9 @@
 
 While the watch is on, global hooks notice each outermost call of a module in evaluation mode with gradients
 enabled. During such a call, the last node of each output of the module and of its submodules gets a hook. A
-backward pass calls this hook. The hook belongs to the graph and is freed with it. So memlog keeps nothing
-alive, and knows of each pass whether a backward pass used a part of its graph, and whether the graph is
-freed.
+backward pass calls this hook. The hook belongs to the graph and is freed with the graph. So memlog keeps
+nothing alive. It knows for each forward pass whether a backward pass used a part of the graph, and whether
+the graph is freed.
 
 Passes that the same line of the program called are judged together. The line is reported if several of its
 graphs were freed unused, and none was used. Models in training mode are not judged. Rollouts, and generators

@@ -53,7 +53,7 @@ class Site(NamedTuple):
     Attributes:
         line: Line of the program, such as ``train.py:42 in step: cross_entropy``; empty if unknown.
         layer: Path of the module that ran; "outside all modules" if none did.
-        phase: Phase, such as ``forward``.
+        phase: Phase of the step, such as ``forward``.
         operation: Name of the operation; empty if the storage was made elsewhere and seen as an argument.
         evaluating: True if the module that ran was in evaluation mode.
     """
@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
     @property
     def inside_module(self) -> bool:
-        """True if a module ran."""
+        """True if a module ran when the storage was made."""
         return self.layer != OUTSIDE_PATH
 
 
@@ -75,11 +75,11 @@ class WatchedStorage(NamedTuple):
 
     Attributes:
         reference: Weak reference to the storage.
-        size: Size in bytes when it was made.
+        size: Size in bytes when the storage was made.
         iteration: Number of the watched iteration, from 0.
-        site: Place where it was made.
-        shape: Shape of its first tensor.
-        dtype: Type of its first tensor, such as ``float32``.
+        site: Place where the storage was made.
+        shape: Shape of the storage's first tensor.
+        dtype: Type of the storage's first tensor, such as ``float32``.
     """
 
     reference: weakref.ref[Any]

@@ -136,7 +136,10 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return the autograd node that this thread is running, such as ``unknown, in AddmmBackward0``."""
+    """Return the layer's name for an unknown layer in an autograd node: ``unknown, in AddmmBackward0``.
+
+    The node is the one that this thread runs. Return ``None`` if it runs none.
+    """
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
     node = None if current is None else current()

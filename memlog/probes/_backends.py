@@ -1,7 +1,7 @@
 """Kinds of accelerators, each read through its own part of torch.
 
-torch is passed as an argument, because memlog never imports it. Nothing here initialises a device, waits for
-one or resets a statistic.
+torch is passed as an argument, because memlog never imports torch. Nothing here initialises a device, waits
+for a device or resets a statistic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 5.0
 
 
 def parse_nested(stats: Mapping[Any, Any]) -> DeviceFigures:
-    """Read the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
+    """Convert the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
 
     def value(name: str, measure: str) -> int | None:
         found: int | None = stats.get(name, {}).get("all", {}).get(measure)
@@ -53,7 +53,7 @@ def parse_nested(stats: Mapping[Any, Any]) -> DeviceFigures:
 
 
 def parse_flat(stats: Mapping[str, Any]) -> DeviceFigures:
-    """Read the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
+    """Convert the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
     return DeviceFigures(
         allocated=stats.get("allocated_bytes.all.current"),
         reserved=stats.get("reserved_bytes.all.current"),
@@ -198,7 +198,7 @@ class OtherBackend(AcceleratorBackend):
         return bool(getattr(torch, self.kind).is_initialized())
 
     def _look(self, torch: Any) -> bool:
-        """Return True if there is such a device; check at most every `LOOK_EVERY_S` seconds.
+        """Return True if torch supports another kind of device. Check at most every `LOOK_EVERY_S` seconds.
 
         The check is repeated, because the device's package can be imported later.
         """
@@ -228,8 +228,8 @@ class OtherBackend(AcceleratorBackend):
 def _has_own_backend(torch: Any) -> bool:
     """Return True if one of the classes above reads the devices of this build of torch.
 
-    ``current_accelerator`` finds no other device in such a build. The first versions of this function also
-    query the driver. After such a query, forked children can't use the device.
+    ``current_accelerator`` finds no other device in such a build. Its first versions also query the driver.
+    After such a query, forked children can't use the device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)

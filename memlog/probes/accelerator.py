@@ -92,7 +92,7 @@ class AcceleratorProbe:
 
 @dataclass(eq=False)
 class _DevicesOfAKind:
-    """Devices of one backend that the run uses. A device that was in use one time is always read."""
+    """Devices of one backend that the run uses. From its first use on, a device is read at every reading."""
 
     backend: AcceleratorBackend
     _diagnostics: Diagnostics
@@ -154,4 +154,4 @@ class _DevicesOfAKind:
 
 
 _Found: TypeAlias = tuple[_DevicesOfAKind, int]
-"""Device that is read for the first time: the devices of its kind, and its index among them."""
+"""Device that was read for the first time: the devices of its kind, and its index."""

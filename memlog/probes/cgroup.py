@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _UNLIMITED = 2**60
-"""Bytes (an exbibyte) from which a limit counts as "no limit". Version 1 writes "no limit" as about 2**63."""
+"""Minimum number of bytes that counts as "no limit" (an exbibyte). Version 1 of control groups reports "no
+limit" as a number near 2**63."""
 
 
 class CgroupReading(NamedTuple):
@@ -91,7 +92,8 @@ class OomKills:
 def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
     """Find a process's group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
 
-    If a machine mounts both versions, return the group of version 1 if the file has a line for ``memory``.
+    A machine can mount both versions of control groups. Then memory belongs to version 1 if the file has a
+    line for the controller ``memory``.
     """
     paths = {}
     for line in (_read_text(proc / str(pid) / "cgroup") or "").splitlines():

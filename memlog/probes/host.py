@@ -133,9 +133,9 @@ class _LinuxMemory:
     """Reader of ``/proc`` through open descriptors: 1.4 µs for the resident set, 0.8 µs for the watermark.
 
     The fast watermark, ``ru_maxrss``, can come from another program: ``ru_maxrss`` survives ``exec``, and a
-    child that was started by ``vfork`` (as ``subprocess`` does) inherits its parent's. So if ``ru_maxrss`` is
-    above ``VmHWM`` at first, ``VmHWM`` is read until ``ru_maxrss`` exceeds its own first value. ``VmHWM``
-    is always right, but reading it takes 8 µs.
+    child that was started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. So if
+    ``ru_maxrss`` is above ``VmHWM`` at first, ``VmHWM`` is read until ``ru_maxrss`` exceeds this first value.
+    ``VmHWM`` is always right, but reading it takes 8 µs.
 
     Raises:
         OSError: ``/proc`` can't be read.

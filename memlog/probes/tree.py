@@ -67,7 +67,7 @@ class ProcessTree:
             self._root = psutil.Process(pid)
 
     def read(self) -> TreeReading:
-        """Read every process of the tree: about 1 ms, and up to 4 ms more for each large one."""
+        """Read every process of the tree. This takes about 1 ms, and up to 4 ms for each large process."""
         sizes = {
             process: size
             for process in self._members()
