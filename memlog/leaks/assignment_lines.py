@@ -57,7 +57,9 @@ def added_groups(file: str) -> list[Addition]:
 
 
 def replaced(file: str, line: int) -> str:
-    """Return the variable or attribute that a statement assigns anew from its old value; empty if none.
+    """Return the variable or attribute whose new value a statement computes from its old value.
+
+    Return an empty string if there is none.
 
     Args:
         file: Path of the file, as in ``co_filename`` of its code.

@@ -46,7 +46,7 @@ class ProcessTree:
     """Trainer and its descendants, such as the workers of a data loader.
 
     The size of a process is its proportional set size, so that memory shared by forked workers isn't
-    counted once for each of them. If this size can't be read (macOS, Linux before 4.14, a process of
+    counted again for each worker. If this size can't be read (macOS, Linux before 4.14, a process of
     another user), the resident set is used instead. The resident set counts shared pages in full.
 
     Args:
@@ -119,7 +119,7 @@ class ProcessTree:
         return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
-        """Return the size of a process; ``None`` if it has ended meanwhile, reaped or not."""
+        """Return the size of a process; ``None`` if the process has ended, reaped or not."""
         with suppress(OSError):
             return _proportional(self._proc / str(process.pid) / "smaps_rollup")
         with suppress(psutil.Error):
