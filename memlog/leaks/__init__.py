@@ -1,1 +1,4 @@
-"""Detection of growing memory, on by default: the growing series, its first step, its limit, its holders."""
+"""Detection of growing memory, on by default.
+
+It finds which series grows, since which step, when the series reaches its limit, and what holds the memory.
+"""

@@ -148,7 +148,7 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
 
 
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
-    """Return the containers that became longer from the first census to the last, and again since the last.
+    """Return the containers that grew between the censuses in ``before`` and have grown again since then.
 
     Args:
         objects: All objects that the collector tracks.
@@ -230,7 +230,7 @@ class _Reach:
         self._kept: list[Any] = []
 
     def add(self, roots: list[Any]) -> bool:
-        """Add all objects that can be reached from ``roots``. Return False if they are too many."""
+        """Add all objects that can be reached from ``roots``. Return False if this takes too long."""
         waiting = list(roots)
         while waiting:
             one = waiting.pop()

@@ -48,7 +48,8 @@ _SHORT = 4
 _AGAIN = 16
 """Maximum number of steps between the two times that growth has to be found before it is suspected."""
 _WAIT = (64, 256)
-"""Minimum and maximum number of steps from the suspicion to the decision whether growth is confirmed."""
+"""Minimum and maximum number of steps from the suspicion to the decision whether growth is confirmed. The
+wait can be shorter than the minimum if memory will be full soon."""
 
 
 class News(NamedTuple):

@@ -52,7 +52,7 @@ def read_cgroup(
 def read_file_pages(
     pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> int | None:
-    """Return the bytes of file pages (page cache) of a process's control group; ``None`` if unknown.
+    """Return the bytes of file pages in the memory of a process's control group; ``None`` if unknown.
 
     The kernel frees these pages when it needs memory. The arguments are those of `read_cgroup`.
     """
