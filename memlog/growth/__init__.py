@@ -1,8 +1,10 @@
-"""Growth of a series of memory levels: the one test behind rules with ``grows``, reports and findings.
+"""Test whether a series of memory levels grows.
+
+Alert rules with ``grows``, reports and findings use this test.
 
 After each training step the same objects should be alive. `lasting` tests whether the levels of a window
-grow throughout. `regime` finds the step since which they grow, and the rate with its interval. `windows`
-keeps the levels of a long run at several scales, in bounded memory.
+grow throughout. `regime` finds the step at which the growth began, its rate, and the rate's confidence
+interval. `windows` keeps the levels of a long run at several scales, in bounded memory.
 """
 
 from memlog.growth.lasting import FEW, SIGMAS, Trend, keeps_growing, trend

@@ -9,14 +9,15 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The time since the highest level was reached is at most twice the longest time between two new highs. So the
   growth has not stopped.
 - The growth is more than five times the spread of the levels around the trend (by default).
-- The rate's interval (`memlog.growth.line`) lies above zero. It is wide for levels that wander.
+- The rate's interval (`memlog.growth.line`) lies above zero. The interval is wide if the levels wander.
 
-The Mann-Kendall test is not used. It gives false alarms if each value is similar to the one before (Hamed
-and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), and memory levels are. Instead the trend has to hold in
-every part. Single spikes change neither the medians nor the spread, which ignores one value in five.
+The Mann-Kendall test is not used. It gives false alarms if each value is similar to the value before it
+(Hamed and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), as memory levels are. Instead the trend has to hold
+in every part. Single spikes do not change the medians. They do not change the spread either, because the
+spread ignores the fifth of the levels that is farthest from the trend.
 
-A swing whose rise takes longer than the window looks like a leak until it ends. Only a window of more steps
-can tell them apart.
+A swing whose rise takes longer than the window looks like a leak until the rise ends. Only a window of more
+steps can tell such a swing from a leak.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ from typing import NamedTuple
 from memlog.growth.line import BLOCKS, line_through
 
 FEW = 10
-"""Number of levels below which each level is a part of its own and has to rise."""
+"""Minimum number of levels that are split into four parts. Fewer levels are split into parts of one level."""
 _PARTS = 4
 _STEADY = 0.5
-"""Share of the mean rise, and of the required rise, that a part's median has to reach."""
+"""Minimum ratio of each rise to the required rise, and of the last rise to the mean rise. A rise is the
+difference between the medians of two neighbouring parts."""
 _LOWEST = 0.25
-"""Share of the required rise that a part's lowest level has to reach. It is smaller, because lowest levels
-are noisier."""
+"""Minimum ratio of the difference between the lowest levels of two neighbouring parts to the required rise.
+It is less than `_STEADY`, because lowest levels are noisier than medians."""
 _HIGHS = 12
-"""A level is a new high if it exceeds the last one by more than the whole growth divided by this number."""
+"""A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2
-"""Multiple of the longest time between new highs after which the growth counts as stopped."""
+"""Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
+is larger, the growth counts as stopped."""
 SIGMAS = 5
-"""Standard deviations around the trend that the growth has to exceed."""
+"""Default minimum of a growth, in standard deviations of the levels around the trend."""
 _SIGMAS_OF_FOUR_FIFTHS = 1.2816
-"""Number of standard deviations that contain four fifths of a normal distribution."""
+"""Standard deviations on either side of the mean that contain four fifths of a normal distribution."""
 
 
 class Trend(NamedTuple):
@@ -70,7 +73,7 @@ def keeps_growing(levels: Sequence[float], wanted: float, sigmas: float = SIGMAS
     """Return True if the levels grow throughout.
 
     Args:
-        levels: As for `trend`.
+        levels: At least three levels, in order and evenly spaced.
         wanted: Required growth per level, 0 or more.
         sigmas: Required growth in standard deviations of the levels around the trend.
     """
@@ -89,7 +92,7 @@ def keeps_growing(levels: Sequence[float], wanted: float, sigmas: float = SIGMAS
 
 
 def _parts(levels: Sequence[float]) -> list[Sequence[float]]:
-    """Split the newest levels into parts of equal size; a few of the oldest may be left out."""
+    """Split the levels into parts of equal size. Leave out the oldest levels that don't fill the parts."""
     count = _PARTS if len(levels) >= FEW else len(levels)
     size = len(levels) // count
     first = len(levels) - count * size
@@ -105,7 +108,7 @@ def _has_stopped(levels: Sequence[float], by: float) -> bool:
 
     Args:
         levels: Levels in order.
-        by: Smallest difference that makes a new high.
+        by: Difference to the last high that a level has to exceed to be a new high.
     """
     highest, last, longest = levels[0], 0, 1
     for at, level in enumerate(levels):
@@ -118,7 +121,10 @@ def _has_stopped(levels: Sequence[float], by: float) -> bool:
 
 
 def _spread(levels: Sequence[float], pace: float) -> float:
-    """Return the standard deviation around the trend, from the four fifths of the levels nearest to it."""
+    """Return the levels' standard deviation around the trend.
+
+    It is estimated from the four fifths of the levels that are nearest to the trend.
+    """
     residuals = [level - pace * at for at, level in enumerate(levels)]
     middle = median(residuals)
     distances = sorted(abs(residual - middle) for residual in residuals)

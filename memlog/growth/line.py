@@ -1,13 +1,14 @@
-"""Rate of growth of memory levels, with an interval that holds for autocorrelated levels.
+"""Rate of growth of memory levels, with a confidence interval that is valid for autocorrelated levels.
 
 The rate is Sen's slope (the median of the slopes between all pairs; Theil 1950, Sen 1968,
 doi:10.1080/01621459.1968.10480934) of the medians of eight blocks. Medians ignore spikes, and the slope
 ignores a deviating block.
 
-Memory levels depend on those before them, so the usual interval is far too narrow. Medians of whole blocks
-are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). The interval is Student's
-for the slope of a line through them. The first autocorrelation of their distances from the line widens it,
-as an AR(1) process requires (von Storch 1999, doi:10.1007/978-3-662-03744-7_2).
+Each memory level depends on the levels before it, so the usual interval is far too narrow. The medians of
+whole blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). So the interval
+is Student's for the slope of a line through these medians. It is widened by the first autocorrelation of the
+medians' distances from the line, as an AR(1) process requires (von Storch 1999,
+doi:10.1007/978-3-662-03744-7_2).
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import NamedTuple
 
 BLOCKS = 8
 _STUDENT = 2.447
-"""97.5 % quantile of Student's distribution with six degrees of freedom: eight medians less a line's two."""
+"""97.5 % quantile of Student's distribution with six degrees of freedom. Six is the number of medians, eight,
+minus the two parameters of a line."""
 _MOST_SIMILAR = 0.7
-"""Largest autocorrelation that is used: that of eight medians is uncertain."""
+"""Maximum autocorrelation that widens the interval. Larger values are cut to this maximum, because the
+autocorrelation of eight medians is uncertain."""
 _CERTAIN = 0.25
-"""Share of the rate that the interval's lower end has to reach."""
+"""Minimum ratio of the interval's lower end to the rate. Below it, the growth is not certain."""
 
 
 class Line(NamedTuple):
@@ -33,7 +36,7 @@ class Line(NamedTuple):
     rate: float
     """Slope of the line, per index."""
     error: float
-    """Half of the rate's 95 % interval."""
+    """Half the width of the rate's 95 % interval."""
     middle: float
     """Mean of the blocks' indices."""
     level: float
@@ -76,7 +79,12 @@ def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
 
 
 def _autocorrelation(distances: Sequence[float], squares: float) -> float:
-    """Return the correlation between neighbours, limited to the range from 0 to `_MOST_SIMILAR`."""
+    """Return the correlation between neighbouring distances, limited to the range from 0 to `_MOST_SIMILAR`.
+
+    Args:
+        distances: Distances of the medians from the line.
+        squares: Sum of the squares of ``distances``.
+    """
     if not squares:
         return 0.0
     neighbours = sum(a * b for a, b in pairwise(distances))

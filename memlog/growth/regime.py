@@ -1,12 +1,15 @@
 """The newest regime of a series of levels: its first index, its rate of growth, and the rate's interval.
 
-1. *Regime.* The newest half of the levels gives a first line. Older levels belong to the same regime as
-   long as the median of each group of them lies near the line: a jump or a warm-up is a change point, and
-   what lies before it is left out.
-2. *Rate and interval* (`memlog.growth.line`), from that regime alone.
-3. *Decision.* The regime grows throughout (`memlog.growth.lasting`), the interval lies well above zero, the
-   growth doesn't fade (its second half is at least 0.7 times as fast as its first), and it is at least as
-   fast as required.
+1. *Regime.* A line is fitted to the newest half of the levels. Older levels are added group by group, as long
+   as the group's median lies near the line. A jump or the end of a warm-up is a change point. The levels
+   before a change point are left out.
+2. *Rate and interval* (`memlog.growth.line`). They are computed from the regime's levels alone.
+3. *Decision.* The regime counts as growing if all of these are true:
+
+   - The levels grow throughout the regime (`memlog.growth.lasting`).
+   - The interval lies well above zero.
+   - The second half grows at least 0.7 times as fast as the first half.
+   - The rate is at least the required rate.
 """
 
 from __future__ import annotations
@@ -19,26 +22,28 @@ from memlog.growth.lasting import SIGMAS, keeps_growing
 from memlog.growth.line import BLOCKS, Line, line_through
 
 _FADING = 0.7
-"""Share of the first half's rate that the second half has to reach."""
+"""Minimum ratio of the second half's rate to the first half's rate. Below it, the growth counts as fading."""
 _GROUPS = 16
-"""Groups into which the levels are divided to find the change point."""
+"""Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
-"""A group belongs to the regime if its distance from the line is at most this many spreads."""
+"""Maximum distance between a group's median and the line, in spreads of the levels around the line. The
+uncertainty of the line's slope is added to this distance. A group that is farther away does not belong to the
+regime."""
 
 
 class Growth(NamedTuple):
-    """Growth of levels in their newest regime; rates are per step (or whatever the indexes count)."""
+    """Growth of levels in their newest regime. Rates are per step, or per unit of other indexes."""
 
     since: int
     """Index of the regime's first level."""
     rate: float
     low: float
     high: float
-    """Ends of the rate's 95 % interval."""
+    """Upper end of the rate's 95 % interval. ``low`` is the lower end."""
     level: float
-    """Level at the end, on the line through the levels."""
+    """Level of the fitted line at the last index."""
     total: float
-    """Growth in the whole regime."""
+    """Growth from the regime's first level to its last level."""
 
 
 def find_growth(
@@ -48,14 +53,14 @@ def find_growth(
     least: int,
     sigmas: float = SIGMAS,
 ) -> Growth | None:
-    """Return the growth of the newest regime; ``None`` if it doesn't grow.
+    """Return the growth of the newest regime; ``None`` if this regime doesn't grow.
 
     Args:
         indexes: Steps of the levels, ascending.
         levels: Memory levels.
         wanted: Required growth per step, above 0.
-        least: Fewest levels of a regime, 10 or more.
-        sigmas: As for `keeps_growing`.
+        least: Minimum number of levels of a regime, 10 or more.
+        sigmas: Required growth in standard deviations of the levels around the trend.
     """
     if len(levels) < least or not _may_grow(indexes, levels, wanted, least):
         return None
@@ -74,7 +79,10 @@ def find_growth(
 
 
 def _may_grow(indexes: Sequence[int], levels: Sequence[float], wanted: float, least: int) -> bool:
-    """Return False if the newest levels are hardly above those before: nearly all calls end here."""
+    """Return False if the newest levels are hardly above the levels before them.
+
+    In nearly all calls of `find_growth`, this fast check makes the slow ones unnecessary.
+    """
     part = least // 4
     rise = median(levels[-part:]) - median(levels[-least : part - least])
     return rise > 0.5 * wanted * (indexes[-1] - indexes[-least]) * (least - part) / least
@@ -86,7 +94,8 @@ def _regime(indexes: Sequence[int], levels: Sequence[float], least: int) -> int:
     begin = count - max(count // 2, least)
     line = line_through(indexes[begin:], levels[begin:])
     size = max(count // _GROUPS, 3)
-    # The medians of small groups spread more than those of the blocks.
+    # The medians of these small groups vary more than the medians of the line's blocks. So the spread of
+    # single levels is used if it is larger.
     noise = _NEAR * max(_deviation(indexes[begin:], levels[begin:], line), line.spread)
     while begin:
         first = max(begin - size, 0)
@@ -108,7 +117,10 @@ def _deviation(indexes: Sequence[int], levels: Sequence[float], line: Line) -> f
 
 
 def _fades(indexes: Sequence[int], levels: Sequence[float]) -> bool:
-    """Return True if the second half is clearly slower than the first; few levels can't tell."""
+    """Return True if the second half of the levels grows clearly more slowly than the first half.
+
+    Return False if there are too few levels for two lines.
+    """
     if len(levels) < 2 * BLOCKS:
         return False
     half = len(levels) // 2

@@ -6,11 +6,13 @@ from collections import deque
 from itertools import islice
 
 MOST = 128
-"""Most levels in a window."""
+"""Maximum number of levels in a window. Beyond it, a new level replaces the oldest."""
 _SCALES = 3
-"""Windows of a series, each four times as long as the one before: the last covers 2,048 levels."""
+"""Number of windows of a series. Each window covers four times as many levels as the window before it. The
+last window covers 2,048 levels."""
 JOINED = 4
-"""Levels of a window that become one level of the next, longer window: their lowest."""
+"""Number of levels of a window that become one level of the next, longer window. The lowest of them is
+used."""
 
 
 class LevelWindow:
@@ -19,7 +21,8 @@ class LevelWindow:
     Attributes:
         indexes: Steps or epochs of the levels.
         levels: The levels, the oldest first.
-        unseen: Number of levels that were added since the window was judged.
+        unseen: Number of levels that were added since the window was last judged. The caller that judges the
+            window sets it to 0.
     """
 
     __slots__ = ("_added", "indexes", "levels", "unseen")
@@ -44,12 +47,15 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Add another reading of the newest level: the lower one counts."""
+        """Take another reading at the index of the newest level. Keep the lower of the two readings."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 
     def joined(self) -> float | None:
-        """Return a level for the next window if the newest level completes one, otherwise ``None``."""
+        """Return the lowest of the newest `JOINED` levels, for the next window.
+
+        Return ``None`` if the newest level does not complete a group of `JOINED` levels.
+        """
         if not self._added or self._added % JOINED:
             return None
         return min(islice(reversed(self.levels), JOINED))
@@ -65,7 +71,7 @@ class LevelScales:
 
     @property
     def finest(self) -> LevelWindow:
-        """The window that holds each level."""
+        """The window in which no levels are joined."""
         return self.windows[0]
 
     def clear(self) -> None:
@@ -74,7 +80,7 @@ class LevelScales:
             window.clear()
 
     def add(self, index: int, level: float) -> list[LevelWindow]:
-        """Add the next level; return the windows that got one."""
+        """Add the next level. Return the windows that got a new level."""
         added = []
         joined: float | None = level
         for window in self.windows:
@@ -86,14 +92,14 @@ class LevelScales:
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
-        """Return the finest window that reaches back to an index, or that holds all levels.
+        """Return the finest window that reaches back to an index, or that still holds all levels.
 
         Args:
             since: The index; ``None``: return the finest of all windows.
-            least: Fewest levels that the window must have.
+            least: Minimum number of levels in the window.
 
         Returns:
-            The window; ``None`` if it has too few levels, or if no window reaches back so far.
+            The window; ``None`` if it has too few levels, or if no window reaches back to the index.
         """
         for window in self.windows:
             if len(window.levels) < least:
@@ -103,7 +109,10 @@ class LevelScales:
         return None
 
     def highest_before(self, index: int) -> float | None:
-        """Return the highest level before an index, in the longer windows; ``None`` if there is none."""
+        """Return the highest level before an index in the longer windows; ``None`` if there is no such level.
+
+        The finest window is left out.
+        """
         return max(
             (
                 level

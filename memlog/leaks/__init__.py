@@ -1,1 +1,4 @@
-"""Growth of memory, found by default: which series grows, since when, until when, and what holds it."""
+"""Detection of growing memory, on by default.
+
+It finds which series grows, since which step, when the series reaches its limit, and what holds the memory.
+"""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from memlog._internal.source_name import source_name
 
 _MAX_BYTES: Final = 400_000
-"""Maximum size of a source file that is parsed: about 100 ms."""
+"""Maximum number of characters of a source file that is parsed. Parsing it takes about 100 ms."""
 _ADDING: Final = frozenset(
     (
         "append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put", "put_nowait",
@@ -24,11 +24,11 @@ _ADDS_GROUP: Final = re.compile("add_param_group")
 
 
 class Addition(NamedTuple):
-    """A statement that adds to a variable.
+    """A statement that adds to a variable or an attribute.
 
     Attributes:
-        line: Its line number.
-        value: Source text of the added value if that is a name or an attribute; otherwise empty.
+        line: Line number of the statement.
+        value: Source text of the added value, if the value is a name or an attribute; otherwise empty.
     """
 
     line: int
@@ -39,7 +39,7 @@ def additions(file: str, name: str) -> list[Addition]:
     """Return the statements of a file that add to a variable or an attribute.
 
     Args:
-        file: Path of the file, as in its code.
+        file: Path of the file, as in ``co_filename`` of its code.
         name: Name of the variable or attribute.
     """
     found = [one for node in _nodes(file, name) for one in _addition(node, name)]
@@ -57,10 +57,12 @@ def added_groups(file: str) -> list[Addition]:
 
 
 def replaced(file: str, line: int) -> str:
-    """Return the variable or attribute whose new value a line makes from its old one; empty if there is none.
+    """Return the variable or attribute whose new value a statement computes from its old value.
+
+    Return an empty string if there is none.
 
     Args:
-        file: Path of the file, as in its code.
+        file: Path of the file, as in ``co_filename`` of its code.
         line: A line of the statement, such as ``self.table = concat([self.table, rows])``.
     """
     for node in _nodes(file):
@@ -81,7 +83,10 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 
 def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
-    """Return the calls of a method; those in loops and functions come first: they may run more than once."""
+    """Return the calls of a method.
+
+    Calls in loops and functions come first, because they can run repeatedly.
+    """
     nodes = list(_nodes(file, word))
     again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
@@ -92,7 +97,7 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
 
 
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
-    """Yield the nodes of a source file's syntax tree; none if the file does not contain ``word``."""
+    """Yield the nodes of a source file's syntax tree, or nothing if the file does not contain ``word``."""
     text = "".join(linecache.getlines(file))
     if not text or len(text) > _MAX_BYTES or word not in text:
         return
@@ -130,12 +135,12 @@ def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
 
 
 def _mentions(value: ast.AST, name: str) -> bool:
-    """Return whether an expression refers to the variable or attribute."""
+    """Return whether an expression refers to the variable or attribute ``name``."""
     return any(_is_named(node, name) for node in ast.walk(value))
 
 
 def _is_named(node: ast.AST, name: str) -> bool:
-    """Return whether an expression is the variable or attribute, or an element of it."""
+    """Return whether an expression is the variable or attribute ``name``, or one of its elements."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Name):
@@ -148,5 +153,5 @@ def _source(node: ast.AST | None) -> str:
 
 
 def shown(file: str, line: int) -> str:
-    """Return a line as ``train.py:31``."""
+    """Return the text for a line of a file, such as ``train.py:31``."""
     return f"{source_name(file)}:{line}"

@@ -1,8 +1,8 @@
 """Storages that autograd graphs keep, and the tensors that keep the graphs.
 
 The walk follows ``next_functions`` from all tensors that have a Python object. A node's saved tensors are
-read as ``_raw_saved_…``, which calls no unpack hook: such a hook, as checkpointing and offloading use, is
-the program's code.
+read as ``_raw_saved_…``, because this calls no unpack hook. Unpack hooks, such as those of checkpointing and
+offloading, are the program's code.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class KeptGraph(NamedTuple):
     """Storages that the graph of one tensor keeps.
 
     Attributes:
-        holder: The tensor, or a node of the graph that a Python object refers to.
+        holder: The tensor, or a node of the graph that has a Python object.
         operation: Name of the graph's last node.
-        storages: Sizes in bytes of the storages that nodes of the watched iterations have saved, by identity.
-        nodes: Nodes of the watched iterations.
+        storages: Bytes of each storage that nodes of the watched iterations have saved, by the storage's
+            identity.
+        nodes: Number of nodes of the watched iterations.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        sharers: Other tensors and nodes whose graphs have nodes in common with this one, the newest first.
+        sharers: Other tensors and nodes whose graphs have nodes in common with this graph, the newest first.
     """
 
     holder: Any
@@ -50,25 +51,25 @@ class KeptGraph(NamedTuple):
 
 
 class GraphWalk:
-    """Walk through the graphs of a program. Each node counts for the first tensor that reaches it.
+    """Walk through the graphs of a program. Each node counts for the tensor from which it is first reached.
 
     Args:
-        first_node: Number of the first node of the watched iterations. Older ones are not visited.
-        end_node: Number after their last one.
-        budget: Time that this may take.
+        first_node: Sequence number of the first node of the watched iterations. Older nodes are not visited.
+        end_node: Sequence number after the last node of the watched iterations.
+        budget: Time that the walk may take.
     """
 
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
         self._first, self._end = first_node, end_node
         self._budget = budget
         self._visited: dict[int, tuple[Any, list[Any]]] = {}
-        """Visited nodes by identity, each with the list of sharers of the graph to which it was counted."""
+        """Visited nodes by identity, each with the ``sharers`` of the graph for which the node counts."""
         self._saved_names: dict[int, tuple[str, ...]] = {}
         self._has_tracebacks = torch.is_anomaly_enabled()
         self.complete = True
 
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
-        """Return the graphs of live tensors, without those that keep nothing."""
+        """Return the graphs of live tensors that contain nodes of the watched iterations."""
         found = []
         with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:
@@ -80,7 +81,11 @@ class GraphWalk:
         return found
 
     def kept_by(self, node: Any) -> dict[int, int]:
-        """Return the sizes of the storages that a graph keeps, by identity, from its last node on."""
+        """Return the bytes of each storage that a graph keeps, by the storage's identity.
+
+        Args:
+            node: Last node of the graph.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             return self._walk(node, node)[0]
 
@@ -142,7 +147,7 @@ def _traceback_bytes(node: Any) -> int:
 
 
 def _saved(owner: Any, name: str) -> Any:
-    """Return an attribute of an autograd node; ``None`` if the backward pass freed it, or torch lacks it."""
+    """Return an attribute of an autograd node; ``None`` if a backward pass freed it, or the node lacks it."""
     try:
         return getattr(owner, name, None)
     except RuntimeError:

@@ -1,8 +1,9 @@
-"""Containers that grow, and the size of one more element.
+"""Containers that grow, and the sizes of the elements that they gain.
 
-A census is the lengths of all containers, by identity. A container grows if it is longer in each of three
-censuses. CPython's collector does not track a dictionary that holds only numbers and strings, nor a
-``bytearray``: a census finds them through the objects that refer to them.
+A census is the lengths of all containers, by identity. A container counts as growing if it became longer from
+the first census to the last, and again after the last census. CPython's collector tracks neither a
+``bytearray`` nor a dictionary that holds only numbers and strings. A census finds such containers through the
+objects that refer to them.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
 SHORTEST: Final = 1
-"""Elements below which a container is not counted."""
+"""Minimum number of elements of a container that is counted."""
 _BATCH: Final = 20_000
 _MAX_COUNTED: Final = 300_000
-"""Maximum number of containers in a census: about 30 MB."""
+"""Maximum number of containers in a census. A census of this length takes about 30 MB."""
 _MAX_REACHED: Final = 20_000
-"""Maximum number of objects that are looked at to find out what an element takes."""
+"""Maximum number of objects that are visited to measure the elements of one container."""
 _HUGE: Final = 200_000
-"""Elements above which the references of a container are not followed: that takes 10 ms."""
+"""Maximum number of elements of a container whose references are followed. Following them takes 10 ms."""
 _SAMPLE: Final = 4
-"""Elements whose size is measured."""
+"""Number of a container's newest elements whose size is measured."""
 _SHARED: Final = (
     type,
     ModuleType,
@@ -78,7 +79,8 @@ _NO_OWNERS: Final = frozenset(
         ModuleType,
     )
 )
-"""Types, by identity, whose objects are not searched: any container that they hold is found without them."""
+"""Identities of types whose objects are not searched for containers. Any container to which such an object
+refers is also found in another way."""
 
 
 class Growth(NamedTuple):
@@ -86,8 +88,8 @@ class Growth(NamedTuple):
 
     Attributes:
         container: The container.
-        base: Its type among `memlog._internal.inert_access.CONTAINERS`.
-        gained: Elements that it gained between the first and the last census.
+        base: Type of the container among `memlog._internal.inert_access.CONTAINERS`.
+        gained: Number of elements that the container has gained since the first census.
     """
 
     container: Any
@@ -100,12 +102,12 @@ class Census:
 
     Args:
         objects: All objects that the collector tracks.
-        budget: Time that this may take.
+        budget: Time that the census may take.
 
     Attributes:
-        lengths: Lengths by identity.
+        lengths: Length of each container, by the container's identity.
         untracked: Identities of the containers that the collector does not track.
-        huge: Identities of the containers with too many elements to look at each.
+        huge: Identities of the containers with more than `_HUGE` elements. Their elements are not looked at.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
@@ -132,8 +134,8 @@ class Census:
 
 
 def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
-    """Return the untracked containers to which objects refer, without the references of huge objects."""
-    # All of this runs in C: there are ten times as many referents as objects.
+    """Return the untracked containers to which objects refer. Skip the objects in ``huge``."""
+    # All of this runs in C, because there are ten times as many referents as objects.
     if huge:
         objects = [one for one in objects if id(one) not in huge]
     kinds = map(id, map(type, objects))
@@ -146,12 +148,12 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
 
 
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
-    """Return the containers that have become longer from census to census, and again since the last census.
+    """Return the containers that grew between the censuses in ``before`` and have grown again since then.
 
     Args:
         objects: All objects that the collector tracks.
         before: Censuses, the oldest first.
-        budget: Time that this may take.
+        budget: Time that the comparison may take.
     """
     first, last = before[0].lengths, before[-1].lengths
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
@@ -184,7 +186,7 @@ class ElementSizes:
     """Sizes of the elements that containers gain.
 
     Args:
-        budget: Time that this may take.
+        budget: Time that the measurements may take.
     """
 
     def __init__(self, budget: TimeBudget) -> None:
@@ -193,8 +195,8 @@ class ElementSizes:
     def of(self, growth: Growth) -> ElementSize:
         """Return the mean size of a container's newest elements.
 
-        It counts all objects that the newest elements refer to, except those that older elements refer to as
-        well, and those that an element does not own, such as its class.
+        The size includes all objects to which the newest elements refer. It excludes objects to which older
+        elements refer, too, and objects that an element does not own, such as its class.
         """
         slot = _SLOTS[growth.base]
         if growth.base is bytearray:
@@ -213,7 +215,7 @@ class ElementSizes:
 
 
 class _Reach:
-    """Size of all objects that can be reached from given ones. Each object counts once.
+    """Size of all objects that can be reached from given objects. Each object counts a single time.
 
     Attributes:
         objects: Bytes of Python objects and arrays.
@@ -224,11 +226,11 @@ class _Reach:
         self.objects = self.storages = 0.0
         self._budget = budget
         self._seen: set[int] = {id(container)}
-        # An object that is freed meanwhile would give its identity to another one.
+        # Keeps the counted objects alive: a new object could get the identity of an object that was freed.
         self._kept: list[Any] = []
 
     def add(self, roots: list[Any]) -> bool:
-        """Add what can be reached from ``roots``; return False if that is too much."""
+        """Add all objects that can be reached from ``roots``. Return False if this takes too long."""
         waiting = list(roots)
         while waiting:
             one = waiting.pop()
@@ -257,7 +259,7 @@ def _size(one: Any) -> tuple[float, list[Any]]:
     if any(kind is atom for atom in _ATOMS):
         return sys.getsizeof(one), []
     size = own_method(one, "__sizeof__")()
-    if is_kind(one, dict):  # the collector does not show string keys
+    if is_kind(one, dict):  # `gc.get_referents` leaves out string keys
         return size, [*dict.keys(one), *dict.values(one)]
     array = _array_class()
     if array is not None and is_kind(one, array):
@@ -269,7 +271,7 @@ def _size(one: Any) -> tuple[float, list[Any]]:
 _TENSOR: Final = 600
 """Approximate bytes of a tensor object without its elements."""
 _SLOTS: Final[dict[type, float]] = {list: 9, deque: 9, dict: 100, set: 60, bytearray: 1.06}
-"""Approximate bytes that an element takes in the container itself, with its share of the free slots."""
+"""Approximate bytes per element in a container's own memory, including unused slots."""
 _ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
 
 
@@ -278,7 +280,10 @@ def _is_shared(kind: type) -> bool:
 
 
 def _newest(container: Any, base: type, count: int) -> list[Any]:
-    """Return the last elements, the newest first; of a set any; of a dictionary the keys and values."""
+    """Return the newest elements of a container, the newest first.
+
+    Elements of a dictionary are pairs of a key and a value. A set has no order: any elements are returned.
+    """
     try:
         if base is list:
             return list.__getitem__(container, slice(-count, None))[::-1]
@@ -287,7 +292,7 @@ def _newest(container: Any, base: type, count: int) -> list[Any]:
         if base is deque:
             return list(itertools.islice(deque.__reversed__(container), count))
         return list(itertools.islice(set.__iter__(container), count))
-    except RuntimeError:  # another thread changed it meanwhile
+    except RuntimeError:  # another thread has changed the container meanwhile
         return []
 
 
@@ -304,5 +309,5 @@ def _tensor_storage(one: Any) -> tuple[int, int] | None:
         with torch._C.DisableTorchFunction():
             storage = torch._C.TensorBase.untyped_storage(one)
             return storage._cdata, storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # it has no storage
+    except (RuntimeError, NotImplementedError):  # the tensor has no storage
         return 0, 0

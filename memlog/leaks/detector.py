@@ -1,9 +1,10 @@
 """Detector of growth: a subscriber that judges every series of the memory readings it receives.
 
-In the trainer's process it judges, at each step, the process's anonymous memory, its shared memory and each
-device; in the helper process, at each sample, each child process and their shared memory. Mapped files are in
-none of them. Before growth of the trainer's process is suspected, Python's young garbage is collected. Before
-it is confirmed, all garbage is collected.
+In the trainer's process, the detector judges at each step the process's anonymous memory, its shared memory
+and the memory of each device. In the helper process, it judges at each sample the memory of each child
+process and the shared memory of all child processes. No series includes mapped files. Before growth of the
+trainer's process is suspected, Python's young garbage is collected. Before such growth is confirmed, all
+garbage is collected.
 """
 
 from __future__ import annotations
@@ -33,42 +34,47 @@ ALLOCATED = ".allocated"
 FRAGMENTED = ".fragmented"
 
 _HOST_FLOOR = 4 * MIB
-"""Least growth on the host: the C library takes memory in such pieces."""
+"""Minimum growth on the host, in bytes, that counts. The C library takes memory in pieces of such a size."""
 _DEVICE_FLOOR = MIB / 2
 _FRAGMENTED_FLOOR = 64 * MIB
-"""Least growth of a device's fragmented memory: its allocator reserves pieces of 2 to 20 MiB."""
+"""Minimum growth of a device's fragmented memory, in bytes, that counts. The device's allocator reserves
+pieces of 2 to 20 MiB."""
 _CHILD_FLOOR = 8 * MIB
-"""Least growth of a child process, which is judged by fewer levels."""
+"""Minimum growth of a child process, in bytes, that counts. It is larger than `_HOST_FLOOR`, because a child
+process is judged by fewer levels."""
 _STEPS = 24
-"""Fewest levels of a regime, one for each step."""
+"""Minimum number of levels of a regime, if each step has a level."""
 _SAMPLES = 10
-"""Fewest levels of a regime, one for each sample: samples are several steps apart."""
+"""Minimum number of levels of a regime, if each sample has a level. Samples are several steps apart."""
 _GARBAGE = 0.25
-"""Share of a growth that is garbage, above which the growth is not suspected."""
+"""Minimum ratio of collected garbage to a growth before the garbage is considered as the growth's cause."""
 _COLLECTING = 2.0
-"""Processor seconds that collections of old garbage may take in any run."""
+"""Processor seconds that collections of old garbage may take even in a short run. In a long run, they may
+take 1 % of the run's time."""
 _UNUSED = 0.6
-"""Share of the allocator's unused memory in a growth, above which the growth counts as unused memory."""
+"""Minimum ratio of the growth of the allocator's unused memory to the whole growth, before the growth is
+reported as `FREE_LISTS`."""
 _LONG = 64
-"""Steps for which the growth of a worker must last if the worker ends before it is confirmed."""
+"""Minimum number of steps for which a worker's memory must grow, if the worker ends before its growth is
+confirmed."""
 
 _HEAP_STEPS = 2
-"""Steps between readings of the heap while growth is suspected: each takes 5 to 500 µs."""
+"""Number of steps between readings of the heap while growth is suspected. Each reading takes 5 to 500 µs."""
 _ALONE = 6
-"""Fewest levels by which growth of a single process is confirmed."""
+"""Minimum number of levels before growth of a single process that has ended is confirmed."""
 
 Receiver = Callable[[Suspicion], object]
 
 
 class _Collected(NamedTuple):
-    """Result of the last garbage collection: step, and bytes in use after it."""
+    """Step of the last garbage collection, and bytes in use after the collection."""
 
     step: int
     left: int
 
 
 class _DeviceSeries(NamedTuple):
-    """Level of one series of a device in bytes, the least growth that counts, and the bytes in use."""
+    """Level of one series of a device, the minimum growth that counts, and the device's bytes in use."""
 
     ending: str
     level: int
@@ -81,13 +87,13 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
         return
     yield _DeviceSeries(ALLOCATED, device.allocated, _DEVICE_FLOOR, device.allocated)
     if device.reserved is not None and device.inactive_split is not None:
-        # Free blocks that are whole, or that were split within what is reserved already, are no growth.
+        # Neither whole free blocks nor free parts of memory that was reserved before count as growth.
         level = min(device.reserved - device.allocated, device.inactive_split)
         yield _DeviceSeries(FRAGMENTED, level, _FRAGMENTED_FLOOR, device.reserved)
 
 
 def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
-    """Return a process's growth together with that of others."""
+    """Return the sum of a process's growth and of other processes' growth."""
     for other in alike:
         growth = growth._replace(
             rate=growth.rate + other.rate,
@@ -113,18 +119,18 @@ def _suspicion(name: str, growth: Growth, free: float | None, step: int) -> Susp
 
 
 class GrowthDetector:
-    """Subscriber that tells which series grow.
+    """Subscriber that reports which series grow.
 
     Args:
-        pid: The trainer's process.
-        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``. Growth of
-            ``host.free_lists`` and of a device's fragmented memory is confirmed again while it lasts, because
-            it often ends.
-        on_suspicion: Called earlier, when a series seems to grow, to look for the cause.
+        pid: Process id of the trainer.
+        on_confirmed: Called when growth has lasted. After a call for ``host.anon``, it can also be called for
+            ``host.free_lists``. It is called repeatedly while ``host.free_lists`` or a device's fragmented
+            memory grows, because such growth often ends.
+        on_suspicion: Called earlier, when a series seems to grow. The search for the cause can then begin.
         on_withdrawn: Called if the suspected growth has not lasted.
         memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
-            Batches lack them, because the journal keeps each step's event small.
-        is_searching: Returns whether memlog itself took memory of this process in the newest step.
+            `Batch` events lack these figures, because the journal keeps each step's event small.
+        is_searching: Returns whether memlog's own search took memory of this process in the newest step.
     """
 
     def __init__(
@@ -163,7 +169,7 @@ class GrowthDetector:
         self._step = 0
 
     def __call__(self, event: Event) -> None:
-        """Take a batch, a sample or a device; ignore any other event."""
+        """Take a `Batch`, `Sample` or `Device` event. Ignore any other event."""
         if type(event) is Batch:
             self._take_batch(event)
         elif type(event) is Sample:
@@ -172,7 +178,7 @@ class GrowthDetector:
             self._capacities[event.name] = event.capacity
 
     def take_children(self, step: int, children: Sequence[ChildReading]) -> None:
-        """Take readings of the child processes; those that are missing have ended."""
+        """Take readings of the child processes. A process without a reading has ended."""
         self._step = step
         alive = {(child.pid, child.started) for child in children}
         for key in [key for key in self._children if key not in alive]:
@@ -186,9 +192,10 @@ class GrowthDetector:
         self._piles.take(step, children)
 
     def finish(self) -> None:
-        """Judge all series a last time: growth that lasts until now is confirmed.
+        """Judge all series a last time, and confirm growth that lasts until now.
 
-        The program may have freed everything since its last step, when its functions returned.
+        The last step's figures are used. Since then, the program's functions have returned, and can have
+        freed everything.
         """
         self._is_ending = True
         self._take_host(self._gaps.rest())
@@ -209,7 +216,7 @@ class GrowthDetector:
         if anon is not None:
             searching = self._is_searching()
             self._take_host(self._gaps.take(event.step, anon, left_out=searching))
-            if searching:  # the search's own memory is no growth of the allocator's
+            if searching:  # memory that the search took does not count as growth of the allocator's
                 self._heap, self._suspected = read_heap(), event.step
                 self._host.in_use.clear()
             elif self._host.pending is not None and event.step % _HEAP_STEPS == 0:
@@ -242,8 +249,8 @@ class GrowthDetector:
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
 
-        Workers of a DataLoader may live for one epoch, and be read a few times. So growth is confirmed if it
-        lasted long, or if the process that had the same role before grew until its end, too.
+        A DataLoader's worker can end after one epoch, after only a few readings. So its growth is confirmed
+        if the growth lasted long, or if an earlier process of the same role also grew until its end.
         """
         suspected = watch.pending
         news = watch.end()
@@ -258,7 +265,11 @@ class GrowthDetector:
             self._report_child(role, watch, News("withdrawn", suspected))
 
     def _report_child(self, role: str, watch: SeriesWatch, news: News | None) -> None:
-        """Report the growth of child processes of one kind once, because they share its cause."""
+        """Report a child process's growth, unless growth of the same kind of process was reported already.
+
+        Processes of one kind share the cause of their growth. Growth that is `LARGER` times as fast as the
+        reported growth is reported again.
+        """
         if news is None:
             return
         kind = kind_of(role)
@@ -290,8 +301,8 @@ class GrowthDetector:
         """Report growth of the trainer's process, unless garbage explains it.
 
         Args:
-            news: What changed.
-            suspected: True if the growth was reported before, as suspected.
+            news: New verdict on the growth.
+            suspected: True if the growth has already been reported as suspected.
         """
         is_confirmed = news.verdict == "confirmed"
         if news.verdict != "withdrawn" and self._is_garbage(news.growth, old=is_confirmed):
@@ -304,13 +315,14 @@ class GrowthDetector:
         self._report(HOST, self._host, news)
 
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
-        """Collect garbage; return True if it explains a growth.
+        """Collect garbage. Return True if the garbage explains a growth.
 
-        Much garbage may hide a leak. So the bytes in use after two collections are compared, too.
+        Much garbage can hide a leak. So the bytes in use after this collection are also compared with the
+        bytes in use after the previous collection.
 
         Args:
             growth: The growth.
-            old: Collect old garbage, too, if that does not take too long.
+            old: Collect old garbage, too, if there is time left for such collections.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()
@@ -341,9 +353,13 @@ class GrowthDetector:
         self._calls[news.verdict](found._replace(others=len(alike)))
 
     def _is_unused(self, rate: float) -> bool:
-        """Return True if mostly unused memory of the allocator has grown since the suspicion.
+        """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        Python keeps small objects in memory of its own, whose growth the allocator's figures do not show.
+        The figures of the C library's allocator do not show the memory that Python manages for small objects.
+        So the growth is also computed from the rate, and the larger growth is used.
+
+        Args:
+            rate: Growth of the process in bytes per step.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

@@ -1,6 +1,6 @@
-"""Causes that no Python object shows, by elimination.
+"""Causes of growth that no Python object shows, found by elimination.
 
-Child processes and shared memory are series of their own, which are not judged here.
+Growth of child processes and of shared memory is not explained here. They are separate series.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from memlog._internal.units import format_bytes
 from memlog.leaks.holders import Holder
 
 _MOST: float = 0.5
-"""Share of the growth that a cause has to explain."""
+"""Minimum fraction of the growth that a cause has to explain."""
 
 
 def by_elimination(
@@ -20,14 +20,14 @@ def by_elimination(
     malloc_free: float | None = None,
     profiling: bool = False,
 ) -> Holder | None:
-    """Return the cause that the numbers of the operating system and the allocator show; ``None`` if none.
+    """Return the cause that the figures of the C library's allocator show; ``None`` if they show none.
 
     Args:
         rate: Growth in bytes per step.
         explained: Bytes per step that Python objects explain.
-        malloc_used: Growth of the bytes that the C library's allocator has given out, per step.
-        malloc_free: Growth of the free bytes that it keeps.
-        profiling: True if torch's profiler records. It keeps its events in C++ until it is stopped.
+        malloc_used: Growth per step of the bytes that the C library's allocator has given out.
+        malloc_free: Growth per step of the free bytes that the C library's allocator keeps.
+        profiling: True if torch's profiler records. The profiler keeps its events in C++ until it is stopped.
     """
     least = _MOST * rate
     if rate <= 0 or explained >= least:

@@ -1,4 +1,4 @@
-"""Alerts about findings: one for each."""
+"""Alerts about findings, one for each new finding."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
-"""Multiple of an alert's rate at which a finding about the same thing raises another alert."""
+"""Minimum ratio of a finding's rate to that of an earlier finding of the same kind and place, before another
+alert is published."""
 
 
 class FindingAlerts:
-    """Subscriber that publishes an alert for each finding. Trackers get it like the alert of a rule.
+    """Subscriber that publishes an alert for each new finding. Trackers get these alerts like those of rules.
 
     Args:
         publish: Takes the alerts.
         on_alert: Called with each alert after it was published.
-        on_new: Called with each finding that is about something new.
+        on_new: Called with each new finding before its alert is published.
 
     Attributes:
         findings: The findings so far.
@@ -48,17 +49,22 @@ class FindingAlerts:
 
 
 def _is_known(finding: Finding, before: Finding) -> bool:
-    """Return True if there was an alert about the same thing, and it does not grow twice as fast now."""
+    """Return True if an earlier finding has the same kind and place, and growth is not twice as fast now.
+
+    Args:
+        finding: The newest finding.
+        before: An earlier finding.
+    """
     if (finding.kind, finding.where) != (before.kind, before.where):
         return False
     if finding.rate is None or finding.kind == "larger_steps":
-        # The rate of larger steps is the slope of a curve, which more steps make steeper.
+        # The rate of larger steps is the slope of a curve. The curve becomes steeper with more steps.
         return True
     return finding.rate < _FASTER * (before.rate or 0.0)
 
 
 def _alert(finding: Finding) -> Alert:
-    # The reports are needed only if something was found.
+    # Imported here, because the reports are needed only if there is a finding.
     from memlog.reports.verdict import sentence  # noqa: PLC0415
 
     return Alert(

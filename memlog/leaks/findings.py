@@ -1,4 +1,4 @@
-"""Findings about growth for which no more precise cause is known, from the series that grows."""
+"""Findings about growing series whose precise cause is unknown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
-"""Steps after which growth counts as certain if its rate is known to within a third."""
+"""Minimum number of steps before growth counts as certain, if its rate is known to within a third."""
 _NARROW = 1 / 3
 _FRAGMENTS = 400
-"""Steps for which an allocator's unused memory has to grow."""
+"""Minimum number of steps for which an allocator's unused memory has to grow before there is a finding."""
 
 
 class _Text(NamedTuple):
@@ -87,23 +87,23 @@ class GrowthFindings:
     def __call__(self, growth: Suspicion) -> None:
         """Publish a finding about a growth, unless it is too uncertain.
 
-        Growth of the process without a known cause is published only if it is certain.
+        Growth of the process's memory is published only if it is certain.
 
-        Growth of an allocator's unused memory is published once, and only if it has lasted: in healthy
-        programs, too, small free pieces of the heap add up for a while.
+        Growth of an allocator's unused memory is published one time, and only if it has lasted long. Even in
+        healthy programs, small free pieces of the heap add up for a while.
         """
         if growth.series == FREE_LISTS or growth.series.endswith(FRAGMENTED):
             known = growth.series in self._fragmented
             if known or growth.step - growth.since_step < _FRAGMENTS:
                 return
             self._fragmented.add(growth.series)
-        # Allocators take memory for a while in healthy programs.
+        # Even in healthy programs, allocators take more memory for a while.
         if growth.series != HOST or confidence_in(growth) == "high":
             self._publish(finding_of(growth))
 
 
 def finding_of(growth: Suspicion) -> Finding:
-    """Return the finding that a series grows, without a cause."""
+    """Return a finding that says that a series grows. It names no cause."""
     text, where = _text_of(growth.series)
     others = f", and of {growth.others} more like it," if growth.others else ""
     title = f"{text.what.format(where)}{others} grows"
@@ -132,7 +132,7 @@ def finding_of(growth: Suspicion) -> Finding:
 
 
 def _text_of(series: str) -> tuple[_Text, str | None]:
-    """Return the texts of a series, and the process or device that it is about."""
+    """Return the texts for a series, and its child process or device; ``None`` if it belongs to none."""
     if series.startswith(CHILD):
         return _TEXTS[CHILD], series.removeprefix(CHILD)
     if series.startswith(PILE):
@@ -144,7 +144,10 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
 
 
 def confidence_in(growth: Suspicion) -> Literal["high", "medium", "low"]:
-    """Return the confidence that memory grows, by the growth's length and the interval of its rate."""
+    """Return the confidence that memory grows.
+
+    The confidence follows from the number of steps of the growth and from the interval of the growth's rate.
+    """
     long = growth.step - growth.since_step >= _SURE
     narrow = growth.rate_high - growth.rate_low <= 2 * _NARROW * growth.rate
     if long and narrow:

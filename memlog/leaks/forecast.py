@@ -1,4 +1,4 @@
-"""Forecast of the step at which a growing series reaches its limit, and the memory left until then."""
+"""Forecast of the step at which a growing series reaches its limit, and the bytes left until the limit."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from memlog.probes.cgroup import read_cgroup, read_file_pages
 from memlog.probes.tree import available_memory
 
 _WIDEST = 2.0
-"""Largest useful ratio of the most to the fewest steps until the limit."""
+"""Maximum ratio of the highest to the lowest estimate of the steps until the limit. Beyond it, there is no
+forecast."""
 _FURTHEST = 1_000_000
-"""Steps from now after which no limit is forecast: the growth is too slow to matter."""
+"""Maximum number of steps until a limit that is forecast. Slower growth does not matter."""
 
 
 def steps_left(growth: Growth, free: float) -> tuple[float, float]:
-    """Return the fewest and the most steps until ``free`` bytes are used, by the rate's interval."""
+    """Return the lowest and the highest estimate of the number of steps until ``free`` bytes are used.
+
+    The estimates follow from the upper and the lower end of the rate's interval.
+    """
     return max(free, 0) / growth.high, max(free, 0) / growth.low
 
 
 def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] | None:
-    """Return the steps between which a limit will be reached, if the rate stays as it is.
+    """Return the two steps between which a limit will be reached, if the rate of growth does not change.
 
     Args:
-        growth: Growth, whose interval lies above zero.
+        growth: Growth whose rate has an interval above zero.
         free: Bytes left until the limit; ``None`` if unknown.
         step: Newest step.
 
@@ -37,9 +41,10 @@ def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] |
 
 
 def host_free(pid: int) -> int | None:
-    """Return the bytes that a process can still take: the fewer of its control group's and the machine's.
+    """Return the bytes that a process can still take; ``None`` if unknown.
 
-    Pages of files count as free, because the kernel takes them back. A call takes about a millisecond.
+    These are the free bytes of the process's control group or of the machine, whichever are fewer. File pages
+    count as free, because the kernel frees file pages when it needs memory. A call takes about a millisecond.
     """
     known = [free for free in (_cgroup_free(pid), available_memory()) if free is not None]
     return min(known, default=None)

@@ -21,7 +21,7 @@ class Variable(NamedTuple):
     """A local variable of a running function.
 
     Attributes:
-        name: Its name.
+        name: Name of the variable.
         code: Code of the function.
     """
 
@@ -39,8 +39,8 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
 
     Args:
         is_program: Function that returns whether a source file is the program's. If several variables have
-            the same value, the program's win over those of packages, and a caller's over those of the
-            functions that it calls.
+            the same value, the program's variables are preferred to those of packages. A caller's variables
+            are preferred to those of the functions that it calls.
     """
     program: dict[int, Variable] = {}
     others: dict[int, Variable] = {}
@@ -52,7 +52,7 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
 
 
 def all_objects() -> list[Any]:
-    """Return all objects that the collector tracks, and the other values of running functions' variables."""
+    """Return all objects that the collector tracks, and untracked values of running functions' variables."""
     objects = gc.get_objects()
     for frame in _running_frames():
         objects += itertools.filterfalse(gc.is_tracked, local_variables(frame).values())
@@ -60,9 +60,9 @@ def all_objects() -> list[Any]:
 
 
 def _running_frames() -> Iterator[FrameType]:
-    """Yield the running frames except memlog's, the innermost first.
+    """Yield the frames of running functions except memlog's, the innermost first.
 
-    They are only this thread's if frames of other threads must not be read.
+    If frames of other threads must not be read, yield only this thread's frames.
     """
     threads = tuple(sys._current_frames().values()) if LIVE_LOCALS else (sys._getframe(),)
     for innermost in threads:

@@ -1,4 +1,4 @@
-"""A series of levels without the steps in which memlog's own search took memory."""
+"""Series of levels without the steps in which memlog's own search took memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 from memlog.growth import Growth
 
 _ENOUGH = 12
-"""Levels after a gap that are enough to continue the series without the gap."""
+"""Number of levels after a gap before the series is continued without the gap."""
 
 _JOINED = 6
-"""Levels on either side of a gap that are compared."""
+"""Number of levels on either side of a gap that are compared."""
 
 
 class Level(NamedTuple):
@@ -24,30 +24,32 @@ class Level(NamedTuple):
 
 
 class Gaps:
-    """Gaps in a series. The levels after a gap continue those before it, in step and level.
+    """Remover of gaps from a series. A gap is a sequence of steps whose levels must not be judged.
 
-    A search for holders takes tens of megabytes and leaves some of them to the allocator, in which the
-    program's growth then disappears for a while. So what happened in a gap counts neither for growth nor
-    against it, unless the series ends soon after.
+    The levels after a gap are shifted, so that they continue the levels before it, in step and bytes.
+
+    A search for holders takes tens of megabytes and leaves some of them free in the allocator. The program's
+    growth then fills this free memory, and can't be seen for a while. So the levels in a gap are left out.
+    They are judged only if the series ends in the gap or soon after it.
     """
 
     def __init__(self) -> None:
         self._shift = Level(0, 0)
         """Steps and bytes to subtract from a level that was measured."""
         self._begins = [(0, 0)]
-        """Steps from which shifts hold, and the shifts' steps."""
+        """For each shift, the shifted step from which it holds, and the number of steps that it subtracts."""
         self._newest: deque[Level] = deque(maxlen=_JOINED)
-        """The newest levels before the gap, without gaps."""
+        """The newest shifted levels. During a gap, these are the levels before the gap."""
         self._waiting: list[Level] = []
-        """Levels of a gap and after it."""
+        """Levels in the current gap and after it, as measured. They are held back until the gap is closed."""
         self._after = 0
 
     def take(self, step: int, level: int, *, left_out: bool) -> Sequence[Level]:
-        """Take a level; return those that have become certain, without the gaps.
+        """Take a level. Return the levels that can be judged now, without the gaps.
 
         Args:
             step: Number of the step.
-            level: Bytes at its end.
+            level: Bytes at the end of the step.
             left_out: True if the step belongs to a gap.
         """
         newest = Level(step, level)
@@ -60,18 +62,26 @@ class Gaps:
         return self._close(self._waiting[-_ENOUGH:])
 
     def rest(self) -> Sequence[Level]:
-        """Return the levels of a gap, if the series ends in it or soon after."""
+        """Return the levels that are held back. Call this method when the series ends."""
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return growth that was found in levels without gaps, with its true first step and level."""
+        """Return a growth with its true first step and level, without shifts.
+
+        Args:
+            growth: Growth that was found in shifted levels.
+        """
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 
     def _close(self, after: list[Level]) -> list[Level]:
-        """Close the gap: shift the levels after it, so that the first of them match the last ones before it.
+        """Close the gap, and return the levels after it, shifted to continue the levels before it.
 
-        Medians of both are compared, because a single level may be a spike, which would look like a jump.
+        The shift is the difference between the median of the first levels after the gap and the median of the
+        last levels before it. A single level is not used, because it can be a spike.
+
+        Args:
+            after: The newest levels, all after the gap.
         """
         count = len(self._newest)
         before = median(each.level for each in self._newest)

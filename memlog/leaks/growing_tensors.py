@@ -1,4 +1,4 @@
-"""Tensors that each iteration replaces by a larger one, such as by `torch.cat` with the old one."""
+"""Tensors that each iteration replaces by a larger tensor, such as by `torch.cat` of old and new values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from memlog.leaks.watched_storages import Site, WatchedStorage
 _JOINS: Final = re.compile("cat|stack|append|pad")
 """Operations that join a tensor to others."""
 _LEAST_ENDS: Final = 3
-"""Fewest iterations over which a tensor has to become larger."""
+"""Minimum number of iterations over which a tensor has to become larger."""
 _EVEN: Final = 0.5
-"""Share of the mean rise that each rise has to reach."""
+"""Minimum ratio of each rise of a tensor's size to the mean rise."""
 
 
 class SizesAtEnds:
-    """Bytes of the newest storages of each site at the ends of the watched iterations."""
+    """Bytes that each site's newest storages have at the end of each watched iteration."""
 
     def __init__(self) -> None:
         self._ends: list[Counter[Site]] = []
@@ -41,9 +41,9 @@ class SizesAtEnds:
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:
-        """Return the sites that join tensors to one that is larger in each iteration.
+        """Return a holder for each site that joins tensors to a tensor that is larger in each iteration.
 
-        Other operations do not count: their results are larger if the inputs are.
+        Sites of other operations are left out: their results are larger only because their inputs are.
         """
         if len(self._ends) < _LEAST_ENDS:
             return []
@@ -52,7 +52,7 @@ class SizesAtEnds:
         return [_holder(site, rate) for site, rate in rates.items() if rate > 0]
 
     def _rate(self, site: Site) -> float:
-        """Return the bytes per iteration by which a site's storages become larger; 0: they do not."""
+        """Return the bytes per iteration by which a site's storages become larger; 0 if they don't."""
         rises = [after[site] - before[site] for before, after in pairwise(self._ends)]
         mean = fmean(rises)
         return mean if self._ends[0][site] and min(rises) >= _EVEN * mean else 0.0

@@ -16,20 +16,20 @@ class Held(NamedTuple):
 
     Attributes:
         owner: The owner; ``None`` if unknown.
-        growth: Growth of its container; ``None`` if it has none.
+        growth: Growth of the owner's container; ``None`` if the owner has no container that grows.
         iterations: Number of watched iterations.
         storages: Watched storages by identity.
-        sizes: Sizes of all storages by identity.
-        nodes: Nodes of autograd graphs.
+        sizes: Bytes of all kept storages, by the storage's identity.
+        nodes: Number of kept nodes of autograd graphs.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        has_graph: True if it keeps autograd graphs.
-        is_gradient: True if parameters' gradients keep them.
-        cycles_made_at: Line of a ``backward(create_graph=True)``, after which parameters and gradients stay;
-            empty if there was none, or the owner is known.
+        has_graph: True if the owner keeps autograd graphs.
+        is_gradient: True if parameters' gradients keep the memory.
+        cycles_made_at: Line that called ``backward(create_graph=True)``. After such a call, parameters and
+            their gradients keep each other alive. Empty if there was no such call, or if the owner is known.
         scalar: True if the kept tensor is a scalar.
-        element_rate: Bytes per step of objects that are not watched tensors.
-        cut_short: True if not all owners were looked for.
-        containers: Number of containers, if several have the same description: the values of a dictionary.
+        element_rate: Bytes per step that the container gains in objects other than watched tensors.
+        cut_short: True if the search for owners was cut short.
+        containers: Number of containers that have this description, such as several values of a dictionary.
     """
 
     owner: Owner | None
@@ -49,13 +49,13 @@ class Held(NamedTuple):
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that it gains per step."""
+        """Bytes that the owner gains per step."""
         kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
         return kept / self.iterations + self.element_rate
 
 
 def with_equals_joined(held: Iterable[Held]) -> list[Held]:
-    """Join the records of growing containers that have the same description."""
+    """Join the items whose growing containers have the same description."""
     groups: dict[object, Held] = {}
     for one in held:
         owner, growth = one.owner, one.growth

@@ -1,4 +1,4 @@
-"""Owners of the storages that are left from the watched iterations."""
+"""Owners of the storages that are still alive after the watched iterations."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Objects whose owners are searched, of each sort."""
+"""Maximum number of graphs, of sites and of containers whose owners are searched. The largest are
+searched."""
 _MAX_VIEWS: Final = 4
-"""Tensors of one storage whose owners are searched."""
+"""Maximum number of tensors of one storage whose owners are searched."""
 _MAX_SHARERS: Final = 64
-"""Tensors with the same graph whose owners are searched."""
+"""Maximum number of tensors with the same graph whose owners are searched."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
-"""Containers whose elements are measured."""
+"""Maximum number of containers whose elements are measured."""
 _LEAST: Final = 64.0
-"""Bytes per step below which nothing is reported."""
+"""Minimum bytes per step that an owner has to gain before it is reported."""
 _SEVERAL: Final = 2
-"""Iterations in which a site must have left storages, unless a container that grows holds them."""
+"""Minimum number of iterations that must have left storages before the storages' owner is reported. An owner
+whose container grows is reported in any case."""
 
 
 class _Target(NamedTuple):
-    """An object whose owner is searched, with all memory that objects of its sort keep.
+    """An object whose owner is searched, with all memory that objects of the same sort keep.
 
     Attributes:
-        holders: Tensors, or an autograd node, any of which may have an owner.
+        holders: Tensors, or one autograd node. The owner of any of them is the target's owner.
         storages: Watched storages by identity.
-        sizes: Sizes of all storages by identity.
-        nodes: Nodes of the graphs.
+        sizes: Bytes of all kept storages, by the storage's identity.
+        nodes: Number of nodes of the graphs.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        is_gradient: True if it is a parameter's gradient.
-        sharers: Tensors whose graphs have nodes in common with its own.
+        is_gradient: True if the object is a parameter's gradient.
+        sharers: Tensors whose graphs have nodes in common with the object's graph.
     """
 
     holders: list[Any]
@@ -69,14 +71,14 @@ class _Measured(NamedTuple):
 
 
 class HolderReport:
-    """One search for the owners of what is left from the watched iterations.
+    """One search for the owners of storages that are still alive after the watched iterations.
 
     Args:
         watch: The watched iterations.
-        censuses: Censuses before and after them.
-        normal: Parameters and optimizers that existed before.
-        steps: Steps since the first census.
-        budget: Time that this may take.
+        censuses: Censuses before and after the watched iterations.
+        normal: Parameters and optimizers that existed before the watched iterations.
+        steps: Number of steps since the first census.
+        budget: Time that the search may take.
     """
 
     def __init__(
@@ -96,7 +98,8 @@ class HolderReport:
         grown = growing(self._objects, censuses, budget)
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
-        # What the watched iterations made, such as a batch's dictionary, may be an element of what grows.
+        # Without containers that the watched iterations made, such as a batch's dictionary: such a container
+        # can be an element of a container that grows.
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
@@ -111,7 +114,8 @@ class HolderReport:
         try:
             return self._find()
         finally:
-            self._objects.clear()  # it contains this report: a cycle that would keep all objects alive
+            # The list contains this report. This reference cycle would keep all objects alive.
+            self._objects.clear()
 
     def _find(self) -> tuple[Holder, ...]:
         graphs = self._graph_targets()
@@ -135,7 +139,10 @@ class HolderReport:
         return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
 
     def _graph_targets(self) -> list[_Target]:
-        """Return one tensor of each sort that keeps graphs of the watched iterations."""
+        """Return a target for each sort of graph from the watched iterations.
+
+        Graphs of one sort have the same last operation and the same number of nodes.
+        """
         first, end = self._watch.first_node, self._watch.end_node
         if first is None or end is None:
             return []
@@ -164,9 +171,10 @@ class HolderReport:
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
-        """Return a target for each site whose storages are left.
+        """Return a target for each site whose storages are still alive.
 
-        It holds one of their tensors, or none if these storages have no Python object.
+        The target's holders are the tensors of one storage. The target has no holders if no tensor of the
+        site's storages has a Python object.
         """
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)
@@ -176,7 +184,7 @@ class HolderReport:
         found = []
         for left in sites.values():
             known = [key for key in left if key in self._tensors.by_storage]
-            # The last one made: in a linked list it is nearest to the name.
+            # The storage that was made last: in a linked list, its tensor is nearest to the list's name.
             holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
             sizes = {key: one.size for key, one in left.items()}
             found.append(_Target(holders, left, sizes))
@@ -211,7 +219,8 @@ class HolderReport:
     def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
         """Return the variable that carries a graph from step to step; ``owner`` if there is none.
 
-        After a step with ``out, state = cell(x, state)``, the loss keeps all older graphs as well.
+        For example, after steps with ``out, state = cell(x, state)``, a kept loss keeps all older graphs. The
+        variable is then ``state``.
         """
         if self._growth_of(owner) is not None or addition(owner) is not None:
             return owner
@@ -220,7 +229,10 @@ class HolderReport:
         return next((one for one in owners if addition(one) is not None), owner)
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
-        """Return the owners of targets, also through numpy arrays that share their memory."""
+        """Return each target's chain of owners; ``None`` for a target without one.
+
+        A chain can begin at a numpy array that shares the target's memory.
+        """
         objects = [one for target in targets for one in target.holders]
         found = dict(zip(map(id, objects), search.chains(objects), strict=True))
         named = {
@@ -245,22 +257,25 @@ class HolderReport:
         ]
 
     def _may_grow(self, owner: Owner, target: _Target) -> bool:
-        """Return whether an owner may hold more with each step."""
+        """Return whether an owner can hold more with each step."""
         if any(id(one) in self._growing for one in owner.containers):
             return True
         if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
-            return False  # it held as much before: a ring buffer, or a cache that is full
+            return False  # the owner held as much before, as a ring buffer or a full cache does
         return bool(target.nodes) or self._recurs(target.storages.values())
 
     def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:
-        """Return whether several iterations made storages."""
+        """Return whether the storages were made in several iterations."""
         made = {one.iteration for one in storages}
         return len(made) >= min(_SEVERAL, self._iterations)
 
     def _join(
         self, groups: dict[object, Held], owner: Owner | None, target: _Target, taken: set[int]
     ) -> None:
-        """Add what a target keeps to its owner's group. Each storage counts once."""
+        """Add the memory that a target keeps to its owner's group.
+
+        Storages in ``taken`` are counted already, so they are left out. The new ones are added to ``taken``.
+        """
         key: object = target.is_gradient
         if owner is not None:
             key = id(owner.container) if owner.container is not None else owner.expression
@@ -286,7 +301,7 @@ class HolderReport:
         return next((one for one in self._grown if one.container is owner.container), None)
 
     def _measured_containers(self) -> list[_Measured]:
-        """Return the containers that grow, each with its gain per step, the largest first."""
+        """Return the containers that grow, each with its gain per step, the largest gain first."""
         sizes = ElementSizes(self._budget)
         largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
         measured = []
@@ -300,7 +315,10 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return the holders together with what containers gain besides the tensors already found."""
+        """Return ``held`` with the memory that growing containers gain besides the tensors already found.
+
+        Containers whose owner is not yet in ``held`` are added.
+        """
         measured = {id(one.growth.container): one for one in containers}
         found = []
         for one in held:
@@ -325,7 +343,7 @@ def _weight(target: _Target) -> int:
 
 
 def _is_scalar(tensor: Any) -> bool:
-    """Return whether a holder, which may be a node, is a tensor of one number without dimensions."""
+    """Return whether a holder is a tensor without dimensions. Return False for an autograd node."""
     if not is_kind(tensor, torch.Tensor):
         return False
     with torch._C.DisableTorchFunction():

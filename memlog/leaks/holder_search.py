@@ -1,11 +1,12 @@
-"""Search for what holds memory that grows, over some steps of training.
+"""Search for the holders of growing memory, over some steps of training.
 
-1. The storages that a few whole iterations make are watched, from one optimizer step's end to another's.
-2. Several steps later, those that are still alive are named: their owner, and the line that made them.
-   Containers that have grown meanwhile are named as well.
-3. If that explains less than half of the growth, ``tracemalloc`` runs for some steps.
+1. Watch the storages that a few whole iterations make. An iteration lasts from the end of one optimizer step
+   to the end of the next.
+2. Several steps later, find the owner of each storage that is still alive, and the line that made this
+   storage. Also find the containers that have grown meanwhile.
+3. If these holders explain less than half of the growth, run ``tracemalloc`` for some steps.
 
-Between the steps only weak references and numbers are kept.
+From step to step, the search keeps only weak references and numbers.
 """
 
 from __future__ import annotations
@@ -25,35 +26,37 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import StorageWatch, may_watch
 
 WATCHED: Final = 4
-"""Iterations whose storages are watched."""
+"""Number of iterations whose storages are watched."""
 LATER: Final = 9
-"""Steps between the watched iterations and the search for what is left.
+"""Number of steps between the watched iterations and the search for storages that are still alive.
 
-The number is odd: a list that is replaced in each step alternates between two addresses. If the number were
-even, the new list would have the address of an earlier one, and be taken for a list that no longer grows.
+The number is odd, because a list that is replaced in each step alternates between two addresses. If the
+number were even, the new list would have the address of an earlier list. The new list would then count as a
+list that no longer grows.
 """
 _TRACED: Final = 5
-"""Steps in each half of the run of ``tracemalloc``."""
+"""Number of steps in each of the two halves of a run of ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""Share of the search's time that one step may take. The search goes on in the next step."""
+"""Maximum fraction of the search's time that one step may take. The search continues in the next step."""
 _MOST_AT_ONCE: Final = 3.0
-"""Processor seconds for which one step may be held up in any case."""
+"""Maximum processor seconds for which the search holds up one step."""
 _ENOUGH: Final = 0.5
-"""Share of the growth that holders have to explain, so that nothing else is looked for."""
+"""Minimum fraction of the growth that holders have to explain. Below it, ``tracemalloc`` runs."""
 
 
 class HolderSearch:
-    """Search for what holds growing memory. Each search runs once.
+    """Search for the holders of growing memory. Each object runs a single search.
 
-    Call `step_ended` on the training thread. An error of the search ends it.
+    Call `step_ended` on the training thread. If the search fails, it ends, and training goes on.
 
     Args:
         budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
         diagnostics: Counter of memlog's own errors.
-        rate: Growth to be explained in bytes per step; ``None``: unknown. Then ``tracemalloc`` does not run.
-        watched: Iterations whose storages are watched.
-        later: Steps between these and the look at what is left.
-        step_seconds: Processor seconds for which one step may be held up; ``None``: a third of
+        rate: Growth to be explained in bytes per step. If it is ``None`` (unknown), ``tracemalloc`` does not
+            run.
+        watched: Number of iterations whose storages are watched.
+        later: Steps between the watched iterations and the search for storages that are still alive.
+        step_seconds: Maximum processor seconds for which the search holds up one step; ``None``: a third of
             ``budget_seconds``, at most 3.
     """
 
@@ -85,12 +88,12 @@ class HolderSearch:
         self._lock = threading.Lock()
 
     def step_ended(self, step: int) -> bool:
-        """Go on with the search after an optimizer step; return True once it is finished.
+        """Continue the search after an optimizer step. Return True if the search is finished.
 
         Args:
             step: Number of the step.
         """
-        # Several threads may train. The lock is never waited for.
+        # Several threads can train. A thread that does not get the lock at once returns.
         if self._finished or not self._lock.acquire(blocking=False):
             return self._finished
         try:
@@ -102,25 +105,25 @@ class HolderSearch:
         finally:
             self._lock.release()
             if self._finished:
-                self.stop()  # again, if another thread called it meanwhile
+                self.stop()  # again: another thread can have called `stop` during this step's search
         return self._finished
 
     @property
     def begun(self) -> bool:
-        """True once the first step was looked at."""
+        """True from the first call of `step_ended` on."""
         return self._begun_at is not None
 
     @property
     def complete(self) -> bool:
-        """True if everything was looked at, and the search was not cut short."""
+        """True if the search looked at everything before its time was spent."""
         return self._complete
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return what was found, the largest first; empty before the end, or if nothing was found."""
+        """Return the holders found so far, the largest first."""
         return self._holders
 
     def stop(self) -> None:
-        """End the search now. It leaves no hook, mode or reference behind. A second call is harmless."""
+        """End the search now, and remove its hooks, modes and references. A second call is harmless."""
         self._finished = True
         watch, self._watch = self._watch, None
         if watch is not None:

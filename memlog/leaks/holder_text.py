@@ -19,15 +19,15 @@ from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
 _MOSTLY: Final = 0.5
-"""Least share of the bytes for which a layer is named as their maker."""
+"""Minimum fraction of the kept bytes that a layer must have made before its name is printed."""
 
 
 def holder_of(held: Held, steps: int) -> Holder:
-    """Return the finding on an owner.
+    """Return the description of a holder, with its title, evidence and remedy.
 
     Args:
-        held: Objects that the owner keeps.
-        steps: Steps over which its container's growth was counted.
+        held: Memory that one owner keeps.
+        steps: Number of steps over which the growth of the owner's container was counted.
     """
     kind = _kind(held)
     made = held.cycles_made_at or _made_at(held)
@@ -160,7 +160,7 @@ def _has_traceback(held: Held) -> bool:
 
 
 def _made_at(held: Held) -> str:
-    """Return the program's line that made most of the kept bytes."""
+    """Return the program's line that made most of the kept bytes; empty if unknown."""
     sizes: Counter[str] = Counter()
     for one in held.storages.values():
         if one.site.line:
@@ -169,7 +169,7 @@ def _made_at(held: Held) -> str:
 
 
 def _cached_at(held: Held) -> str | None:
-    """Return the line of the function whose results a cache keeps."""
+    """Return the line of the function whose results a cache keeps; ``None`` if the owner is no cache."""
     function = None if held.owner is None else held.owner.cached_function
     code = None if function is None else function.__code__
     return None if code is None else assignment_lines.shown(code.co_filename, code.co_firstlineno)
@@ -194,7 +194,7 @@ def addition(owner: Owner) -> tuple[str, int, str] | None:
 
 
 def _is_of_optimizer(owner: Owner) -> bool:
-    """Return whether a container belongs to an optimizer, as its state does."""
+    """Return whether an owner belongs to an optimizer, as an optimizer's state does."""
     return any(is_kind(one, torch.optim.Optimizer) for one in owner.above)
 
 

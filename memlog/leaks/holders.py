@@ -1,4 +1,4 @@
-"""Records of what holds growing memory."""
+"""Descriptions of the holders of growing memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Holder(NamedTuple):
 
     Attributes:
         kind: Kind of cause.
-        title: Sentence that names the holder and what it keeps.
+        title: Sentences that name the holder and the memory that it keeps.
         where: File and line, such as ``train.py:31``; ``None`` if unknown.
-        bytes_per_step: Bytes that it gains per step; 0 if unknown.
-        evidence: Observations that support it.
-        confidence: How sure this is.
-        remedy: What to change; ``None`` if unknown.
+        bytes_per_step: Bytes that the holder gains per step; 0 if unknown.
+        evidence: Observations that support the title.
+        confidence: Confidence that the title is true.
+        remedy: Advice on what to change in the program; ``None`` if unknown.
     """
 
     kind: HolderKind

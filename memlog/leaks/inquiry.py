@@ -1,4 +1,4 @@
-"""Inquiry into growth: from the first suspicion to findings that name what holds the memory."""
+"""Inquiry into growth: from the first suspicion to findings that name the holders of the memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     from memlog.leaks.holders import Holder
 
 _LEAST_SECONDS = 4.0
-"""Processor seconds that a search may take in any case: it looks at all objects three times, which takes 0.4
-to 1 s each if there are half a million."""
+"""Processor seconds that a search may take even in a short run. The search looks at all objects three times.
+Each look takes 0.4 to 1 s for half a million objects."""
 _COUNT_SECONDS = 0.3
-"""Processor seconds for adding up the sizes of all tensors."""
+"""Maximum processor seconds for adding up the sizes of all tensors. Beyond it, the sum is unknown."""
 _MOST_SEARCHES = 3
-"""Searches of one run."""
+"""Maximum number of searches of a run."""
 _PART = 0.25
-"""Least share of the growth that a holder has to explain to be reported."""
+"""Minimum fraction of the growth that a holder has to explain before it is reported."""
 _EXPLAINED = 0.5
-"""Share of the growth above which holders explain it."""
+"""Minimum fraction of the growth that all holders together have to explain. Below it, a second search
+begins."""
 _WATCHED, _LATER = 12, 13
-"""Iterations that a second search watches, and steps until its end. It finds what is kept every few steps."""
+"""Number of iterations that a second search watches, and of steps from these iterations to the search's end.
+The long watch also finds memory that is kept only every few steps."""
 
 
 class _Figures(NamedTuple):
@@ -47,14 +49,14 @@ class _Figures(NamedTuple):
 class GrowthInquiry:
     """Receiver of the detector's news about this process and its devices.
 
-    The search for holders begins with the suspicion, so that it ends before growth is confirmed. What it
-    found is published only then.
+    The search for holders begins when growth is suspected, so that it usually ends before the growth is
+    confirmed. The holders found are published only after the growth is confirmed.
 
     Args:
         publish: Takes the findings.
         diagnostics: Counter of memlog's own errors.
         is_traced: Returns whether the current step is traced. The search then waits.
-        begun: Start of the run, as `time.monotonic` gives it.
+        begun: Start of the run in seconds, as `time.monotonic` returns it.
     """
 
     def __init__(
@@ -84,18 +86,18 @@ class GrowthInquiry:
         return self._search is not None
 
     def ends(self) -> None:
-        """Note that the program has ended: what its functions held may be free now."""
+        """Remember that the program has ended. Memory that its functions held can be free now."""
         self._is_ending = True
 
     def suspected(self, growth: Suspicion) -> None:
-        """Begin to look for the cause."""
+        """Begin the search for the cause, unless another growth is being examined."""
         if _has_holders(growth) and self._growth is None:
             self._growth = growth
             self._before = _figures(growth.step)
             self._begin_search(growth)
 
     def withdrawn(self, growth: Suspicion) -> None:
-        """End the search: the growth has ended."""
+        """End the search, because the growth has ended."""
         if self._growth is not None and self._growth.series == growth.series:
             self._end_search()
             self._growth, self._holders = None, ()
@@ -112,7 +114,7 @@ class GrowthInquiry:
             self._report(growth)
 
     def after_step(self, step: int) -> None:
-        """Go on with the search after an optimizer step. Never raises."""
+        """Continue the search after an optimizer step. Never raises."""
         search = self._search
         if search is None or (not search.begun and self._is_traced()):
             return
@@ -123,13 +125,19 @@ class GrowthInquiry:
                 self.finish()
 
     def finish(self) -> None:
-        """End the search, and publish the growth that is confirmed."""
+        """End the search. Publish the growth if it is confirmed."""
         self._end_search()
         if self._confirmed is not None:
             self._report(self._confirmed)
 
     def _begin_search(self, growth: Suspicion, *lengths: int) -> None:
-        """Begin a search; ``lengths``: iterations to watch, and steps until the search for what is left."""
+        """Begin a search.
+
+        Args:
+            growth: Growth to explain.
+            lengths: Number of iterations to watch, and number of steps from these to the search for storages
+                that are still alive. Default: `WATCHED` and `LATER` of `memlog.leaks.holder_search`.
+        """
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
         from memlog.leaks.holder_search import LATER, WATCHED, HolderSearch  # noqa: PLC0415 - it loads parts of torch
@@ -170,7 +178,7 @@ class GrowthInquiry:
 
 
 def _has_holders(growth: Suspicion) -> bool:
-    """Return True if objects of this process may hold what grows."""
+    """Return True if objects of this process can hold the memory that grows."""
     return growth.series in (HOST, FREE_LISTS) or growth.series.endswith(ALLOCATED)
 
 
@@ -189,9 +197,10 @@ def _figures(step: int) -> _Figures:
 def _by_elimination(
     growth: Suspicion, before: _Figures, explained: float, *, is_ending: bool
 ) -> Holder | None:
-    """Return the cause that is left if no Python object holds what grows; ``None`` if tensors do.
+    """Return the cause that remains if no Python object holds the growing memory; ``None`` if there is none.
 
-    At the end of the program free memory says nothing: it may have been free only since the last step.
+    If tensors hold the memory, there is no such cause. At the end of the program, the allocator's free memory
+    is not considered, because it can have been freed after the last step.
     """
     now = _figures(growth.step)
     steps = now.step - before.step
@@ -220,7 +229,13 @@ def _profiling() -> bool:
 
 
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
-    """Return the finding about one holder; ``is_main``: it stands for the whole growth."""
+    """Return the finding about one holder.
+
+    Args:
+        growth: Growth that was confirmed.
+        holder: Holder that explains at least a part of the growth.
+        is_main: True if the finding reports the rate and the forecast of the whole growth, not of the holder.
+    """
     general = finding_of(growth)
     memory = "the process's memory" if general.where is None else f"memory on {general.where}"
     return Finding(

@@ -1,4 +1,4 @@
-"""Selection of objects by their type, fast: a program has hundreds of thousands of objects."""
+"""Fast selection of objects by their type. A program has hundreds of thousands of objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Kind = TypeVar("_Kind")
 
 
 class KindTable(Generic[_Kind]):
-    """Kinds of types, by the type's identity: to hash a type may run a metaclass's code.
+    """Kinds of types, by the type's identity. Types are not hashed, because this can run a metaclass's code.
 
     Args:
         kind_of: Function that returns the kind of a type; ``None`` if objects of the type are of no interest.
@@ -31,7 +31,7 @@ class KindTable(Generic[_Kind]):
         kinds = self._kinds
         if present.isdisjoint(kinds):
             return
-        # In C up to here: most objects are of no interest.
+        # All loops before this line run in C, because most objects are of no interest.
         pairs = zip(objects, numbers, strict=True)
         for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
             yield one, kinds[number]

@@ -17,19 +17,20 @@ _base: Any = torch._C.TensorBase
 
 
 class LiveTensors:
-    """The program's tensors. They are alive as long as this object.
+    """The program's tensors. This object keeps them alive.
 
     Args:
         objects: All objects that the collector tracks.
-        wanted: Identities of storages.
-        first_node: Number of the first graph node that is of interest; ``None``: none is.
-        budget: Time that this may take.
+        wanted: Identities of the storages whose tensors are collected.
+        first_node: Sequence number of the first graph node that is of interest; ``None``: no node is.
+        budget: Time that the pass over all objects may take.
 
     Attributes:
-        by_storage: Tensors by the identity of their storage, if it is wanted.
-        roots: Tensors with a graph, and autograd nodes that have a Python object, the newest first. Each is a
-            tuple of the last node's number (from ``first_node`` on), the tensor or node, and the last node.
-        own: Containers of this object, which refer to tensors and are not the program's.
+        by_storage: Tensors of the wanted storages, by the storage's identity.
+        roots: Tensors with a graph, and autograd nodes that have a Python object, the newest first. Each root
+            is a tuple: sequence number of the graph's last node, the tensor or node, and the graph's last
+            node. Graphs whose last node is older than ``first_node`` are left out.
+        own: Containers of this object that refer to tensors. They are not the program's.
     """
 
     def __init__(
@@ -57,7 +58,12 @@ class LiveTensors:
         return [self.by_storage, *self.by_storage.values(), self.roots, *self.roots]
 
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:
-        """Add tensors that keep graphs, each with its last node, before all others."""
+        """Insert tensors that keep graphs before all other roots.
+
+        Args:
+            holders: Tensors, each with the last node of its graph.
+            first_node: Sequence number. Graphs whose last node is older are left out.
+        """
         added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]
         self.roots[:0] = [one for one in added if _number(one[2]) >= first_node]
 
@@ -87,7 +93,7 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
 
     Args:
         objects: All objects that the collector tracks.
-        budget: Time that this may take.
+        budget: Time that the pass over all objects may take.
     """
     sizes: dict[int, int] = {}
     kinds = KindTable(_kind)
@@ -102,7 +108,7 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
 
 
 def storage_of(tensor: Any) -> int:
-    """Return the identity of a tensor's storage; 0 if it has none, as a wrapper of ``torch.func``."""
+    """Return the identity of a tensor's storage; 0 if there is none, as in a wrapper of ``torch.func``."""
     if _base.layout.__get__(tensor) is not torch.strided:
         return 0
     try:

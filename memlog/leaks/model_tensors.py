@@ -16,22 +16,23 @@ from memlog.leaks.time_budget import TimeBudget
 
 _BATCH: Final = 20_000
 _MAX_STATE: Final = 1_000_000
-"""Values of an optimizer's state that are looked at."""
+"""Maximum number of values of an optimizer's state that are looked at."""
 _base: Any = torch._C.TensorBase
 
 
 class ModelTensors:
-    """Parameters and optimizers that exist now. Those that are made later may be a leak.
+    """Parameters and optimizers that exist when this object is made. Later ones can be a leak.
 
-    Of parameters only the identity is kept: ``torch.utils.swap_tensors``, with which modules may be converted
-    to another type or device, refuses tensors that have weak references.
+    Only the identity of each parameter is kept. ``torch.utils.swap_tensors`` refuses tensors that have weak
+    references. Conversions of modules to another type or device can call this function.
 
     Args:
         objects: All objects that the collector tracks.
-        budget: Time that this may take.
+        budget: Time that the pass over all objects may take.
 
     Attributes:
-        existing: Weak references to the storages of all tensors that exist now, by identity.
+        existing: Weak references to the storages of all tensors that exist when this object is made, by the
+            storage's identity.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
@@ -55,7 +56,7 @@ class ModelTensors:
             self.existing[storage._cdata] = weakref.ref(storage)
 
     def parameters(self, objects: list[Any], budget: TimeBudget) -> list[Any]:
-        """Return those of the parameters that are among ``objects``."""
+        """Return the parameters among ``objects`` that existed when this object was made."""
         kinds = KindTable(_kind)
         return [
             one
@@ -81,7 +82,7 @@ class ModelTensors:
 
 
 def gradients_with_graph(parameters: list[Any]) -> list[tuple[Any, Any]]:
-    """Return the gradients that have a graph (``create_graph=True``), each with its last node."""
+    """Return the gradients that have a graph (``create_graph=True``), each with the graph's last node."""
     found = []
     with torch._C.DisableTorchFunction():
         for parameter in parameters:

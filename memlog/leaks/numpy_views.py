@@ -19,15 +19,15 @@ _MAX_BASES: Final = 10
 def views_of(
     objects: list[Any], tensors: Sequence[Any], huge: AbstractSet[int], budget: TimeBudget
 ) -> dict[int, list[Any]]:
-    """Return arrays by the identity of the tensor whose memory they share.
+    """Return the arrays that share memory with tensors, by the tensor's identity.
 
-    The collector does not track arrays, so it can't name them as owners.
+    The collector does not track arrays, so a search for referrers does not find them as owners of tensors.
 
     Args:
         objects: All objects that the collector tracks.
         tensors: The tensors.
-        huge: Identities of containers that are not looked into.
-        budget: Time that this may take.
+        huge: Identities of containers whose elements are not looked at.
+        budget: Time that the pass over all objects may take.
     """
     numpy = sys.modules.get("numpy")
     array = getattr(numpy, "ndarray", None)

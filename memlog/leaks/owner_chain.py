@@ -1,7 +1,8 @@
 """Chains of owners, from an object up to a name in the program.
 
-``gc.get_referrers`` looks at all tracked objects at each call: 50 ms for a million. So one call asks for a
-whole level, for all objects whose owners are searched.
+Each call of ``gc.get_referrers`` looks at all tracked objects. This takes 50 ms for a million objects. So a
+single call finds the referrers of a whole level. A level consists of all objects that are equally far from
+the objects whose owners are searched.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
-"""Levels after which any chain will do. Until then, one through a container that grows is looked for."""
+"""Number of levels in which only a chain through a growing container ends the search. After these levels, any
+chain ends it."""
 _MAX_FRONTIER: Final = 400
-"""Objects of one level whose referrers are looked for."""
+"""Maximum number of objects of one level whose referrers are searched."""
 _MAX_REFERRERS: Final = 4000
-"""Referrers of one level that are looked at."""
+"""Maximum number of referrers of one level that are looked at."""
 _LAST_RESORTS: Final = (FunctionType, GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 class Root(NamedTuple):
-    """The end of a chain.
+    """The outermost end of a chain of owners, such as a variable.
 
     Attributes:
-        kind: ``local``, ``global``, ``class``, ``unnamed``, or ``cycle``: garbage that waits for the
-            collector.
-        name: Name of the variable or class; empty for the others.
+        kind: ``local``, ``global``, ``class``, ``unnamed``, or ``cycle`` (garbage that waits for the
+            collector).
+        name: Name of the variable or class; empty for other kinds.
         place: Name of the function or module.
         file: File of the function or module; empty if unknown.
     """
@@ -62,7 +64,7 @@ class Chain(NamedTuple):
     """Chain of owners of an object.
 
     Attributes:
-        root: Its end.
+        root: The outermost end of the chain.
         objects: The objects, from the outermost owner to the object itself.
     """
 
@@ -71,11 +73,11 @@ class Chain(NamedTuple):
 
 
 class OwnerSearch:
-    """Search for the owners of objects. It keeps the objects on the way alive as long as it exists.
+    """Search for the owners of objects. All objects that the search reaches stay alive as long as it exists.
 
     Args:
-        budget: Time that this may take.
-        own: Containers of memlog that refer to the objects.
+        budget: Time that the search may take.
+        own: Containers of memlog that refer to the objects. They are not owners.
         preferred: Identities of containers that grow. A chain through one of them is preferred.
     """
 
@@ -90,9 +92,9 @@ class OwnerSearch:
         self._reached: list[Any] = []
         self._index: dict[int, int] = {}
         self._children: list[list[int]] = []
-        """Numbers of the reached objects to which each one refers."""
+        """For each reached object, the numbers of the reached objects to which it refers."""
         self._owners: list[list[int]] = []
-        """The reverse: numbers of the reached objects that refer to each one."""
+        """For each reached object, the numbers of the reached objects that refer to it."""
         self._expanded: set[int] = set()
         self._ignored = {id(one) for one in (*own, self._reached, self._index)}
         self._ignored |= {known for known, name in self._modules.items() if _is_memlog_name(name)}
@@ -100,7 +102,10 @@ class OwnerSearch:
         self._truncated = False
 
     def chains(self, targets: Sequence[Any]) -> list[Chain | None]:
-        """Return the shortest chain to a name for each object; ``None`` if the search found no end."""
+        """Return the best chain of owners for each object; ``None`` for an object without one.
+
+        A chain through a growing container is preferred, then the shortest chain to a name.
+        """
         self._ignored.add(id(targets))
         numbers = [self._add(one) for one in targets]
         waiting = [number for number in dict.fromkeys(numbers) if number not in self._expanded]
@@ -118,7 +123,10 @@ class OwnerSearch:
         return self._truncated or self._budget.spent
 
     def _is_settled(self, number: int, level: int) -> bool:
-        """Return whether the chain found suffices: through a container that grows; after some levels, any."""
+        """Return whether a chain was found that is good enough to end the search for an object.
+
+        In the first levels, only a chain through a growing container is good enough. Later, any chain is.
+        """
         if level >= _SETTLED:
             return self._best(number) is not None
         chain = self._through_preferred(number)
@@ -128,10 +136,10 @@ class OwnerSearch:
         return self._through_preferred(number) or self._named(number)
 
     def _through_preferred(self, target: int) -> Chain | None:
-        """Return the chain from an object over the nearest container that grows."""
+        """Return the chain through the growing container that is nearest to an object; ``None`` if none."""
         above: dict[int, int | None] = {target: None}
         order = [target]
-        for number in order:  # grows meanwhile
+        for number in order:  # the loop appends to `order`
             if id(self._reached[number]) in self._preferred:
                 chain = self._named(number)
                 if chain is None:
@@ -155,7 +163,10 @@ class OwnerSearch:
         return number
 
     def _expand(self, numbers: list[int]) -> list[int]:
-        """Find the referrers of a level's objects; return the numbers of the new ones."""
+        """Find the referrers of a level's objects. Return the numbers of the objects of the next level.
+
+        These are the referrers that were not reached before and are not the end of a chain.
+        """
         self._truncated |= len(numbers) > _MAX_FRONTIER
         numbers = numbers[:_MAX_FRONTIER]
         self._expanded.update(numbers)
@@ -170,7 +181,7 @@ class OwnerSearch:
                 continue
             known = id(referrer) in self._index
             owner = self._add(referrer)
-            # One pass that is as fast as Python can be: a referrer may be a list of millions.
+            # A single fast pass over the referrer's elements, because it can be a list of millions.
             for child in {
                 wanted[key] for key in map(id, gc.get_referents(referrer)) if key in wanted
             }:
@@ -214,7 +225,10 @@ class OwnerSearch:
         return Chain(root, tuple(objects))
 
     def _root(self, number: int) -> Root | None:
-        """Return the root that an object is: a variable's value, a module's namespace, or a class."""
+        """Return the root that an object represents; ``None`` if the object represents no root.
+
+        A variable's value, a module's namespace and a class represent a root.
+        """
         one = self._reached[number]
         if type(one) is dict:
             root = self._global(one)
@@ -238,18 +252,21 @@ class OwnerSearch:
         return Root("global", "", module, file if type(file) is str else "")
 
     def _is_passing(self, root: Root) -> bool:
-        """Return whether a root is a variable of a package's function: a name in the program is better."""
+        """Return whether a root is a local variable of a package's function.
+
+        The search goes on from such a root, because a name in the program is preferred.
+        """
         return root.kind == "local" and not self._lines.is_program(root.file)
 
     def _rank(self, root: Root) -> tuple[bool, bool]:
-        """Return the order of preference of roots that are equally far away."""
+        """Return the sort key of a root. Among equally distant roots, the smallest key is preferred."""
         return not self._lines.is_program(root.file), root.kind == "class"
 
     def _last_resort(self, target: int) -> Chain | None:
         """Return a chain to an object without a name, or to garbage; ``None`` if the search was cut short."""
         above: dict[int, int | None] = {target: None}
         order = [target]
-        for number in order:  # grows meanwhile
+        for number in order:  # the loop appends to `order`
             for owner in self._owners[number]:
                 if owner not in above:
                     above[owner] = number
@@ -286,7 +303,7 @@ def _class_root(one: Any) -> Root:
 
 
 def _is_looking(referrer: Any) -> bool:
-    """Return whether a referrer is a part of memlog, or a frame that runs."""
+    """Return whether a referrer is a frame or function of memlog, or an object of a class of memlog."""
     if type(referrer) is FrameType:
         return is_memlog(referrer.f_code)
     if type(referrer) is FunctionType:

@@ -31,13 +31,14 @@ class Owner(NamedTuple):
 
     Attributes:
         expression: The variable, attribute or element, such as ``trainer.metric.preds``; empty if unknown.
-        name: Last name in it: ``preds``.
-        container: The container that grows; without one the last container on the way, or ``None``.
+        name: Last name in ``expression``, such as ``preds``.
+        container: The outermost container that grows. If none grows, the outermost container of the chain.
+            ``None`` if the chain has no container.
         contents: Expression from the container to the object, such as ``['loss']``.
         between: Objects from the container to the object.
         above: Objects from the outermost owner to the container.
-        containers: All containers on the way, without attributes.
-        root: The end of the chain.
+        containers: All containers of the chain, without dictionaries of attributes.
+        root: The outermost end of the chain.
     """
 
     expression: str
@@ -51,7 +52,7 @@ class Owner(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Name of the container's type, with its article; empty without a container."""
+        """Name of the container's type, with an article; empty if there is no container."""
         if self.container is None:
             return ""
         name = type_name(self.container)
@@ -59,14 +60,14 @@ class Owner(NamedTuple):
 
     @property
     def cached_function(self) -> Any:
-        """Function whose results a cache of ``functools`` keeps; ``None`` if it is no such cache."""
+        """Function whose results a cache of ``functools`` keeps; ``None`` if the chain has no such cache."""
         cache = next((one for one in (*self.above, *self.between) if type(one) is _CACHE), None)
         function = None if cache is None else (instance_dict(cache) or {}).get("__wrapped__")
         return function if type(function) is FunctionType else None
 
     @property
     def place(self) -> str:
-        """Function or module whose variable it is, with its preposition; empty if unknown."""
+        """Function or module of the root variable, preceded by the word "in"; empty if unknown."""
         root = self.root
         if root.kind == "local":
             return f"in `{root.place}()`" if not root.place.startswith("<") else ""
@@ -74,10 +75,10 @@ class Owner(NamedTuple):
 
 
 def describe(chain: Chain, growing: frozenset[int]) -> Owner:
-    """Return the description of a chain.
+    """Return the description of an object's owner.
 
     Args:
-        chain: Chain of owners.
+        chain: Chain of owners of the object.
         growing: Identities of the containers that grow.
     """
     objects = chain.objects
@@ -121,7 +122,7 @@ def _cache_dicts(objects: tuple[Any, ...]) -> list[Any]:
 
 
 def _attribute_dicts(objects: tuple[Any, ...]) -> set[int]:
-    """Return the identities of dictionaries that are an object's or a class's attributes."""
+    """Return the identities of dictionaries that hold the attributes of an object or a class."""
     found: set[int] = set()
     for before, owner, child in zip((None, *objects), objects, objects[1:], strict=False):
         if type(child) is not dict:
@@ -134,7 +135,7 @@ def _attribute_dicts(objects: tuple[Any, ...]) -> set[int]:
 
 
 def _expressions(chain: Chain) -> list[str]:
-    """Return how a program would write each object of a chain."""
+    """Return the expression with which a program would refer to each object of a chain."""
     text = _root_text(chain)
     texts = [text]
     objects = chain.objects
@@ -147,7 +148,7 @@ def _expressions(chain: Chain) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the last expression without the part that repeats: ``last`` for ``last.before.before.value``."""
+    """Return the last expression up to its first repeated name: ``last`` for ``last.before.before.value``."""
     parts = texts[-1].split(".")
     for number, part in enumerate(parts[1:], 1):
         if part in parts[number + 1 :]:
@@ -171,7 +172,14 @@ def _function_text(one: Any) -> str:
 
 
 def _step(text: str, owner: Any, child: Any, attributes: set[int]) -> str:
-    """Return the expression of a child, from that of its owner."""
+    """Return the expression of a child.
+
+    Args:
+        text: Expression of the owner.
+        owner: Object that refers to the child.
+        child: The child.
+        attributes: Identities of dictionaries that hold attributes.
+    """
     if id(child) in attributes:
         return text
     if id(owner) in attributes:
@@ -205,7 +213,7 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
 
 
 def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
-    """Return the expression of what a function's closure or default arguments refer to; else empty."""
+    """Return the expression of an object in a function's closure or default arguments; otherwise empty."""
     if function is None:
         return ""
     code = function.__code__

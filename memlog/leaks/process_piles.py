@@ -1,7 +1,8 @@
 """Child processes of one kind that are started again and again, and do not end.
 
-Each of them is steady, so only their sum grows. Pools and workers that are replaced do not count: only
-processes that are still alive do. Memory that forks share does not count.
+The memory of each process is steady, so only the sum over all of them grows. Only processes that are still
+alive count. So pools and workers that are replaced do not count. Memory that forked processes share does not
+count.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from memlog.growth import Growth
 from memlog.leaks.series import News, SeriesWatch
 
 _FEWEST = 6
-"""Fewest processes that were started while their memory grew, and are still alive."""
+"""Minimum number of processes that were started during the growth and are still alive."""
 _ENDED = 0.25
-"""Share of ended processes, among the new and the ended ones, above which processes of the kind do end."""
+"""Maximum fraction of processes that ended during the growth, among all that ended or were started during it.
+Beyond it, the growth is not reported, because processes of this kind do end."""
 _PART = 0.5
-"""Share of the growth that the new processes have to hold."""
+"""Minimum fraction of the growth that processes started during the growth have to hold."""
 _UNJUDGED = 2
-"""Number of newest readings that are not judged."""
+"""Number of newest readings that are not judged yet."""
 
 ProcessKey = tuple[int, int]
-"""Process identifier and start of a process."""
+"""Process id, and start of the process (Unix time in microseconds)."""
 OnNews = Callable[[str, SeriesWatch, News, int], object]
-"""Takes the kind, the series of its memory, what changed, and the number of processes."""
+"""Takes the kind of processes, the watch over their memory, the new verdict, and the number of processes."""
 
 
 def kind_of(role: str) -> str:
@@ -39,16 +41,16 @@ class _Kind:
     def __init__(self, floor: float, least: int) -> None:
         self.watch = SeriesWatch(floor, least)
         self.began: dict[ProcessKey, tuple[int, int]] = {}
-        """First step at which each living process was seen, and its newest bytes."""
+        """For each living process, the first step at which it was seen, and its newest bytes."""
         self.ends: list[int] = []
-        """Steps at which processes had ended."""
+        """For each ended process, the first step at which it was missing."""
         self._newest: list[tuple[int, dict[ProcessKey, int]]] = []
 
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
         """Take the bytes of the living processes, and judge an earlier reading.
 
-        The newest readings are never judged: after the last step, a program ends its processes, and the
-        reader may not know yet that it was the last.
+        The newest readings are not judged yet. After its last step, a program ends its processes, and memlog
+        can't know yet that this step was the last.
         """
         if self._newest and self._newest[-1][0] == step:
             return None
@@ -64,7 +66,7 @@ class _Kind:
         return self.watch.take(step, sum(alive.values()))
 
     def piled_up(self, growth: Growth) -> int:
-        """Return how many processes make up a growth; 0 if it has another cause."""
+        """Return the number of processes that make up a growth; 0 if the growth has another cause."""
         new = [size for since, size in self.began.values() if since > growth.since]
         ended = sum(growth.since < step for step in self.ends)
         if len(new) < _FEWEST or ended > _ENDED * (len(new) + ended):
@@ -96,7 +98,7 @@ class ProcessPiles:
             self._told(kind, self._kinds[kind].take(step, alive))
 
     def finish(self) -> None:
-        """Judge a last time."""
+        """Judge all kinds of processes a last time."""
         for kind, group in self._kinds.items():
             self._told(kind, group.watch.end())
 

@@ -1,4 +1,4 @@
-"""Source files of the program that may contain the statement that adds to an owner."""
+"""Source files of the program that can contain the statement that adds to an owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _MAX_FRAMES = 100
 
 
 def program_files(owner: Owner) -> list[str]:
-    """Return source files, the likeliest first: of the owners' classes, the root, and running functions."""
+    """Return source files of the program, the likeliest first.
+
+    These are the files of the owners' classes, of the chain's root, and of running functions.
+    """
     lines = CallingLines()
     files = [*_class_files(owner), owner.root.file, *_running_files()]
     return [one for one in dict.fromkeys(files) if one and lines.is_program(one)]

@@ -1,7 +1,7 @@
 """Lines of the program whose Python memory grows, measured with ``tracemalloc`` for a few steps.
 
 ``tracemalloc`` makes Python's allocations about two to four times as slow. So it runs only if nothing else
-explains the growth, and only for as long as the budget allows.
+explains the growth, and only as long as its traces stay below a limit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from memlog.leaks.holders import Holder
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 _FRAMES: Final = 8
-"""Frames that are kept of each allocation, so that the program's line is among them."""
+"""Number of frames that are kept of each allocation. The program's line is usually among them."""
 _LEAST: Final = 64.0
-"""Bytes per step below which a line is not reported."""
+"""Minimum bytes per step of a line that is reported."""
 _MOST_TRACED: Final = 6 * MIB
-"""Bytes of traces above which the trace ends after a step: about 30,000 allocations take 0.5 s to read."""
+"""Maximum bytes of traces at the end of a step. Beyond it, the trace ends. This many bytes are about 30,000
+allocations, which take 0.5 s to read."""
 _MOST_IN_STEP: Final = 64 * MIB
-"""Bytes of traces above which it ends within a step."""
+"""Maximum bytes of traces within a step. Beyond it, the trace ends within the step."""
 _LOOK: Final = 0.02
-"""Seconds between looks within a step."""
+"""Seconds between checks of the bytes of traces within a step."""
 
 
 class _Line(NamedTuple):
@@ -41,7 +42,8 @@ class _Line(NamedTuple):
 class AllocationTrace:
     """Trace of Python's allocations over some steps.
 
-    Allocations are counted by line half-way and at the end. A line grows if it holds more at the end.
+    The bytes that each line holds are counted half-way and at the end. A line grows if it holds more bytes at
+    the end.
     """
 
     def __init__(self) -> None:
@@ -51,20 +53,24 @@ class AllocationTrace:
         self._start = tracemalloc.start
 
     def start(self) -> bool:
-        """Start tracing; return False if the program itself traces: its trace is left alone."""
+        """Start tracing, and return True. If the program itself traces, do nothing, and return False."""
         if not tracemalloc.is_tracing():
             tracemalloc.start(_FRAMES)
             self._started = True
             self._start, tracemalloc.start = tracemalloc.start, self._program_starts
-            # A forked child, such as a DataLoader's worker, would trace until it ends.
+            # Without this line, a forked child, such as a DataLoader's worker, would trace until it ends.
             fork.renew(self, "_started", functools.partial(_stop_in_child, weakref.ref(self)))
-            # A step that reads a large file would have its memory doubled.
+            # Without this thread, the traces of a step that reads a large file could take as much memory as
+            # the file's content.
             threading.Thread(target=self._limit, name="memlog-tracing", daemon=True).start()
         return self._started
 
     @property
     def running(self) -> bool:
-        """True until the program itself starts or stops tracing, or too much is traced to be read at once."""
+        """True while the trace runs and has at most `_MOST_TRACED` bytes.
+
+        The trace stops running if the program itself starts or stops tracing.
+        """
         tracing = self._started and tracemalloc.is_tracing()
         return tracing and tracemalloc.get_tracemalloc_memory() <= _MOST_TRACED
 
@@ -74,20 +80,20 @@ class AllocationTrace:
         self.stop()
 
     def _program_starts(self, nframe: int = 1) -> None:
-        """Stop this trace and start the program's own, which otherwise would end with this trace."""
+        """Stop this trace, and start the program's own. Otherwise the end of this trace would end both."""
         self.stop()
         self._start(nframe)
 
     def mark_middle(self) -> None:
-        """Count the memory of each line half-way."""
+        """Count the bytes that each line holds now, half-way through the trace."""
         if self._started:
             self._middle = self._held()
 
     def finish(self, steps: int) -> list[Holder]:
-        """Stop tracing, and return the lines that hold more than they did half-way, the largest first.
+        """Stop tracing. Return the lines that hold more bytes than half-way, the fastest growth first.
 
         Args:
-            steps: Steps since `mark_middle`.
+            steps: Number of steps since `mark_middle`.
         """
         if not self._started:
             return []
@@ -111,7 +117,7 @@ class AllocationTrace:
 
     def _held(self) -> dict[_Line, int]:
         held: defaultdict[_Line, int] = defaultdict(int)
-        # Grouped first: there may be thousands of allocations for each traceback.
+        # Grouped by traceback first, because each traceback can have thousands of allocations.
         for group in tracemalloc.take_snapshot().statistics("traceback"):
             line = self._program_line(group.traceback)
             if line is not None:
@@ -119,7 +125,10 @@ class AllocationTrace:
         return dict(held)
 
     def _program_line(self, traceback: tracemalloc.Traceback) -> _Line | None:
-        """Return the innermost line of the program; without one the innermost line of all but memlog."""
+        """Return the innermost line of the program; ``None`` if memlog is in the traceback.
+
+        If no line of the traceback is the program's, return the innermost line.
+        """
         frames = [frame for frame in reversed(traceback) if not frame.filename.startswith(MEMLOG)]
         if not frames or len(frames) < len(traceback):
             return None
@@ -129,7 +138,7 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop the copy of a trace in a forked child; return False: it does not run there."""
+    """Stop the copy of a trace in a forked child. Return False, the copy's new ``_started``."""
     copied = trace()
     if copied is not None:
         copied.stop()

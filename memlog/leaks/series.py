@@ -1,11 +1,11 @@
-"""One series of memory levels at step ends: decides when its growth is suspected, confirmed or withdrawn.
+"""Verdicts on one series of memory levels: its growth is suspected, confirmed or withdrawn.
 
-Growth is *suspected* after a few dozen steps, so that its cause can be looked for. The search takes time, so
-growth has to be found twice before: most warm-ups and caches that fill have ended by then. Larger caches and
-a swing that rises look the same for a while. So growth is *confirmed* only if later levels, which the
-suspicion did not know, continue it for long enough, or if it still lasts when the run ends. Levels that an
-allocator's unused blocks make too noisy are judged without these blocks. Otherwise the suspicion is
-*withdrawn*. The sooner memory is full, the shorter are all waits.
+Growth is *suspected* after a few dozen steps, so that the search for its cause can begin. The search takes
+time. So growth is suspected only if it was found two times. Most warm-ups and caches that fill have ended by
+the second time. Larger caches and a rising swing look like a leak for longer. So growth is *confirmed* only
+if levels after the suspicion continue it for long enough, or if the growth still lasts when the run ends. If
+an allocator's unused blocks make the levels too noisy, levels without these blocks are judged. If growth is
+not confirmed, the suspicion is *withdrawn*. All waits are shorter if memory will be full sooner.
 """
 
 from __future__ import annotations
@@ -22,47 +22,49 @@ from memlog.leaks.forecast import steps_left
 Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 
 _SHARE = 0.02 / 100
-"""Growth per step that matters, as a share of the level: 2 % in 100 steps."""
+"""Minimum growth per step that matters, as a fraction of the level: 2 % in 100 steps."""
 _ENOUGH = MIB / 2
-"""Growth per step that matters at any level."""
+"""Bytes of growth per step that matter at any level."""
 _SOON = 20_000
-"""Steps: growth that reaches the limit within them matters."""
+"""Number of steps. Any growth that reaches the limit within this number of steps matters."""
 _PART = 16
-"""Number of equal parts of a window. It is judged again when one part is new."""
+"""Number of equal parts of a window. The window is judged again when it has one part of new levels."""
 _NEW = 4
-"""Fewest new levels for which a window is judged again, and the shortest wait in steps."""
+"""Minimum number of new levels before a window is judged again. Also the minimum wait, in steps."""
 _SLOWEST = 0.5
-"""Share of the suspected rate that the whole growth has to reach to be confirmed."""
+"""Minimum ratio of the whole growth's rate to the suspected rate before growth is confirmed."""
 LARGER = 2.0
-"""Factor over the rate reported last from which growth is reported again."""
+"""Minimum ratio of a rate to the rate reported last before growth is reported again."""
 _SUSPECTED = 3
-"""Standard deviations of the levels that a suspected growth has to exceed. They are fewer than for confirmed
-growth, so that the search for the cause begins early enough in noisy levels."""
+"""Minimum of a suspected growth, in standard deviations of the levels around the trend. It is lower than for
+confirmed growth, so that the search for the cause begins early enough even if levels are noisy."""
 _LATER = 16
-"""Fewest levels after growth was noticed by which the growth is judged."""
+"""Minimum number of levels after growth was noticed before these levels are judged by themselves."""
 _IN_USE = 256
-"""Number of newest levels, without unused blocks, to keep."""
+"""Maximum number of levels without unused blocks that are kept. Beyond it, a new level replaces the
+oldest."""
 _SHORT = 4
-"""Fewest levels of a series that ended early."""
+"""Minimum number of levels before a series that ended early is judged."""
 _AGAIN = 16
-"""Steps after which growth has to be found again to be suspected."""
+"""Maximum number of steps between the two times that growth has to be found before it is suspected."""
 _WAIT = (64, 256)
-"""Fewest and most steps from the suspicion until growth is confirmed."""
+"""Minimum and maximum number of steps from the suspicion to the decision whether growth is confirmed. The
+wait can be shorter than the minimum if memory will be full soon."""
 
 
 class News(NamedTuple):
-    """Change of what is known about a series."""
+    """New verdict on the growth of a series."""
 
     verdict: Verdict
     growth: Growth
 
 
 class SeriesWatch:
-    """State of one series.
+    """Watch over the growth of one series.
 
     Args:
-        floor: Least growth in the whole regime, in bytes. Allocators take memory in pieces of such a size.
-        least: Fewest levels by which growth is judged.
+        floor: Minimum growth in the whole regime, in bytes. Allocators take memory in pieces of such a size.
+        least: Minimum number of levels before growth is judged.
     """
 
     __slots__ = (
@@ -87,7 +89,7 @@ class SeriesWatch:
         self._is_told = False
         self._reported = 0.0
         self.free: float | None = None
-        """Bytes left until the limit, when last known; ``None`` if unknown."""
+        """Newest known number of bytes left until the limit; ``None`` if unknown."""
         self.in_use: deque[tuple[int, int]] = deque(maxlen=_IN_USE)
         """Steps since growth was suspected, each with its level without the allocator's unused blocks."""
 
@@ -98,17 +100,17 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of newest levels that are kept."""
+        """Number of levels in the finest window."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:
-        """Take the level at the end of a step; return what changed."""
+        """Take the level at the end of a step. Return a new verdict; ``None`` if there is none."""
         finest = self._levels.finest
         if finest.indexes and step <= finest.indexes[-1]:
             if step == finest.indexes[-1]:
                 finest.lower(level)
                 return None
-            self._levels.clear()  # the steps are counted anew
+            self._levels.clear()  # the program's count of steps has begun again
         added = self._levels.add(step, level)
         if self._found is None:
             grown = (
@@ -122,7 +124,10 @@ class SeriesWatch:
         return self._decide(step, self._found) if self._is_told else self._suspect(self._found)
 
     def end(self) -> News | None:
-        """Judge a last time, because no more levels come: return growth that lasts until now."""
+        """Judge the series a last time. Return a new verdict; ``None`` if there is none.
+
+        Growth is confirmed if it lasts until now. No more levels may follow.
+        """
         suspected, self._is_told = self.pending, False
         found, self._found = self._growth_since(self._found, SIGMAS), None
         if found is None or (
@@ -132,7 +137,10 @@ class SeriesWatch:
         return self._confirmed(found, suspected)
 
     def short_growth(self) -> Growth | None:
-        """Return the growth of a series with few levels, each of which is clearly above the one before."""
+        """Return the growth of a series with few levels; ``None`` if it does not grow.
+
+        The series grows if each level is clearly above the level before it.
+        """
         window = self._levels.finest
         held = len(window.levels)
         if not _SHORT <= held < self._least:
@@ -151,29 +159,29 @@ class SeriesWatch:
         return Growth(since, total / span, min(rates), max(rates), level, total)
 
     def drop(self) -> None:
-        """Withdraw the suspicion: something else explains the growth so far."""
+        """Forget the suspicion and all levels. Call it if something harmless explains the growth so far."""
         self._found, self._is_told = None, False
         self._levels.clear()
 
     def wait_on(self, growth: Growth) -> None:
-        """Take confirmed growth as suspected again, to be confirmed by later levels."""
+        """Treat confirmed growth as suspected again. Later levels can then confirm it again."""
         self._reported = 0.0
         self._begin(growth, self._levels.finest.indexes[-1], is_told=True)
 
     def delay(self) -> None:
-        """Choose the wait for further levels anew, by the memory that is left now."""
+        """Compute the wait for further levels again from the memory that is left now."""
         if self._found is not None:
             self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 
     def _judge(self, window: LevelWindow, sigmas: float) -> Growth | None:
-        """Return the growth of a window's newest regime, if it matters and is news."""
+        """Return the growth of a window's newest regime; ``None`` if it does not matter or was reported."""
         level = window.levels[-1]
         wanted = max(_wanted(level, self.free), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)
         if found is None or found.total < self._floor:
             return None
         before = self._levels.highest_before(found.since)
-        # If the level was as high before the growth began, it is a swing that rises again.
+        # If the level was as high before the growth began, the growth is a swing that rises again.
         return None if before is not None and before > found.level - found.total / 4 else found
 
     def _begin(self, growth: Growth, step: int, *, is_told: bool = False) -> None:
@@ -183,7 +191,7 @@ class SeriesWatch:
         self._due = step + _wait(growth, self.free, is_told)
 
     def _suspect(self, before: Growth) -> News | None:
-        """Suspect growth that was found once, if all levels since it began still show it."""
+        """Suspect growth that was found one time, if all levels since the growth began still show it."""
         found = self._growth_since(before, _SUSPECTED)
         self._found = found if found is not None and _continues(found, before) else None
         if self._found is None:
@@ -193,11 +201,12 @@ class SeriesWatch:
         return News("suspected", self._found)
 
     def _decide(self, step: int, suspected: Growth) -> News | None:
-        """Judge a suspicion by all levels since it began."""
+        """Judge suspected growth by all levels since the growth began. Return a new verdict, if any."""
         found = self._growth_since(suspected, SIGMAS)
         if found is not None and _goes_on(self._levels, self._found_at, found, suspected):
             if found.since > step - (step - suspected.since) // 2:
-                self._begin(found, step, is_told=True)  # a new regime, which has to last, too
+                # The growth has a new regime, which has to last, too.
+                self._begin(found, step, is_told=True)
                 return None
             self._found, self._is_told = None, False
             return self._confirmed(found, suspected)
@@ -205,7 +214,10 @@ class SeriesWatch:
         return self._decide_by_use(suspected)
 
     def _decide_by_use(self, suspected: Growth) -> News:
-        """Judge growth that the levels do not confirm, by levels without unused blocks: these vary less."""
+        """Judge growth by the levels without unused blocks, if the levels themselves do not confirm it.
+
+        Levels without unused blocks vary less.
+        """
         if len(self.in_use) >= _LATER:
             steps, levels = zip(*self.in_use, strict=True)
             found = find_growth(steps, levels, _SLOWEST * suspected.rate, _LATER)
@@ -223,19 +235,33 @@ class SeriesWatch:
         return News("confirmed", found)
 
     def _growth_since(self, growth: Growth | None, sigmas: float) -> Growth | None:
-        """Return the growth in the finest window that covers a known growth; ``None``: none."""
+        """Return the growth in the finest window that reaches back to the beginning of ``growth``.
+
+        If ``growth`` is ``None``, use the finest window of all. Return ``None`` if there is no growth.
+        """
         window = self._levels.covering(None if growth is None else growth.since, self._least)
         return None if window is None else self._judge(window, sigmas)
 
 
 def _wanted(level: float, free: float | None) -> float:
-    """Return the least growth per step that matters."""
+    """Return the minimum growth per step, in bytes, that matters.
+
+    Args:
+        level: Newest level, in bytes.
+        free: Bytes left until the limit; ``None`` if unknown.
+    """
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
 
 def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
-    """Return the steps until growth is judged again, to suspect it or, if it is suspected, to confirm it."""
+    """Return the number of steps until growth is judged again.
+
+    Args:
+        growth: The growth.
+        free: Bytes left until the limit; ``None`` if unknown.
+        is_suspected: True if the next judgement can confirm the growth. False if it can suspect the growth.
+    """
     fewest, most = _WAIT if is_suspected else (0, _AGAIN)
     if free is None:
         return most // 2 if is_suspected else most
@@ -244,7 +270,7 @@ def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
 
 
 def _is_due(window: LevelWindow, least: int) -> bool:
-    """Return True if a window has enough new levels, and they are above older ones."""
+    """Return True if a window has enough new levels, and the newest level is above an older one."""
     levels = window.levels
     held = len(levels)
     if held < least or window.unseen < max(held // _PART, _NEW):
@@ -254,15 +280,15 @@ def _is_due(window: LevelWindow, least: int) -> bool:
 
 
 def _goes_on(levels: LevelScales, since: int, found: Growth, suspected: Growth) -> bool:
-    """Return True if growth has continued, both in all levels and in those after it was noticed.
+    """Return True if growth has continued, both in all levels and in the levels after it was noticed.
 
-    Only the later levels had no part in the choice of this series.
+    The later levels are an independent test, because the suspicion was based on the earlier levels alone.
 
     Args:
         levels: The series.
-        since: Step at which its growth was noticed.
-        found: Its growth until now.
-        suspected: Its growth when it was noticed.
+        since: Step at which the growth was noticed.
+        found: The series' growth until now.
+        suspected: The series' growth when it was noticed.
     """
     if not _continues(found, suspected):
         return False

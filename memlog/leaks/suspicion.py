@@ -1,4 +1,4 @@
-"""The record of a growth that was noticed."""
+"""Description of a growth that was noticed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class Suspicion(NamedTuple):
 
     series: str
     """``host.anon`` (memory of the trainer's process without mapped files and shared memory),
-    ``host.free_lists`` (its allocator's unused memory), ``shared_memory``, ``cuda0.allocated``,
+    ``host.free_lists`` (unused memory of the C library's allocator), ``shared_memory``, ``cuda0.allocated``,
     ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one kind)."""
     since_step: int
     """First step of the growth."""
     rate: float
     rate_low: float
     rate_high: float
-    """Ends of the rate's 95 % interval."""
+    """Upper end of the rate's 95 % interval. ``rate_low`` is the lower end."""
     level: int
     """Level at ``step``."""
     limit: int | None
@@ -27,6 +27,7 @@ class Suspicion(NamedTuple):
     forecast: tuple[int, int] | None = None
     """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
     processes: int | None = None
-    """Processes that were started meanwhile and are still alive, if their number is what grows."""
+    """Number of processes that were started during the growth and are still alive. ``None`` if such processes
+    are not the cause of the growth."""
     others: int = 0
-    """Other child processes of the same kind, whose growth is included."""
+    """Number of other child processes of the same kind whose growth is included."""

@@ -13,17 +13,17 @@ _Item = TypeVar("_Item")
 
 
 def seconds_allowed(least: float, begun: float) -> float:
-    """Return the seconds that a kind of work may take in a run so far: 1 % of its time, or ``least`` if more.
+    """Return the seconds that a kind of work may take: 1 % of the run's time so far, at least ``least``.
 
     Args:
-        least: Seconds that it may take in any case.
-        begun: Start of the run, as `time.monotonic` gives it.
+        least: Seconds that the work may take even in a short run.
+        begun: Start of the run in seconds, as `time.monotonic` returns it.
     """
     return max(least, _SHARE * (time.monotonic() - begun))
 
 
 class TimeBudget:
-    """Stopwatch over several pieces of work.
+    """Time limit for several pieces of work together.
 
     Args:
         seconds: Time that all pieces may take together.
@@ -42,7 +42,7 @@ class TimeBudget:
         """Count the time of a block.
 
         Args:
-            most: Seconds that this block may take, if more are left.
+            most: Maximum seconds that this block may take, even if more seconds are left.
         """
         self._began, self._most = self._clock(), most
         try:
@@ -57,12 +57,15 @@ class TimeBudget:
 
     @property
     def left(self) -> float:
-        """Seconds left in all or in the block, the fewer of the two; negative if the work took longer."""
+        """Seconds left for this block or for all blocks, whichever are fewer.
+
+        The number is negative if the work took longer.
+        """
         return min(self.left_in_all, self._most - self._taken())
 
     @property
     def left_in_all(self) -> float:
-        """Seconds that are left, in this and later blocks; negative if the work took longer."""
+        """Seconds left for this block and later blocks together; negative if the work took longer."""
         return self._left - self._taken()
 
     def _taken(self) -> float:

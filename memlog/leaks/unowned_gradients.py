@@ -3,11 +3,12 @@
 Autograd adds to such a gradient in each backward pass, and nothing clears or uses it. A gradient counts as
 unowned if all of this is true:
 
-- No ``torch.optim.Optimizer`` that exists has its parameter.
-- In whole iterations that are watched, no operation outside a backward pass reads or writes it, besides
-  those that compute or clip a norm. This excludes training loops with an update of their own.
-- Until another watch, dozens of steps later, it is the same tensor, and its version rises in each step no
-  more than in the watched ones: nothing has cleared it meanwhile.
+- No existing ``torch.optim.Optimizer`` has the gradient's parameter.
+- In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
+  operations that compute or clip a norm. This condition excludes training loops that update parameters
+  themselves.
+- Dozens of steps later, iterations are watched again. The gradient is still the same tensor. Its version has
+  risen no more per step than in the first watched iterations, so nothing has cleared it meanwhile.
 """
 
 from __future__ import annotations
@@ -34,31 +35,32 @@ from memlog.tracer import torch_private
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 
 _WATCHED: Final = 3
-"""Iterations that are watched, each time."""
+"""Number of iterations that are watched, each of the two times."""
 _BETWEEN: Final = 24
-"""Steps between the two watches."""
+"""Minimum number of steps between the two watches."""
 _LEAST_BYTES: Final = MIB
 _LEAST_SHARE: Final = 0.02
-"""Least share of all parameters' gradients."""
+"""Minimum ratio of the bytes of unowned gradients to the bytes of all parameters' gradients."""
 _SECONDS: Final = 0.5
-"""Processor seconds for one pass over all objects, or for the search for the owner."""
+"""Maximum processor seconds for one pass over all objects, or for the search for owners."""
 _NAMED: Final = 8
-"""Parameters whose owners are searched."""
+"""Maximum number of parameters whose owners are searched: those with the largest gradients."""
 _BATCH: Final = 20_000
 _MAX_TENSORS: Final = 20_000
-"""Tensors that are looked at in the arguments of one operation."""
+"""Maximum number of values that are looked at in the arguments of one operation."""
 _PASSIVE: Final = frozenset(
     ("detach", "alias", "view", "norm", "linalg_vector_norm", "_foreach_norm", "mul_", "_foreach_mul_")
 )  # fmt: skip
-"""Operations that compute or clip a norm, and views: an operation that uses a view is noticed itself."""
+"""Operations that do not count as use of a gradient: those that compute or clip a norm, and those that make a
+view. An operation that uses the view counts."""
 _base: Any = torch._C.TensorBase
 
 
 class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
-    Of the parameter only the identity is kept: ``torch.utils.swap_tensors``, with which modules may be
-    converted to another type or device, refuses tensors that have weak references.
+    Only the identity of the parameter is kept. ``torch.utils.swap_tensors`` refuses tensors that have weak
+    references. Conversions of modules to another type or device can call this function.
     """
 
     parameter: int
@@ -74,8 +76,8 @@ class UnownedGradients:
         diagnostics: Counter of memlog's own errors.
 
     Attributes:
-        finding: The finding; ``None``: none.
-        watching: True while whole iterations are watched.
+        finding: The finding; ``None`` if there is none.
+        watching: True while iterations are watched.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -90,11 +92,11 @@ class UnownedGradients:
 
     @property
     def pending(self) -> bool:
-        """True if there are gradients without an owner, about which nothing is certain yet."""
+        """True if there are gradients without an owner that are still being checked."""
         return bool(self._gradients)
 
     def look(self, step: int) -> None:
-        """Look at all parameters once, at the end of a step, and begin to watch if some have no owner."""
+        """Look at all parameters at the end of a step. Begin to watch if enough gradients have no owner."""
         self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
         self._per_step = 0.0
         if self._matters():
@@ -103,7 +105,7 @@ class UnownedGradients:
             self._gradients = {}
 
     def step_ended(self, step: int) -> None:
-        """Go on after an optimizer step."""
+        """Continue the search after an optimizer step."""
         if self.watching and step - self._begun_at >= _WATCHED:
             self._end_watch(step)
         elif not self.watching and self._gradients and step - self._ended_at >= _BETWEEN:
@@ -120,7 +122,7 @@ class UnownedGradients:
         self._remove_mode()
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
-        """Forget the gradients that an operation outside a backward pass uses."""
+        """Exclude gradients from the search if an operation outside a backward pass uses them."""
         del kind, out, inside
         if torch_private.backward_task() != torch_private.NO_TASK:
             return
@@ -133,13 +135,13 @@ class UnownedGradients:
         """Do nothing: the mode calls this only when it measures."""
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if possible; return True once it is removed."""
+        """Remove the dispatch mode if possible. Return True if it is removed."""
         return self._mode is None or self._mode.leave()
 
     def _watch(self, step: int) -> None:
         self.watching, self._begun_at = True, step
         mode = self._mode = StorageMode(self, self._diagnostics)
-        # A forked child has a copy of this thread's modes, and is not watched.
+        # A forked child has a copy of this thread's modes. The child must not be watched.
         fork.renew(mode, "_observer", lambda: None)
         mode.begin()
 
@@ -207,7 +209,7 @@ def _remedy(name: str) -> str:
 
 
 def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
-    """Return the gradients that no optimizer owns, by their storage, and the bytes of all gradients."""
+    """Return the gradients that no optimizer owns, by their storage's identity, and all gradients' bytes."""
     with budget.running():
         parameters, optimizers = _parameters_and_optimizers(budget)
         owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}
@@ -253,7 +255,12 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return the gradients that are still the same tensors, after one to ``most`` changes of each."""
+    """Return the gradients that are still the same tensors and have changed 1 to ``most`` times.
+
+    Args:
+        gradients: Gradients at an earlier step, by their storage's identity.
+        most: Maximum number of changes since that step.
+    """
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)
@@ -269,7 +276,7 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
 
 
 def _name(parameters: list[Any]) -> tuple[str, str]:
-    """Return the name of the parameters' common owner, and the function or module whose variable it is."""
+    """Return the name of the parameters' common owner, and the function or module that has this variable."""
     budget = TimeBudget(_SECONDS)
     with budget.running():
         chains = OwnerSearch(budget, [parameters]).chains(parameters)

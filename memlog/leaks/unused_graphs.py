@@ -1,13 +1,14 @@
-"""Evaluation without ``no_grad``: forward passes that record graphs, which no backward pass uses.
+"""Evaluation without ``no_grad``: forward passes that record graphs that no backward pass uses.
 
 While the watch is on, global hooks notice each outermost call of a module in evaluation mode with gradients
-enabled. In such a call, the last node of each output, also of the modules inside, gets a hook that a backward
-pass calls. The hook belongs to the graph and is freed with it. So memlog knows of each pass, without keeping
-anything alive, whether a backward pass used a part of its graph, and whether the graph is freed.
+enabled. During such a call, the last node of each output of the module and of its submodules gets a hook. A
+backward pass calls this hook. The hook belongs to the graph and is freed with the graph. So memlog keeps
+nothing alive. It knows for each forward pass whether a backward pass used a part of the graph, and whether
+the graph is freed.
 
-Passes that one line of the program makes are judged together: the line is reported if several graphs were
-freed unused, and none was used. A model in training mode is not judged: rollouts, and generators whose output
-is detached, do this on purpose.
+Passes that the same line of the program called are judged together. The line is reported if several of its
+graphs were freed unused, and none was used. Models in training mode are not judged. Rollouts, and generators
+whose output is detached, record unused graphs on purpose.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 _FEWEST: Final = 3
-"""Fewest graphs that were freed unused."""
+"""Minimum number of a line's graphs that were freed unused before the line is reported."""
 _LEAST_BYTES: Final = 4 * MIB
-"""Least size of such a graph."""
+"""Minimum median size of a line's graphs, in bytes, before the line is reported."""
 _MEASURED: Final = 5
-"""Graphs of one line that are measured."""
+"""Maximum number of graphs of one line that are measured."""
 _SECONDS: Final = 0.1
-"""Processor seconds for measuring one graph."""
+"""Maximum processor seconds for measuring one graph."""
 _MAX_PENDING: Final = 256
 _MAX_MARKS: Final = 2000
 """Maximum number of nodes of one pass that get a hook."""
@@ -51,14 +52,14 @@ _MAX_LINES: Final = 64
 _CALL_SECONDS: Final = 3e-6
 """Approximate seconds that the hooks take for each call of a module."""
 _SHARE: Final = 0.0025
-"""Share of the time that they may take."""
+"""Maximum fraction of the run's time that the hooks may take, besides `_ALLOWANCE`."""
 _ALLOWANCE: Final = 0.02
-"""Seconds that they may take in any case."""
+"""Seconds that the hooks may take, besides a fraction `_SHARE` of the run's time."""
 _base: Any = torch._C.TensorBase
 
 
 class _Line:
-    """Passes that one line of the program has made in one class of module."""
+    """Forward passes of one class of module that one line of the program has called."""
 
     def __init__(self, text: str, module: str) -> None:
         self.text, self.module = text, module
@@ -68,7 +69,7 @@ class _Line:
 
 
 class _Mark:
-    """Hook on the nodes of one pass's graph. It dies with the graph."""
+    """Hook on the nodes of one pass's graph. The hook is freed with the graph."""
 
     __slots__ = ("__weakref__", "line")
 
@@ -100,7 +101,7 @@ class UnusedGraphs:
         diagnostics: Counter of memlog's own errors.
 
     Attributes:
-        finding: The finding; ``None``: none.
+        finding: The finding; ``None`` if there is none.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -132,7 +133,7 @@ class UnusedGraphs:
             self._begin()
 
     def judge(self, step: int) -> None:
-        """Look which graphs were freed, and set `finding` if some were never used."""
+        """Check which graphs were freed. Set `finding` if a line's graphs were never used."""
         left = []
         for reference, line in self._pending:
             if line.used:
@@ -164,7 +165,8 @@ class UnusedGraphs:
     def _module_begins(self, module: Any, args: Any) -> None:
         self._calls += 1
         if torch_private.compiler_in_use():
-            self.stop()  # before this module is compiled: it would be compiled again without the hooks
+            # Remove the hooks before this module is compiled. Removing them later would compile it again.
+            self.stop()
             return
         running = self._pass
         if running is not None:
@@ -228,7 +230,10 @@ def _is_plain() -> bool:
 
 
 def _mark(output: Any, running: _Pass) -> list[Any]:
-    """Let the last nodes of a module's outputs call the pass's hook; return those that this pass made."""
+    """Add the pass's hook to the last nodes of a module's outputs, and return these nodes.
+
+    Nodes that were made before this pass are left out.
+    """
     nodes = []
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in plain_tensors(output):
@@ -244,7 +249,13 @@ def _mark(output: Any, running: _Pass) -> list[Any]:
 
 
 def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
-    """Return the bytes that graphs keep, without the module's parameters and inputs."""
+    """Return the bytes that a pass's graphs keep, without the module's parameters, buffers and inputs.
+
+    Args:
+        nodes: Last nodes of the graphs.
+        running: The pass.
+        module: Module whose call is the pass.
+    """
     end = torch_private.next_sequence_number()
     if end is None:
         return 0
@@ -258,7 +269,7 @@ def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
 
 
 def _own_storages(module: Any) -> set[int]:
-    """Return the storages of a module's parameters and buffers, and of those of the modules inside."""
+    """Return the identities of the storages of all parameters and buffers of a module and its submodules."""
     found: set[int] = set()
     waiting, seen = [module], set[int]()
     while waiting:

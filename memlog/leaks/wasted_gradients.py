@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from memlog.leaks.unused_graphs import UnusedGraphs
 
 _FIRST = 8
-"""Steps after which all parameters are looked at for the first time."""
+"""Number of steps before the first look at all parameters."""
 _FACTOR = 8
-"""Factor between the steps of one such look and of the next."""
+"""Factor by which the number of steps grows from one look at all parameters to the next."""
 _SHARE = 0.005
-"""Share of the run's time that such looks may take after the first."""
+"""Maximum fraction of the run's time that such looks may have taken. Beyond it, there is no further look."""
 
 
 class WastedGradients:
-    """Search on the training thread, in a session that traces layers. No method raises.
+    """Search for unused gradients, on the training thread of a session that traces layers.
+
+    No method raises.
 
     Args:
         publish: Takes the findings.
@@ -47,15 +49,15 @@ class WastedGradients:
 
     @property
     def watching(self) -> bool:
-        """True while whole iterations are watched with a dispatch mode."""
+        """True while iterations are watched with a dispatch mode."""
         return self._unowned is not None and self._unowned.watching
 
     def after_step(self, step: int, *, busy: bool) -> None:
-        """Go on after an optimizer step.
+        """Continue the search after an optimizer step.
 
         Args:
-            step: Its number.
-            busy: True if something else watches the next step.
+            step: Number of the step.
+            busy: True if the search for holders or the tracer watches the next step.
         """
         self._steps += 1
         with self._diagnostics.contained("looking for unused gradients"):
@@ -63,7 +65,7 @@ class WastedGradients:
             self._look_for_unused(step)
 
     def finish(self, step: int | None) -> None:
-        """Judge a last time, and leave nothing in torch."""
+        """Judge a last time, and remove all hooks and modes from torch."""
         with self._diagnostics.contained("looking for unused gradients"):
             if self._unused is not None and step is not None:
                 self._unused.judge(step)

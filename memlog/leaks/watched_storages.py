@@ -1,4 +1,4 @@
-"""Storages that a few whole iterations make, and those of them that are alive later."""
+"""Watch over the storages that a few whole iterations make, to see which of them are alive later."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from memlog.tracer.window import may_open
 MAX_STORAGES: Final = 100_000
 """Maximum number of storages that are watched at once."""
 _MAX_VALUES: Final = 100
-"""Values that are looked at in the arguments of one call."""
+"""Maximum number of values that are looked at in the arguments of one call."""
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
 
 def may_watch() -> bool:
     """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
 
-    With the compiler in use, a mode changes what is compiled. torch's profiler counts each operation below a
-    mode twice.
+    If torch's compiler is in use, a mode changes the compiled code. If torch's profiler records, it counts
+    each operation below a mode twice.
     """
     return may_open() and not torch_private.compiler_in_use() and not torch_private.profiling()
 
@@ -53,7 +53,7 @@ class Site(NamedTuple):
     Attributes:
         line: Line of the program, such as ``train.py:42 in step: cross_entropy``; empty if unknown.
         layer: Path of the module that ran; "outside all modules" if none did.
-        phase: Phase, such as ``forward``.
+        phase: Phase of the step, such as ``forward``.
         operation: Name of the operation; empty if the storage was made elsewhere and seen as an argument.
         evaluating: True if the module that ran was in evaluation mode.
     """
@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
     @property
     def inside_module(self) -> bool:
-        """True if a module ran."""
+        """True if a module ran when the storage was made."""
         return self.layer != OUTSIDE_PATH
 
 
@@ -75,11 +75,11 @@ class WatchedStorage(NamedTuple):
 
     Attributes:
         reference: Weak reference to the storage.
-        size: Size in bytes when it was made.
+        size: Size in bytes when the storage was made.
         iteration: Number of the watched iteration, from 0.
-        site: Place where it was made.
-        shape: Shape of its first tensor.
-        dtype: Type of its first tensor, such as ``float32``.
+        site: Place where the storage was made.
+        shape: Shape of the storage's first tensor.
+        dtype: Type of the storage's first tensor, such as ``float32``.
     """
 
     reference: weakref.ref[Any]
@@ -91,10 +91,11 @@ class WatchedStorage(NamedTuple):
 
 
 class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's base has no types
-    """Mode that shows the results and the arguments of each operation, and measures no workspace.
+    """Dispatch mode that passes each operation's arguments and results to its observer.
 
-    Backward passes run without it: torch computes some derivatives in another way while any dispatch mode is
-    active (``isTensorSubclassLike`` in its sources). The last bits of some then differ.
+    The mode does not measure workspaces. Backward passes run without the mode. While any dispatch mode is
+    active, torch computes some derivatives in another way (``isTensorSubclassLike`` in torch's sources). The
+    last bits of these derivatives can then differ.
     """
 
     def begin(self) -> None:
@@ -105,7 +106,7 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:
-        """Return a context without the mode."""
+        """Return a context in which this mode is not active. The backward pass runs in this context."""
         del outputs
         if makes_cycles and isinstance(self._observer, StorageWatch):
             self._observer.note_cycles()
@@ -142,22 +143,23 @@ def _result_kind(func: Any) -> int:
 class StorageWatch:
     """Watch over the storages that the program makes on this thread, outside of backward passes.
 
-    What a backward pass made is noticed when a later operation uses it.
+    A storage that a backward pass made is noticed when a later operation uses it.
 
     Only weak references are kept. The watch begins and ends between two optimizer steps.
 
     Args:
         diagnostics: Counter of memlog's own errors.
-        existing: Storages that exist already, by identity.
-        most_seconds: Time after which the watch ends, also within an iteration.
+        existing: Weak references to storages that exist already, by the storage's identity.
+        most_seconds: Maximum processor seconds of the watch. Beyond it, the watch ends, even within an
+            iteration.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
         first_node: Number of the first graph node of the watch; ``None`` if unknown.
-        end_node: Number after the last graph node of the iterations counted; ``None`` if unknown, or still
-            watching.
-        seconds: Time that it has taken so far.
-        cycles_made_at: Line that called ``backward(create_graph=True)``; empty if none did.
+        end_node: Number after the last graph node of the iterations counted; ``None`` if unknown, or while
+            the watch goes on.
+        seconds: Processor seconds that the watch has taken so far.
+        cycles_made_at: Line that called ``backward(create_graph=True)``; empty if no line did.
     """
 
     def __init__(
@@ -182,12 +184,12 @@ class StorageWatch:
         self._mode = StorageMode(self, diagnostics)
         self._handles: list[Any] = []
         self._evaluating = False
-        # A forked child has a copy of this thread's modes, and is not watched.
+        # A forked child has a copy of this thread's modes. The child must not be watched.
         fork.renew(self._mode, "_observer", lambda: None)
         fork.renew(self._stack, "closed", lambda: True)
 
     def begin(self) -> None:
-        """Begin on this thread."""
+        """Begin to watch this thread."""
         self.first_node = torch_private.next_sequence_number()
         COMPILE_WARNING_FILTER.add(self)
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
@@ -197,14 +199,14 @@ class StorageWatch:
 
     @property
     def ended(self) -> bool:
-        """True if the watch began and has ended: perhaps within an iteration, because its time is spent."""
+        """True if the watch has ended. If its time was spent, it has ended within an iteration."""
         return self.end_node is not None or self.seconds >= self._most_seconds
 
     def iteration_ended(self) -> None:
         """Count an iteration, and forget the storages that are freed already.
 
-        An iteration in which the watch ended counts only if it was the first: because only a part of it was
-        watched, it would lower the mean of the memory that an iteration keeps.
+        If the watch ended within the iteration, the iteration counts only if it was the first. Such an
+        iteration was watched only in part, so it would lower the mean of the memory that an iteration keeps.
         """
         self._storages = self.alive()
         if not self.ended or not self.iteration:
@@ -228,15 +230,15 @@ class StorageWatch:
             remove_when_possible(self)
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if it is on top of this thread's stack; return True once it is removed."""
+        """Remove the dispatch mode if it is on top of this thread's stack. Return True if it is removed."""
         return self._mode.leave()
 
     def alive(self) -> dict[int, WatchedStorage]:
-        """Return the storages that are still alive by their identity."""
+        """Return the watched storages that are still alive, by identity."""
         return {key: one for key, one in self._storages.items() if one.reference() is not None}
 
     def note_cycles(self) -> None:
-        """Note that the program calls ``backward(create_graph=True)`` now."""
+        """Remember the line that calls ``backward(create_graph=True)`` now."""
         self.cycles_made_at = self._lines.current_text()
 
     def before_change(self, values: Any) -> None:
@@ -256,13 +258,13 @@ class StorageWatch:
         self._count(time.thread_time() - began)
 
     def _count(self, seconds: float) -> None:
-        """Add time that the watch has taken, and end it if that is too much."""
+        """Add processor seconds that the watch has taken. End the watch if its time is spent."""
         self.seconds += seconds
         if self.ended:
             self._mode.stop_observing()  # the mode itself can't be removed within an operation
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
-        with torch._C.DisableTorchFunction():  # modes that override it are the program's code
+        with torch._C.DisableTorchFunction():  # `__torch_function__` can be the program's code
             for tensor in (values,) if type(values) in _PLAIN else plain_tensors(values):
                 storage = _storage_of(tensor)
                 if storage is not None and not self._knows(storage, as_argument=not operation):
@@ -321,7 +323,10 @@ def plain_tensors(values: Any, limit: int = _MAX_VALUES) -> Iterator[Tensor]:
 
 
 def _storage_of(tensor: Tensor) -> Any:
-    """Return a tensor's storage; ``None`` if it has no bytes of its own, as a wrapper of ``torch.func``."""
+    """Return a tensor's storage; ``None`` if the tensor has no bytes of its own.
+
+    For example, a wrapper of ``torch.func`` has none.
+    """
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
     try:

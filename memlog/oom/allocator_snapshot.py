@@ -20,8 +20,11 @@ KIND = "snapshot"
 def allocator_snapshot(*, tracing: bool) -> Any:
     """Return torch's snapshot of the allocator; ``None`` if this version of torch can't make one.
 
-    Making it allocates no device memory. If memlog does not trace this step, a history that is being recorded
-    belongs to the user and may have millions of entries. The snapshot then contains no history.
+    The call allocates no device memory. If torch records a history of allocations while memlog does not
+    trace, the user has started that recording. Its history can have millions of entries, so it is left out.
+
+    Args:
+        tracing: True if memlog traces the current step.
     """
     torch: Any = sys.modules["torch"]
     memory = torch.cuda.memory
@@ -35,7 +38,7 @@ def allocator_snapshot(*, tracing: bool) -> Any:
 
 
 def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
-    """Write a snapshot into the run's folder, and replace an earlier one.
+    """Write a snapshot into the run's folder. It replaces an earlier snapshot.
 
     Raises:
         OSError: The file can't be written.

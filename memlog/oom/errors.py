@@ -28,11 +28,11 @@ _CPU_ALLOCATOR = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"(?:: you tried to allocate (?P<size>\d+) (?P<unit>bytes))?"
 )
-"""Message of torch's CPU allocator, which raises a plain RuntimeError."""
+"""Message of the plain RuntimeError that torch's CPU allocator raises."""
 _MAPPING = re.compile(
     r"unable to mmap (?P<size>\d+) (?P<unit>bytes) from file .*Cannot allocate memory"
 )
-"""Message of torch's shared memory and mapped files, also a plain RuntimeError."""
+"""Message of the plain RuntimeError that torch raises if it can't map a file or shared memory."""
 _ASKED_FOR = (
     _CPU_ALLOCATOR,
     _MAPPING,
@@ -48,15 +48,16 @@ _WORKER = re.compile(r"DataLoader worker process \d+")
 _ENDED_WORKER = re.compile(
     r"(?P<worker>DataLoader worker \(pid \d+\)) is killed by signal: (?P<signal>Killed|Bus error)\."
 )
-"""Message that torch raises in the trainer if the kernel ended a worker. ``Killed`` is the signal of the
-kernel's out-of-memory killer. ``Bus error`` means that ``/dev/shm`` is full, through which batches pass."""
+"""Message of the error that torch raises in the trainer if the kernel ended a worker. ``Killed`` is the
+signal of the kernel's out-of-memory killer. ``Bus error`` means that ``/dev/shm`` is full. Workers pass
+batches to the trainer through ``/dev/shm``."""
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if ``error`` itself reports a failed allocation, on the host or on a device.
 
-    A worker that a signal ended counts, too: the kernel ends processes when memory runs out.
+    An error about a worker that a signal ended counts, too: the kernel ends processes when memory runs out.
     """
     if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
@@ -72,11 +73,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
-    """Return the failed allocation that caused an exception; ``None`` if there is none.
+    """Return the exception of the failed allocation that caused ``error``; ``None`` if there is none.
 
-    The search covers the exception itself, its cause, the exception that was being handled when it was
-    raised, and the members of a group. If the cause is also a failed allocation, the cause is returned,
-    because its traceback leads to the layer.
+    The search covers ``error`` itself, its ``__cause__`` and ``__context__``, and the members of an exception
+    group, at any depth. If the ``__cause__`` of the exception found is a failed allocation, too, that cause
+    is returned. The traceback of the cause leads to the layer.
     """
     seen: set[int] = set()
     waiting = deque([error])
@@ -108,15 +109,15 @@ def describe(
 
     Args:
         error: An exception for which `is_out_of_memory` is true.
-        step: Last completed step; ``None``: none.
-        raised: Exception that ended the program, if ``error`` caused a different one.
+        step: Last completed step; ``None`` if no step has completed.
+        raised: Exception that ended the program, if it is not ``error`` itself.
     """
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)
     worker = _worker(error, ended)
     layer, phase = (None, None) if worker else error_location(error)
     device = _device(message) if is_of_a_device(error) else "host"
-    # A worker has a limit of its own, and it has ended.
+    # The figures below are this process's. They do not hold for a worker, which had its own limit.
     here = device == "host" and not worker
     headroom = host_headroom() if here else UNKNOWN_HEADROOM
     heap = read_heap() if here else None
@@ -155,16 +156,17 @@ def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
 
 
 def is_of_a_device(error: BaseException | None) -> bool:
-    """Return True for ``torch.OutOfMemoryError``, which a device raises."""
+    """Return whether an exception is the ``torch.OutOfMemoryError`` of a device's allocator."""
     torch: ModuleType | None = sys.modules.get("torch")
     kind = getattr(torch, "OutOfMemoryError", None)
     return isinstance(kind, type) and isinstance(error, kind)
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return the line that contains the requested size, else the first line.
+    """Return the message's last line that contains the requested size.
 
-    An exception that torch passes on contains a whole traceback with the error at its end.
+    If no line contains it, return the first line. If torch passed the exception on from a worker or another
+    thread, return the last line instead: the message is then a whole traceback with the error at its end.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):
@@ -180,7 +182,7 @@ def _named(error: BaseException) -> str:
 
 
 def _shown(text: str) -> str:
-    # Redact before the text is cut: a cut address is not recognised, and its password would stay.
+    # Redact before cutting the text: a URL that was cut is not recognised, and its password would stay.
     return without_credentials(text[:_MAX_LOOKED_AT])[:_MAX_MESSAGE]
 
 

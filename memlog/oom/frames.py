@@ -1,4 +1,4 @@
-"""Location of an event: the layer and the phase of a step, read from Python's frames."""
+"""Layer and phase of a step in which an event happens, read from Python's frames."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ def error_location(error: BaseException) -> tuple[str | None, str | None]:
 def current_frames() -> list[FrameType]:
     """Return the frames of the calling thread, the outermost first.
 
-    The caller's own frame is left out: if the caller keeps the list in a variable, that frame would refer to
-    itself.
+    The caller's own frame is left out. Otherwise a caller that keeps the list in a variable would have a
+    frame that refers to itself.
     """
     outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect calls it, too
     return [frame for frame, _ in walk_stack(outside)][::-1]
 
 
 def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
-    """Return the module's path and the phase of the given frames, the outermost first.
+    """Return the layer's path and the phase that a thread's frames show; ``None`` for each that is unknown.
 
-    The path is that in the outermost module's ``named_modules()``. During backward no frame of a module is on
-    the stack, unless a module is computed again (checkpointing). The phase is then known, and the layer is
-    ``None``.
+    The path is the layer's name in the ``named_modules()`` of the outermost module. During a backward pass,
+    the frames usually contain no module. The phase is then ``backward``, and the layer is ``None``. Only
+    checkpointing runs modules again during a backward pass.
+
+    Args:
+        frames: Frames of one thread, the outermost first.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -45,7 +48,7 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
     for frame in frames:
         name = frame.f_code.co_name
         if phase == "optimizer" and not frame.f_code.co_filename.startswith(optimizer_folders):
-            phase = None  # in a closure, whose code is not the optimizer's
+            phase = None  # the frame is a closure that the optimizer calls; the closure is the program's code
         if name == _MODULE_CALL:
             phase = "backward" if phase == "backward" else "forward"
         elif name == _BACKWARD:

@@ -1,8 +1,8 @@
-"""Memory that was free on the host when an allocation failed, and the limit on it.
+"""Memory that was free on the host when an allocation failed, and the limit that applied.
 
-memlog gets an exception only after the stack has unwound and the step's memory was released. So more memory
-is free then than at the failure. The kernel records the process's highest use of memory. At the failure at
-most that much was in use.
+memlog gets an exception only after the stack has unwound and the step's memory was released. By then, more
+memory is free than at the failure. The kernel records the highest memory use of the process. The use at the
+failure was at most this highest use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ UNKNOWN_HEADROOM = Headroom(None, None, None, None, None)
 
 
 def host_headroom() -> Headroom:
-    """Return the smallest headroom of three: the process's address space, its control group, the machine."""
+    """Return the headroom with the fewest free bytes.
+
+    The candidates are the headrooms of the process's address space, of its control group, and of the machine.
+    """
     memory = _own_memory()
     headrooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
     known = [headroom for headroom in headrooms if headroom.limit is not None]
@@ -89,8 +92,8 @@ def _machine(memory: dict[str, int]) -> Headroom:
 def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:
     """Return the headroom under a limit that other processes share.
 
-    The memory of other processes is known only for this moment. So the highest use is estimated: the current
-    use plus the difference between this process's highest and current resident set.
+    The highest use by all processes is not recorded, so it is estimated. The estimate is the current use plus
+    the difference between this process's highest and current resident set.
     """
     given_back = max(memory.get("VmHWM", 0) - memory.get("VmRSS", 0), 0)
     after = max(limit - used, 0)

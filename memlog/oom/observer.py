@@ -1,9 +1,9 @@
 """Detection of a failed allocation on a CUDA device before the stack unwinds.
 
-``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So one dispatcher is attached per process,
-and it calls the current watch. torch calls it on the allocating thread, with its lock released, before it
-raises. An exception in the observer would replace ``OutOfMemoryError``, and the observer must not allocate
-memory on the device.
+``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So each process attaches one dispatcher, and
+the dispatcher calls the current watch. torch calls the dispatcher on the allocating thread before it raises
+the error. The allocator's lock is released during the call. An exception in the dispatcher would replace
+``OutOfMemoryError``. The dispatcher must not allocate memory on the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
 
 _SNAPSHOTS = 3
-"""Maximum number of snapshots that a run saves; each replaces the one before."""
+"""Maximum number of snapshots that a run saves. Each replaces the one before. Later failures save none."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
@@ -32,8 +32,8 @@ _attached = False
 class AllocatorWatch:
     """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
-    The object is a subscriber. It attaches itself when the run first uses a CUDA device, because attaching
-    earlier would initialise CUDA.
+    The object is a subscriber. It attaches itself to torch when the run first uses a CUDA device, because
+    attaching earlier would initialise CUDA.
     """
 
     _publish: Callable[[Event], object]
@@ -45,15 +45,16 @@ class AllocatorWatch:
     _snapshots: int = field(default=0, init=False)
 
     def __call__(self, event: Event) -> None:
-        """Attach the watch when the first CUDA device is in use."""
+        """Attach the watch if the event says that a CUDA device is in use."""
         if isinstance(event, Device) and event.name.startswith("cuda"):
             with self._diagnostics.contained("watching for failed allocations"):
                 _attach(self)
 
     def run_ended(self, error: BaseException | None) -> None:
-        """Publish the failed allocation that ended the run, if one did. Never raises.
+        """Publish the failed allocation, if a failed allocation ended the run. Never raises.
 
-        A failure on a device is not published again if no step has completed since `failed` published one.
+        A device's failure is left out if no step has completed since the last call of `failed`, because
+        `failed` has published it.
         """
         with self._diagnostics.contained("describing what ended the run"):
             failed = failed_allocation(error)
@@ -68,7 +69,14 @@ class AllocatorWatch:
             _watch = None
 
     def failed(self, device: int, requested: int, total: int, free: int) -> None:
-        """Publish a failed allocation. Never raises."""
+        """Publish a failed allocation, and save the allocator's snapshot. Never raises.
+
+        Args:
+            device: Index of the device.
+            requested: Bytes of the allocation.
+            total: Bytes of the device's memory.
+            free: Bytes of the device's memory that are free.
+        """
         with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()
             frames = current_frames()
@@ -96,7 +104,10 @@ class AllocatorWatch:
             self._keep_snapshot()
 
     def _keep_snapshot(self) -> None:
-        """Save a snapshot, a few times at most: a search for the largest batch size fails many times."""
+        """Save a snapshot, at most `_SNAPSHOTS` times.
+
+        The number is limited, because a search for the largest batch size fails many times.
+        """
         # Imported here because only a failing run needs it.
         from memlog.oom.allocator_snapshot import allocator_snapshot, keep_snapshot  # noqa: PLC0415
 
@@ -125,7 +136,10 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return the autograd node that this thread is running, such as ``unknown, in AddmmBackward0``."""
+    """Return the layer's name for an unknown layer in an autograd node: ``unknown, in AddmmBackward0``.
+
+    The node is the one that this thread runs. Return ``None`` if it runs none.
+    """
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
     node = None if current is None else current()

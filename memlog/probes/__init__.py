@@ -2,5 +2,5 @@
 
 ``host`` and ``accelerator`` are read on the trainer's thread at every step, in microseconds. ``tree``
 and ``cgroup`` are slow, so the helper process reads them about once a second. An unknown figure is
-``None``. No probe resets a statistic, initialises a device or waits for one.
+``None``. No probe resets a statistic, initialises a device or waits for a device.
 """

@@ -1,7 +1,7 @@
 """Kinds of accelerators, each read through its own part of torch.
 
-torch is passed as an argument, because memlog never imports it. Nothing here initialises a device, waits for
-one or resets a statistic.
+torch is passed as an argument, because memlog never imports torch. Nothing here initialises a device, waits
+for a device or resets a statistic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class DeviceFigures(NamedTuple):
     allocated: int | None = None
     reserved: int | None = None
     peak: int | None = None
-    """Highest ``allocated`` since the process began or since another program reset it."""
+    """Highest ``allocated`` since the process began, or since other code last reset this statistic."""
     inactive_split: int | None = None
 
     @property
@@ -26,7 +26,7 @@ class DeviceFigures(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Product name of a device, its capacity in bytes, and its identity."""
+    """Product name of a device, its capacity in bytes, and its UUID."""
 
     product: str | None = None
     capacity: int | None = None
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 5.0
 
 
 def parse_nested(stats: Mapping[Any, Any]) -> DeviceFigures:
-    """Read the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
+    """Convert the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
 
     def value(name: str, measure: str) -> int | None:
         found: int | None = stats.get(name, {}).get("all", {}).get(measure)
@@ -53,7 +53,7 @@ def parse_nested(stats: Mapping[Any, Any]) -> DeviceFigures:
 
 
 def parse_flat(stats: Mapping[str, Any]) -> DeviceFigures:
-    """Read the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
+    """Convert the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
     return DeviceFigures(
         allocated=stats.get("allocated_bytes.all.current"),
         reserved=stats.get("reserved_bytes.all.current"),
@@ -63,9 +63,9 @@ def parse_flat(stats: Mapping[str, Any]) -> DeviceFigures:
 
 
 class AcceleratorBackend:
-    """One kind of accelerator, read through the module of torch with the kind's name, such as ``torch.cuda``.
+    """One kind of accelerator, read through torch's module of the same name, such as ``torch.cuda``.
 
-    Every method may raise any exception of torch.
+    Every method can raise any exception that torch raises.
 
     Attributes:
         kind: Name in front of a device's index, as in ``cuda0``.
@@ -79,7 +79,10 @@ class AcceleratorBackend:
         return compiled is None or bool(compiled())
 
     def ready(self, torch: Any, /) -> bool:
-        """Return True if the run has initialised this kind. Called at every reading, so it must be fast."""
+        """Return True if the run has initialised this kind.
+
+        The method must be fast, because it is called at every reading.
+        """
         return bool(getattr(torch, self.kind).is_initialized())
 
     # The methods below are called only after `ready` returned True.
@@ -93,15 +96,16 @@ class AcceleratorBackend:
         return int(getattr(torch, self.kind).current_device())
 
     def figures(self, torch: Any, index: int, /) -> DeviceFigures:
-        """Read one device's statistics, once."""
-        # The public memory_stats flattens and sorts some 100 entries in 129 µs; this takes 21 µs.
+        """Read one device's statistics with a single call of torch."""
+        # The public `memory_stats` takes 129 µs, because it flattens and sorts about 100 entries. The private
+        # function takes 21 µs.
         nested = _private(torch, f"_{self.kind}_memoryStats")
         if nested is not None:
             return parse_nested(nested(index))
         return parse_flat(getattr(torch, self.kind).memory_stats(index))
 
     def describe(self, torch: Any, index: int, /) -> Description:
-        """Return the product name, capacity and identity of a device, which may be a MIG instance."""
+        """Return the product name, capacity and UUID of a device or of a MIG instance."""
         properties = getattr(torch, self.kind).get_device_properties(index)
         uuid = getattr(properties, "uuid", None)
         return Description(
@@ -110,7 +114,7 @@ class AcceleratorBackend:
 
 
 class CudaBackend(AcceleratorBackend):
-    """Nvidia's GPUs, and AMD's, which torch presents under the same name."""
+    """GPUs of Nvidia and of AMD. torch calls both ``cuda``."""
 
     kind = "cuda"
 
@@ -120,11 +124,11 @@ class CudaBackend(AcceleratorBackend):
 
 
 def _counts_splits(torch: Any) -> bool:
-    """Return False if ``inactive_split_bytes`` is always zero, so that zero means "unknown".
+    """Return False if ``inactive_split_bytes`` is always zero. A zero then means "unknown".
 
-    ``cudaMallocAsync`` leaves it at zero, and the native allocator doesn't count expandable segments
-    (c10/cuda/CUDACachingAllocator.cpp). Older versions of torch have no function that returns their
-    settings. There such a zero counts as a real value.
+    ``cudaMallocAsync`` leaves this statistic at zero. The native allocator doesn't count expandable segments
+    (c10/cuda/CUDACachingAllocator.cpp). Older versions of torch have no function that returns the
+    allocator's settings. With those versions, a zero counts as a real value.
     """
     if torch.cuda.get_allocator_backend() != "native":
         return False
@@ -133,16 +137,17 @@ def _counts_splits(torch: Any) -> bool:
 
 
 class XpuBackend(AcceleratorBackend):
-    """Intel's GPUs, without figures of splits."""
+    """Intel's GPUs, without ``inactive_split``."""
 
     kind = "xpu"
 
 
 class MpsBackend(AcceleratorBackend):
-    """Apple's GPUs, without peaks and splits. ``torch.accelerator.memory_*`` fails an assertion there.
+    """Apple's GPU, without ``peak`` and ``inactive_split``.
 
-    Every query of its memory initialises it, and torch can't tell whether it is initialised. So memlog
-    queries it only after a caller that holds a tensor there has reported it.
+    ``torch.accelerator.memory_*`` fails an assertion on this device. Every query of the device's memory
+    initialises the device, and torch can't tell whether it is initialised. So memlog queries the device
+    only after `noticed` was set, that is, after a caller has seen a tensor on it.
     """
 
     kind = "mps"
@@ -193,7 +198,10 @@ class OtherBackend(AcceleratorBackend):
         return bool(getattr(torch, self.kind).is_initialized())
 
     def _look(self, torch: Any) -> bool:
-        """Check for such a device from time to time: its package may be imported later."""
+        """Return True if torch supports another kind of device. Check at most every `LOOK_EVERY_S` seconds.
+
+        The check is repeated, because the device's package can be imported later.
+        """
         now = self._clock()
         if now < self._ask_again:
             return False
@@ -220,8 +228,8 @@ class OtherBackend(AcceleratorBackend):
 def _has_own_backend(torch: Any) -> bool:
     """Return True if one of the classes above reads the devices of this build of torch.
 
-    ``current_accelerator`` finds no other device then. Its first versions also query the driver, after which
-    forked children can't use the device.
+    ``current_accelerator`` finds no other device in such a build. Its first versions also query the driver.
+    After such a query, forked children can't use the device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)

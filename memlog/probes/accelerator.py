@@ -24,14 +24,15 @@ from memlog.probes.peaks import PeakWindow
 
 
 class AcceleratorProbe:
-    """Reader of the allocators of all devices in use. A reading asks each device's allocator once.
+    """Reader of the allocators of all devices in use. One reading queries each device's allocator one time.
 
-    It never imports torch, never initialises a device or waits for one, and never resets its statistics. Each
-    probe has peak windows of its own. A caller that needs the peaks of epochs as well as those of batches
+    The probe never imports torch. It never initialises a device, waits for a device, or resets a device's
+    statistics. Each probe has its own peak windows. A caller that needs the peaks of both epochs and batches
     uses two probes.
 
     Args:
-        clock: Returns seconds. Devices not in use so far are checked every few seconds.
+        diagnostics: Counts errors; none is raised.
+        clock: Returns the time in seconds. Devices not in use so far are checked every few seconds.
     """
 
     def __init__(
@@ -46,20 +47,23 @@ class AcceleratorProbe:
     def notice(self, device_type: str) -> None:
         """Report the device of one of the run's tensors (``tensor.device.type``).
 
-        Only ``mps`` needs it, because querying its memory would initialise it.
+        Only ``mps`` needs this report, because querying the memory of an unused ``mps`` would initialise it.
         """
         if device_type == self._mps.kind:
             self._mps.noticed = True
 
     def read(self) -> tuple[DeviceReading, ...]:
-        """Read now, which ends one window and begins the next; ``()`` if no device is in use."""
+        """Return a reading of each device in use; ``()`` if no device is in use.
+
+        The call ends the devices' peak windows and begins the next ones.
+        """
         torch = sys.modules.get("torch")
         if torch is None:
             return ()
         if self._kinds is None:
             self._kinds = tuple(self._possible_kinds(torch))
         if not self._kinds:
-            return ()  # a build for the CPU only, for which every step ends here
+            return ()  # torch is built for the CPU only: every call returns here
         readings: list[DeviceReading] = []
         for devices in self._kinds:
             try:
@@ -88,7 +92,7 @@ class AcceleratorProbe:
 
 @dataclass(eq=False)
 class _DevicesOfAKind:
-    """Devices of one backend that the run uses. Once in use, a device is always read."""
+    """Devices of one backend that the run uses. From its first use on, a device is read at every reading."""
 
     backend: AcceleratorBackend
     _diagnostics: Diagnostics
@@ -114,8 +118,8 @@ class _DevicesOfAKind:
     def _candidates(self, torch: Any) -> Iterable[int]:
         """Return the devices to read.
 
-        These are the devices in use and the selected one, which may be used next. Every few seconds they
-        are all devices.
+        Every few seconds, return all devices. Otherwise return the devices in use and the selected device,
+        because the selected device can come into use next.
         """
         now = self._clock()
         if now < self._next_scan:
@@ -124,7 +128,7 @@ class _DevicesOfAKind:
         return range(self.backend.count(torch))
 
     def _figures(self, torch: Any, index: int) -> DeviceFigures | None:
-        """Return the device's figures; ``None`` if reading failed, when the device may still be in use."""
+        """Return the device's figures; ``None`` if reading failed. The device can then be in use or not."""
         try:
             return self.backend.figures(torch, index)
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
@@ -150,4 +154,4 @@ class _DevicesOfAKind:
 
 
 _Found: TypeAlias = tuple[_DevicesOfAKind, int]
-"""Device that was not in use before, by its index."""
+"""Device that was read for the first time: the devices of its kind, and its index."""

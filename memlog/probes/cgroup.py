@@ -1,4 +1,4 @@
-"""Memory use and limit of a process's control group, which is what counts in a container."""
+"""Memory use, memory limit and out-of-memory kills of a process's control group, such as a container's."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _UNLIMITED = 2**60
-"""Version 1 represents "no limit" by a number near 2**63. No machine has an exbibyte."""
+"""Minimum number of bytes that counts as "no limit" (an exbibyte). Version 1 of control groups reports "no
+limit" as a number near 2**63."""
 
 
 class CgroupReading(NamedTuple):
     """Memory of a control group, in bytes."""
 
     used: int | None
-    """Bytes in use, including page cache, as the kernel counts; ``None`` if unknown."""
+    """Bytes in use, including page cache; ``None`` if unknown."""
     limit: int | None
-    """Most bytes that the group may use; ``None`` if unknown or if there is no limit."""
+    """Maximum bytes that the group may use; ``None`` if unknown or if there is no limit."""
 
 
 class _Group(NamedTuple):
@@ -35,8 +36,9 @@ def read_cgroup(
     """Read the memory of a process's control group, version 1 or 2.
 
     Returns:
-        Use of the nearest group that accounts for memory, and the smallest limit from there up to the
-        visible root. A container sees its own group as that root.
+        Bytes used by the nearest group that accounts for memory, and the smallest limit of this group and
+        of all groups above it that are visible. In a container, the topmost visible group is the
+        container's own.
     """
     group = _memory_group(pid, root, proc)
     if group is None:
@@ -50,25 +52,26 @@ def read_cgroup(
 def read_file_pages(
     pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> int | None:
-    """Return the bytes of files in the memory of a process's control group; ``None`` if unknown.
+    """Return the bytes of file pages in the memory of a process's control group; ``None`` if unknown.
 
-    The kernel takes them back when it needs memory. The arguments are those of `read_cgroup`.
+    The kernel frees these pages when it needs memory. The arguments are those of `read_cgroup`.
     """
     group = _memory_group(pid, root, proc)
     return None if group is None else _file_pages(_folders(group))
 
 
 class OomKills:
-    """Counter of the processes in a control group that the kernel kills because of memory.
+    """Counter of the processes in a control group that the kernel kills for lack of memory.
 
-    Create it while the process ``pid`` of the group is alive, because its group is unknown afterwards.
+    Create the counter while the process ``pid`` is alive: the group of an ended process can't be found.
     """
 
     def __init__(self, pid: int) -> None:
         group = _memory_group(pid, Path("/sys/fs/cgroup"), Path("/proc"))
         self._files: list[Path] = []
         if group is not None:
-            # Nearest first; the kernel may delete the deepest group with its last process.
+            # Nearest first. If the nearest group's file is missing, the next one is read: the kernel can
+            # delete a group when its last process has ended.
             self._files = [folder / group.events_file for folder in _folders(group)]
         self._before = self._total()
 
@@ -89,7 +92,8 @@ class OomKills:
 def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
     """Find a process's group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
 
-    On a machine that mounts both versions, memory belongs to version 1 if version 1 has a line for it.
+    A machine can mount both versions of control groups. Then memory belongs to version 1 if the file has a
+    line for the controller ``memory``.
     """
     paths = {}
     for line in (_read_text(proc / str(pid) / "cgroup") or "").splitlines():
@@ -104,10 +108,11 @@ def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
 
 
 def _folders(group: _Group) -> list[Path]:
-    """Return the group's folder and those above it, nearest first.
+    """Return the group's folder and the folders above it, nearest first.
 
-    Inside a container the path may be the host's, of which only the mount itself exists here, or
-    it may leave the namespace with ``..``. In both cases the mount is the container's own group.
+    Inside a container, the group's path can be the host's path. Only the mount's folder of that path exists
+    here. The path can also leave the namespace with ``..``. In both cases the mount's folder is the
+    container's own group.
     """
     parts = group.path.parts[1:]
     if ".." in parts:
@@ -116,16 +121,17 @@ def _folders(group: _Group) -> list[Path]:
 
 
 def _read_sizes(folders: list[Path], name: str) -> list[int]:
-    """Return the numbers in the files of that name, without those that are missing or mean "no limit"."""
+    """Return the bytes that the files ``name`` contain. Skip missing files and files that mean "no limit"."""
     texts = [(_read_text(folder / name) or "").strip() for folder in folders]
     sizes = [int(text) for text in texts if text.isdecimal()]
     return [size for size in sizes if size < _UNLIMITED]
 
 
 def _file_pages(folders: list[Path]) -> int | None:
-    """Return the bytes of files in the nearest group's memory.
+    """Return the bytes of file pages of the nearest group; ``None`` if unknown.
 
-    Both versions list these as active and inactive. Their ``file`` and ``cache`` also include shared memory.
+    Both versions list file pages as ``active_file`` and ``inactive_file``. Their figures ``file`` and
+    ``cache`` are not used, because they also include shared memory.
     """
     for folder in folders:
         text = _read_text(folder / "memory.stat")

@@ -1,9 +1,9 @@
 """Memory held by Python's garbage: objects in reference cycles that are not collected yet.
 
-Python collects after every few hundred new objects, which may hold any number of bytes. So memory can grow
-for a hundred steps and then fall. Garbage that has survived two collections waits for a full collection. If
-each step makes few objects, no full collection comes for thousands of steps. The C library may keep what a
-collection frees, so this module reads the C library's figures and not the resident set.
+Python collects garbage after every few hundred new objects, however large these objects are. So memory can
+grow for a hundred steps and then fall. Garbage that has survived two collections waits for a full collection.
+If each step makes few objects, no full collection comes for thousands of steps. The C library can keep the
+memory that a collection frees. So this module reads the C library's figures and not the resident set.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Collection(NamedTuple):
 
 
 def collect_garbage(*, old: bool = False) -> Collection | None:
-    """Collect garbage now; return the bytes freed and left.
-
-    ``None`` if the C library has no such figures, or if garbage collection is switched off.
+    """Collect garbage now. Return the bytes that were freed, and the bytes still in use.
 
     Args:
-        old: Collect old garbage, too. That takes 0.1 to 0.3 s for a million objects; young garbage, a
-            millisecond.
+        old: Collect old garbage, too. This takes 0.1 to 0.3 s for a million objects. Collecting only young
+            garbage takes a millisecond.
+
+    Returns:
+        ``None`` if garbage collection is switched off, or if the C library has no such figures.
     """
     if not gc.isenabled():
         return None

@@ -18,7 +18,7 @@ _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
 _SHARED_CHANGED = 1024**2 // _PAGE
-"""Change of the number of shared pages after which ``RssShmem`` is read again."""
+"""Minimum change of the number of shared pages (1 MiB of pages) before ``RssShmem`` is read again."""
 
 
 class HostReading(NamedTuple):
@@ -32,8 +32,8 @@ class HostReading(NamedTuple):
 class HostProbe:
     """Reader of the resident set and its watermark; safe across ``fork``.
 
-    Each probe has a peak window of its own. A caller that needs the peaks of epochs as well as those of
-    batches uses two probes.
+    Each probe has its own peak window. A caller that needs the peaks of both epochs and batches uses two
+    probes.
 
     Args:
         diagnostics: Counts errors; none is raised.
@@ -59,7 +59,7 @@ class HostProbe:
         self._memory = self._open()
 
     def read(self) -> HostReading:
-        """Read now, which ends one window and begins the next."""
+        """Read the resident set and its peak. The call ends one peak window and begins the next."""
         rss, mark = self.figures()
         if rss is None:
             return HostReading(None, None, None)
@@ -68,7 +68,7 @@ class HostProbe:
 
     @property
     def rss_anon(self) -> int | None:
-        """Anonymous bytes of the last resident set, neither of files nor shared; ``None`` if unknown."""
+        """Anonymous bytes of the last resident set, without files and shared memory; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_anon
 
     @property
@@ -84,7 +84,7 @@ class HostProbe:
     def figures(self) -> tuple[int | None, int | None]:
         """Return the resident set and its watermark, in bytes, for callers with peak windows of their own."""
         if fork.generation != self._generation and self._memory is not None:
-            # In a forked child the descriptors still show the parent process.
+            # In a forked child, the descriptors still belong to the parent's files in `/proc`.
             self.close()
             self._begin()
         memory = self._memory
@@ -95,12 +95,12 @@ class HostProbe:
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             if (
                 self._memory is not None
-            ):  # otherwise another thread has ended the run and closed the files
+            ):  # `None`: another thread has ended the run and closed the files
                 self._diagnostics.fault("reading the host's memory", error)
             return None, None
         if mark is not None:
-            # Nothing resets this mark, but the kernel adds up counts per processor inexactly. Without
-            # this line, small changes would look like a reset.
+            # Nothing resets this mark. But it can fall slightly, because the kernel adds up the counts of the
+            # processors inexactly. Without this line, a slight fall would look like a reset.
             self._highest = mark = max(mark, self._highest, rss)
         return rss, mark
 
@@ -118,7 +118,7 @@ class _Memory(Protocol):
     rss_file: int | None
     """Bytes of the last resident set that are pages of mapped files."""
     rss_anon: int | None
-    """Anonymous bytes of the last resident set, neither of files nor shared."""
+    """Anonymous bytes of the last resident set, without files and shared memory."""
     rss_shared: int | None
     """Bytes of the last resident set that are shared memory."""
 
@@ -126,16 +126,16 @@ class _Memory(Protocol):
         """Return the resident set and its high-water mark, in bytes."""
 
     def close(self) -> None:
-        """Release its system resources."""
+        """Release the system resources."""
 
 
 class _LinuxMemory:
     """Reader of ``/proc`` through open descriptors: 1.4 µs for the resident set, 0.8 µs for the watermark.
 
-    The fast watermark, ``ru_maxrss``, can belong to another program. It survives ``exec``, and a child that
-    was started by ``vfork`` (as ``subprocess`` does) starts with the highest value of its parent. So if it is
-    above ``VmHWM`` at first, it is used only once it exceeds its first value. Until then ``VmHWM`` is read,
-    which is right but takes 8 µs.
+    The fast watermark, ``ru_maxrss``, can come from another program: ``ru_maxrss`` survives ``exec``, and a
+    child that was started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. So if
+    ``ru_maxrss`` is above ``VmHWM`` at first, ``VmHWM`` is read until ``ru_maxrss`` exceeds this first value.
+    ``VmHWM`` is always right, but reading it takes 8 µs.
 
     Raises:
         OSError: ``/proc`` can't be read.
@@ -153,7 +153,8 @@ class _LinuxMemory:
         except OSError:
             self.close()
             raise
-        # In this order, because a process that grows meanwhile must not seem to have inherited a value.
+        # `ru_maxrss` is read before `VmHWM`. If the process grows between the two readings, `VmHWM` is the
+        # higher one, and `ru_maxrss` does not look inherited.
         watermark = _max_rss()
         own = self._vm_hwm()
         self._inherited = watermark if own is None or watermark > own else 0
@@ -161,7 +162,8 @@ class _LinuxMemory:
     def read(self) -> tuple[int, int | None]:
         _, rss, shared, _ = os.pread(self._statm, 128, 0).split(None, 3)
         self.rss_file = self._mapped_file_bytes(int(shared))
-        # Not from `status`, which takes 8 µs. The resident set is the sum of all three kinds.
+        # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous memory, mapped
+        # files and shared memory. `shared` counts mapped files and shared memory.
         self.rss_anon = (int(rss) - int(shared)) * _PAGE
         watermark = _max_rss()
         return int(rss) * _PAGE, watermark if watermark > self._inherited else self._vm_hwm()
@@ -189,7 +191,7 @@ class _LinuxMemory:
 
     def _status_figure(self, name: bytes) -> int | None:
         """Return a figure of the process's status, in bytes; ``None`` if a sandboxed kernel lacks it."""
-        # This large, because a user in many groups has a long line before the figure.
+        # 16 KiB, because the line before the figure is long if the user is in many groups.
         status = os.pread(self._status, 16 * _KIB, 0)
         _, found, rest = status.partition(b"\n%b:" % name)
         return int(rest.split(None, 1)[0]) * _KIB if found else None
@@ -210,7 +212,7 @@ class _PortableMemory:
         return self._process.memory_info().rss, _max_rss()
 
     def close(self) -> None:
-        """Do nothing, because it holds no resources."""
+        """Do nothing: this reader holds no resources."""
 
 
 def _max_rss() -> int:

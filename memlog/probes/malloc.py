@@ -13,7 +13,7 @@ class Heap(NamedTuple):
     in_use: int
     """Bytes allocated, including mapped blocks."""
     idle: int
-    """Bytes that the allocator holds unused."""
+    """Free bytes that the allocator keeps."""
 
 
 class _MallocInfo(ctypes.Structure):

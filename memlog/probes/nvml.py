@@ -1,8 +1,8 @@
 """Memory in use on a whole NVIDIA device, by all processes, from the driver's library (NVML).
 
-The helper process reads it: NVML needs no CUDA context, waits for no kernel, and initialises nothing in the
-trainer. It is called through ctypes, because three calls are no reason for a dependency that most
-installations of memlog do not need. Structures and names are those of ``nvml.h``.
+The helper process calls NVML. NVML needs no CUDA context, waits for no kernel, and initialises nothing in the
+trainer. memlog calls NVML through ctypes: three calls don't justify a dependency that most installations of
+memlog do not need. Structures and names are those of ``nvml.h``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from memlog._internal.diagnostics import Diagnostics
 
 LIBRARY = "libnvidia-ml.so.1"
 _MOST_OVER_CAPACITY = 1.1
-"""Largest ratio of NVML's total to CUDA's for one device: CUDA leaves out what the driver keeps. A larger
-ratio means that NVML found another device, such as the whole GPU instead of its MIG instance."""
+"""Maximum ratio of NVML's total bytes to CUDA's for the same device. Only NVML's total includes the memory
+that the driver keeps. A larger ratio means that NVML found another device, such as the whole GPU instead of
+its MIG instance."""
 
 
 class DeviceMemory(NamedTuple):
     """Bytes of one device, or of one MIG instance."""
 
     used: int
-    """By all processes, and by the driver."""
+    """Bytes that all processes and the driver use."""
     total: int
 
 
@@ -57,8 +58,8 @@ class Nvml:
 
         Args:
             uuid: The device's identity in CUDA; for a MIG instance, the instance's own.
-            capacity: Total bytes of the device in CUDA, to check that NVML finds the same device. ``None``:
-                unknown, and nothing is read.
+            capacity: Total bytes of the device in CUDA, to check that NVML finds the same device. If it is
+                ``None`` (unknown), nothing is read.
         """
         if self._is_missing or capacity is None:
             return None
@@ -87,7 +88,10 @@ class Nvml:
         return memory
 
     def _handle(self, uuid: str) -> ctypes.c_void_p | None:
-        """Return NVML's handle of a device, which CUDA names without NVML's prefix."""
+        """Return NVML's handle of a device; ``None`` if NVML does not find the device.
+
+        NVML's name of a device is the UUID of CUDA with a prefix.
+        """
         if uuid not in self._handles:
             for prefix in ("MIG-", "GPU-"):
                 handle = ctypes.c_void_p()

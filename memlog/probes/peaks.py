@@ -1,8 +1,8 @@
 """Peaks of a window, from a high-water mark that other code may reset.
 
-An allocator has one mark for the whole process. Resetting it to get the peak of a window would destroy the
-value for all other code, so memlog only reads it. Between two readings the mark rose, stayed equal or fell.
-Each of the three says something about the peak in that window.
+An allocator has one mark for the whole process. Resetting the mark for each window would destroy its value
+for all other code, so memlog only reads the mark. Between two readings the mark rose, stayed equal or fell.
+`PeakWindow.advance` derives the window's peak in each of these three cases.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from memlog.events import PeakSource
 
 
 class PeakWindow:
-    """Peak of each window, which is the time between two readings of one mark."""
+    """Peak of each window. A window is the time between two readings of one mark."""
 
     def __init__(self) -> None:
         self._current: int | None = None
@@ -39,7 +39,7 @@ class PeakWindow:
         """
         if mark is None:
             return None, None
-        # The two numbers may come from different places, a moment apart.
+        # The caller can read the two numbers at different moments, so `current` can be above `mark`.
         mark = max(mark, current or 0)
         opening, before = self._current, self._mark
         self._current, self._mark = current, mark

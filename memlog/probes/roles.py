@@ -11,7 +11,7 @@ import psutil
 
 _DATA_LOADER = "DataLoader worker"
 _TORCH_WORKERS = ("pt_data_worker",)
-"""Names that torch gives the main thread of a DataLoader worker, since 2.6."""
+"""Names that torch, since version 2.6, gives the main thread of a DataLoader worker."""
 _TOOLS = {
     "multiprocessing.resource_tracker": "multiprocessing's resource tracker",
     "multiprocessing.forkserver": "multiprocessing's fork server",
@@ -33,8 +33,8 @@ class Roles:
     def of(self, processes: Sequence[psutil.Process]) -> list[str]:
         """Return the role of each process.
 
-        Several of one kind get numbers from 0, in the order of the processes; DataLoader workers always do,
-        because torch numbers them in the order in which it starts them.
+        Several processes of the same kind get numbers from 0, in the order of ``processes``. A DataLoader
+        worker always gets a number, because torch numbers its workers in the order in which it starts them.
         """
         kinds = [self._kind(process) for process in processes]
         counts, next_number = Counter(kinds), Counter[str]()
@@ -57,7 +57,7 @@ class Roles:
 
 
 def _of_command(command: Sequence[str], parent: psutil.Process | None) -> str | None:
-    """Return the kind of process by its command line; ``None`` if that doesn't tell."""
+    """Return the kind of a process according to its command line; ``None`` if the command line is empty."""
     line = " ".join(command)
     for module, name in _TOOLS.items():
         if module in line:

@@ -15,7 +15,7 @@ from memlog.probes.roles import Roles
 
 _KIB = 1024
 _MOST = 32
-"""Most descendants whose sizes are returned one by one."""
+"""Maximum number of descendants whose sizes are returned one by one. The oldest are returned."""
 
 
 class TreeReading(NamedTuple):
@@ -46,13 +46,13 @@ class ProcessTree:
     """Trainer and its descendants, such as the workers of a data loader.
 
     The size of a process is its proportional set size, so that memory shared by forked workers isn't
-    counted once for each of them. If that can't be read (macOS, Linux before 4.14, a process of
-    another user), its resident set is used instead, which counts shared pages in full.
+    counted again for each worker. If this size can't be read (macOS, Linux before 4.14, a process of
+    another user), the resident set is used instead. The resident set counts shared pages in full.
 
     Args:
-        pid: Root of the tree, which is counted too.
-        leave_out: Command-line arguments of processes that are left out with all their descendants:
-            memlog's own helper processes, of this run and of others.
+        pid: Process id of the trainer, the root of the tree. The root is counted, too.
+        leave_out: Command-line arguments of memlog's helper processes, of this run and of others. Processes
+            with exactly these arguments are left out with all their descendants.
         proc: Folder of processes.
     """
 
@@ -67,7 +67,7 @@ class ProcessTree:
             self._root = psutil.Process(pid)
 
     def read(self) -> TreeReading:
-        """Read every process of the tree: about 1 ms, and up to 4 ms more for each large one."""
+        """Read every process of the tree. This takes about 1 ms, and up to 4 ms for each large process."""
         sizes = {
             process: size
             for process in self._members()
@@ -119,7 +119,7 @@ class ProcessTree:
         return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
-        """Return the size of a process; ``None`` if it has ended meanwhile, reaped or not."""
+        """Return the size of a process; ``None`` if the process has ended, reaped or not."""
         with suppress(OSError):
             return _proportional(self._proc / str(process.pid) / "smaps_rollup")
         with suppress(psutil.Error):
@@ -129,10 +129,10 @@ class ProcessTree:
 
 
 def read_again(children: Sequence[ChildReading]) -> list[ChildReading]:
-    """Read the anonymous memory of known processes again, without those that have ended.
+    """Return the children with their current anonymous memory. Leave out children that have ended.
 
-    ``RssAnon`` in ``/proc/PID/status`` counts the same pages as `ProcessTree.read` does. It takes 0.05 ms for
-    each process, because the kernel keeps this count. ``own`` stays as it was read before.
+    ``RssAnon`` in ``/proc/PID/status`` counts the same pages as `ProcessTree.read` does. Reading it takes
+    0.05 ms for each process, because the kernel maintains this count. ``own`` keeps its earlier value.
     """
     readings = []
     for child in children:
@@ -156,8 +156,8 @@ def memory_limit(cgroup_limit: int | None, machine: int | None) -> int | None:
     """Return the bytes that processes of a control group may use together; ``None`` if unknown.
 
     Args:
-        cgroup_limit: Smallest limit of the group and those above it; ``None``: no limit.
-        machine: The machine's memory; ``None``: unknown.
+        cgroup_limit: Smallest limit, in bytes, of the group and the groups above it; ``None``: no limit.
+        machine: Total bytes of the machine; ``None``: unknown.
     """
     return min((size for size in (cgroup_limit, machine) if size), default=None)
 
@@ -184,8 +184,8 @@ def _proportional(rollup: Path) -> _Size | None:
     pss = figures.get(b"Pss")
     if pss is None:
         return None
-    # One process is judged by all of its anonymous memory, not by the proportional part: a fork's part grows
-    # whenever its parent writes to a page.
+    # The growth of one process is judged by all of its anonymous memory, not by its proportional size. The
+    # proportional size of a forked child grows whenever its parent writes to a page that they share.
     names = b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"
     rest_of = (figures.get(name) for name in names)
     return _Size(pss, *rest_of)
