@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A run of the comparison."""
+    """A run that is compared."""
 
     id: str
     name: str | None
@@ -28,7 +28,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One figure of all runs, in their order."""
+    """Values of one figure in all runs, in the order of the runs."""
 
     unit: Unit
     values: tuple[float | None, ...]

@@ -10,7 +10,7 @@ from memlog.reports import page
 from memlog.trace.records import RecordedTrace
 
 _HEIGHT = 640
-"""Pixels of the frame."""
+"""Height of the frame, in pixels."""
 
 
 def run_html(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""Sentences of a post-mortem about a run that is one of several ranks' runs."""
+"""Sentences of a post-mortem about the ranks: which rank this run is, and how the other ranks ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
 
 
 def _ended_before(moments: LastMoments) -> RankEnd | None:
-    """Return the other rank that ended first; ``None`` if this rank did, or if the first one is unknown."""
+    """Return the end of the rank that ended first; ``None`` if that is this rank, or is unknown."""
     if moments.place is None or moments.failed_with is None:
         return None
     first = moments.failed_with.first

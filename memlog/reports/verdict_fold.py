@@ -12,11 +12,11 @@ from memlog.reports.schema import Peak, RunStatus
 from memlog.reports.verdict import after_step, failure_title, ranked, verdict
 
 _MOST = 1_000
-"""Most findings that are kept: a journal is untrusted."""
+"""Maximum number of findings that are kept, because a journal is untrusted."""
 
 
 class VerdictFold:
-    """Findings, levels after the steps, limits, and the failure that ended the run."""
+    """Findings, memory in use after the steps, limits, and the failure that ended the run."""
 
     def __init__(self) -> None:
         self._levels = LevelFold()

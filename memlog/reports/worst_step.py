@@ -16,7 +16,7 @@ from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
-"""Maximum bytes of a storage. No real one is as large, and sums of such sizes do not overflow."""
+"""Maximum bytes of a storage. No real storage is as large. Sums of sizes up to this bound do not overflow."""
 
 
 class WorstStep(NamedTuple):

@@ -16,7 +16,7 @@ from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
 _MAX_RANKS = 64
-"""Most ranks that a report shows. Ranks that had the most or the least memory at a step come first."""
+"""Maximum number of ranks that a report shows: first those with the most or the least memory at a step."""
 _POINTS = 500
 
 
@@ -45,7 +45,7 @@ def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
 
 
 def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
-    """Return the ranks that had the most or the least memory, filled up with the lowest other ranks."""
+    """Return `_MAX_RANKS` ranks: those with the most or the least memory, then the lowest other ranks."""
     most: dict[int, int] = {}
     least: dict[int, int] = {}
     for event in _events(found):
