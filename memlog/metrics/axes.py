@@ -1,4 +1,4 @@
-"""Position of an event on its axis, as the session and as a tracker's run count steps."""
+"""Axis and index of an event, with steps as the session or as a tracker's run counts them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def in_run(event: Event, offset: int) -> Event | None:
         offset: The session's step minus the run's step (`memlog.journal.Binding.offset`).
 
     Returns:
-        The event with the run's step. If the event's step lies before the run's first step: ``None`` for a
-        batch or a loss, a phase with step 0, any other event without a step.
+        The event with the run's step. If the event lies before the run's first step, a phase gets step 0, and
+        other events get no step. ``None`` for a batch or a loss before the run's first step.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:
@@ -72,7 +72,7 @@ def in_run(event: Event, offset: int) -> Event | None:
 def alert_in_run(alert: Alert, offset: int) -> Alert:
     """Return an alert with its step as a tracker's run counts it; arguments as in `in_run`.
 
-    If the alert's title or text names steps, a remark is added to its text: these are the session's steps.
+    If the alert's title or text names steps, its text gets the remark that the session counts these steps.
     """
     if not offset:
         return alert

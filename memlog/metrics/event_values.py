@@ -1,8 +1,8 @@
 """Metrics of each event. All metric names are defined here.
 
 Trackers group metrics by the part of the name before the last ``/``, and sort the groups alphabetically. The
-names are chosen for this: memory comes first, and all layers are in one group. A journal of an older memlog
-keeps the names of that version, so that a late delivery continues the series that the tracker has.
+names are chosen so that memory comes first and all layers are in one group. For a journal of an older memlog,
+that version's names are used. So a late delivery continues the series that the tracker already has.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parameters_of(event: Event) -> Parameters | None:
 
 
 def closing_parameters(event: Event) -> Parameters | None:
-    """Return memlog's own cost and errors as parameters, if the event is the trainer's last health event."""
+    """Return memlog's own cost and errors, if the event is the trainer's last health event; else ``None``."""
     if not isinstance(event, Health) or event.steps is None:
         return None
     figures = {value.name.removeprefix("memlog/"): f"{value.value:g}" for value in _counts(event)}
@@ -195,7 +195,7 @@ def _ranks(event: Ranks) -> Iterator[Value]:
 
 
 def _phase(event: Phase) -> Iterator[Value]:
-    """Yield the memory in use at a phase's end, and the peaks known to be reached in the phase."""
+    """Yield the memory in use at a phase's end, and the peaks that were surely reached in the phase."""
     at = f"memory/phase/{safe_label(event.label)}"
     yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
     if event.rss_peak_source == "exact":

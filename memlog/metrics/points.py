@@ -18,7 +18,7 @@ PositionT = TypeVar("PositionT")
 
 
 def bucket_start(offset: int) -> int:
-    """Return the first index of the bucket that contains index ``offset`` of a run (from 0).
+    """Return the first index of the bucket that contains ``offset``, an index counted from the axis's begin.
 
     Below index 10,000, every index is a bucket of its own. From index 10,000, a bucket has ten indices; from
     100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric, and its chart
@@ -36,8 +36,8 @@ class Plan(Generic[PositionT]):
     Args:
         resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
         initial_step: First step of the step axis. Buckets of steps begin there.
-        older: As in `values`.
-        offset: As in `in_run`.
+        older: True to use an older memlog's names of metrics.
+        offset: The session's step minus the run's step.
 
     Attributes:
         open_since: Position, by axis, of the first event whose points are not final yet. To get the remaining
@@ -100,7 +100,7 @@ class Plan(Generic[PositionT]):
 
 
 class _Bucket(Generic[PositionT]):
-    """Values of one range of an axis, combined by metric."""
+    """Points of one bucket: one point for each metric."""
 
     def __init__(self, axis: Axis, start: int, position: PositionT, older: bool) -> None:
         self._older = older

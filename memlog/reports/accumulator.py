@@ -1,4 +1,4 @@
-"""Accumulate a journal's events in bounded memory: aggregates of frequent events, lists of rare ones."""
+"""Accumulate a journal's events in bounded memory: aggregates of frequent events, lists of rare events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from memlog.reports.traced_steps import TraceFold
 from memlog.reports.verdict_fold import VerdictFold
 
 MAX_LISTED = 1_000
-"""Maximum number of alerts that are kept, and of artifacts."""
+"""Maximum number of alerts, and of artifacts, that are kept."""
 
 _T = TypeVar("_T")
 
@@ -48,7 +48,7 @@ class Accumulator:
         peaks: The highest value of each kind of memory.
         labels: Blocks, functions and points that the user watched by hand.
         phases: Phases of the program.
-        traces: The steps that were traced.
+        traces: Number of traced steps, and the worst of them.
         verdict: Facts for the verdict on the run.
         largest_step: Inputs of the newest step known to have raised the peak; ``None``: unknown.
         begin: The event of the run's start; ``None`` if the journal has none.

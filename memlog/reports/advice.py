@@ -17,7 +17,7 @@ from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
-"""Share of the peak above which a category is mentioned."""
+"""Share of the traced peak. A category of memory that holds less is not mentioned."""
 _SMALL = 0.1
 """Share of the process's memory. If tensors take less, they do not count as the cause."""
 _WORKERS = 0.5
@@ -79,7 +79,7 @@ def advice(
 
 
 def needed(failure: OutOfMemory) -> int:
-    """Return the bytes that tensors would have needed at the failure: a lower bound."""
+    """Return a lower bound of the bytes that tensors needed at the failure, with the failed request."""
     # On the host, `allocated` is everything that the process holds.
     in_use = failure.allocated if failure.device != "host" else 0
     return (in_use or 0) + (failure.requested or 0)
@@ -141,9 +141,9 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice that replaces advice on smaller training steps; ``None`` if those would help.
+    """Return advice that applies in place of smaller training steps; ``None``: smaller steps would help.
 
-    Such advice is returned if smaller steps would not help, or if too little is known about the steps.
+    There is such advice if smaller steps would not help, or if too little is known about the steps.
     """
     failure, trace = moments.failure, moments.trace
     if failure is None:
@@ -184,7 +184,7 @@ def _before_any_step(failure: OutOfMemory) -> str:
 
 
 def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
-    """Return a sentence if tensors were a small part of the process's memory."""
+    """Return a sentence if tensors were a small part of the process's memory; else ``None``."""
     sample = moments.last_sample
     held = None if sample is None else sample.tree_pss
     if trace is None or held is None or (trace.peak or 0) >= _SMALL * held:
@@ -205,7 +205,7 @@ def _held(moments: LastMoments) -> int:
 
 
 def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
-    """Return True if even the state of Adam would be a negligible part of the memory in use."""
+    """Return True if the optimizer's state is negligible beside the memory in use, even with Adam."""
     if trace is None or (failure.requested or 0) >= WORTH * held:
         return False
     state, parameters = (
@@ -257,7 +257,7 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return a sentence if the traced step was not the largest step. Its savings then predict nothing."""
+    """Return a sentence if the traced step was not the largest step, so that no saving is predicted."""
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)

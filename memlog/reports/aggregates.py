@@ -1,4 +1,4 @@
-"""Aggregate a stream of events in bounded memory."""
+"""Aggregate metrics and peaks of memory from a stream of events, in bounded memory."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PeakFold:
     ``<device>.allocated`` or ``<device>.reserved``.
 
     Attributes:
-        omitted: Number of readings of kinds beyond `MAX_NAMES`.
+        omitted: Number of readings of kinds beyond the first `MAX_NAMES`.
     """
 
     def __init__(self) -> None:

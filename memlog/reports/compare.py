@@ -1,4 +1,4 @@
-"""Compare runs: their figures side by side, with the change against the first run."""
+"""Compare runs: figures side by side, and their changes against the first run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Compared(msgspec.Struct, frozen=True):
     unit: Unit
     values: tuple[float | None, ...]
     changes_percent: tuple[float | None, ...]
-    """Changes against the first run. ``None`` for the first run itself, and if a value is unknown or the
-    first run's value is 0."""
+    """Changes against the first run, in percent. ``None`` for the first run itself, and if a value is unknown
+    or the first run's value is 0."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
     first: float | None
     value: float | None
     failed: bool | None
-    """True: the condition holds. ``None``: the gate could not be judged, which is an error."""
+    """True: the condition holds, so the gate fails. ``None``: the gate could not be judged, an error."""
     why: str | None
     """Reason why the gate could not be judged."""
 

@@ -47,15 +47,15 @@ class RunFigures(msgspec.Struct):
     status: RunStatus
     steps: int
     figures: dict[str, float | None]
-    """``host.rss``, ``device.peak``, ``cuda0.peak``, ``trace.peak``, ``step.time`` and the like."""
+    """Figures by name, such as ``host.rss``, ``device.peak``, ``cuda0.peak``, ``step.time``."""
     categories: dict[str, int]
     """Bytes in use at the peak of the worst traced step, by category."""
     layers: dict[str, int]
-    """Bytes of the largest layers at that peak, by path; other layers are unknown."""
+    """Bytes of the largest layers at the worst traced step's peak, by path; other layers are unknown."""
     traced_peak: int | None
     """Peak of the worst traced step, in bytes. ``trace.peak`` can differ if that step was the run's first."""
     trace_peak_from: PeakOrigin | None
-    """Source of ``trace.peak``; ``None`` if that is unknown."""
+    """Source of ``trace.peak``; ``None`` if ``trace.peak`` is unknown."""
 
 
 def run_figures(run: RunDirectory) -> RunFigures:
@@ -87,10 +87,11 @@ def run_figures(run: RunDirectory) -> RunFigures:
 
 
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
-    """Return the figure ``trace.peak`` in bytes, and its source: the worst traced step's peak.
+    """Return the value of ``trace.peak``, in bytes, and its source.
 
-    If that step is the run's first, the peak that it would have later in the run is returned instead. The
-    first step allocates the optimizer's state only at its end, so its peak is the same with any optimizer.
+    The value is the worst traced step's peak. If that step is the run's first, the value is the peak that the
+    step would have later in the run. The first step allocates the optimizer's state only at its end, so its
+    own peak is the same with any optimizer.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -160,7 +161,7 @@ class _Fold:
         self._first_step = step if self._first_step is None else min(step, self._first_step)
 
     def is_first(self, trace: Trace) -> bool:
-        """Return True unless the trace is known to be of a later step than the run's first one."""
+        """Return False only if the traced step is known to come after the run's first step."""
         return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -211,7 +212,7 @@ class _Times:
         self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin with the events of another process; no time is measured from an earlier event."""
+        """Begin with another process's events. No time is measured from an event of the process before."""
         self._before = None
 
     def take(self, time_us: int, number: int) -> None:

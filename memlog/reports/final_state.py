@@ -35,7 +35,7 @@ _FINDINGS = 100
 
 
 class LastMoments(msgspec.Struct):
-    """A run's last steps, and other events that explain its end."""
+    """A run's last steps, and other events that explain the run's end."""
 
     open_command: str
     """Command line that shows the run's flame graph."""
@@ -81,7 +81,7 @@ class LastMoments(msgspec.Struct):
 
 
 def last_moments(run: RunDirectory) -> LastMoments:
-    """Return a run's last moments, read from its journal."""
+    """Return a run's last steps and the events that explain its end, read from its journal."""
     moments = LastMoments(run.command("open"))
     registration = registration_of(run)
     moments.place = None if registration is None else registration.place

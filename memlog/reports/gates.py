@@ -5,7 +5,7 @@
     FIGURE COMPARISON CHANGE
 
     FIGURE      host.rss  host.tree  host.cgroup  trace.peak  step.time  evaluation.time
-                device.peak  device.allocated  device.reserved  device.fragmentation   (the highest)
+                device.peak  device.allocated  device.reserved  device.fragmentation  (maximum of all devices)
                 cuda0.peak …                                                    (of one device)
     COMPARISON  >  >=  <  <=
     CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation only), against the first run

@@ -21,7 +21,7 @@ _MATTERS = 0.1
 _MOST = 0.5
 """Share of the growth. A cause of at least this share explains the growth."""
 _SOME = 0.25
-"""Share of the growth. If more of it is unused at the end, its cause is uncertain."""
+"""Share of the growth. If more of the growth is unused memory at the end, the cause is uncertain."""
 _FULL = 0.02
 """Share of a limit; if less is free, the limit counts as reached."""
 _SMALL_REQUEST = 0.1
@@ -62,7 +62,7 @@ class Growth(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if most of the growth since the first step is unused."""
+        """True if most of the growth since the first step is memory that nothing uses."""
         return self.idle >= _MOST * self.whole
 
     @property
@@ -211,7 +211,11 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return the growth over a run of few steps, if it is most of the growth until the end; else ``None``."""
+    """Return growth over fewer than `_LEAST_STEPS` steps.
+
+    Returns:
+        The growth; ``None`` if it is too small, or is not most of the growth until the end.
+    """
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None

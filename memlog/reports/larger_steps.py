@@ -19,13 +19,13 @@ from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_n
 _FEWEST = 6
 """Minimum number of steps. Over fewer steps, even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Standard deviations above the mean from which the number of records does not count as chance."""
+"""Number of standard deviations above the mean. A number of records above that is not chance."""
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use."""
 _MOST = 0.5
-"""Share of the rise in peaks that larger steps must make up to explain it."""
+"""Share of the rise in peaks. Larger steps explain the rise if they make up at least this share."""
 _FAR = 2
-"""Multiple of the largest need of an earlier step. A larger jump counts as sudden."""
+"""Multiple of the most memory that an earlier step needed. A larger jump counts as sudden."""
 
 
 class Rise(NamedTuple):

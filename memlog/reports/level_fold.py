@@ -19,7 +19,7 @@ steps to the second, and again from the second to the last. One jump does not ra
 LEAST_STEPS = 10
 """Minimum number of steps over which a level can count as steady."""
 _LEAST_PART = 4
-"""Divisor of the run's number of steps. A level counts as steady only over at least that many steps, because
+"""Divisor. A level counts as steady only over at least the run's number of steps / this divisor, because
 growth can pause for a while."""
 HOST = "host"
 
@@ -50,7 +50,7 @@ class LevelFold:
 
     @property
     def devices(self) -> list[str]:
-        """Names of the devices whose memory was in use."""
+        """Names of the devices whose memory was read."""
         return [name for name in self._series if name != HOST]
 
     def _add(self, name: str, step: int, level: int | None) -> None:

@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
 
 def levels(moments: LastMoments) -> list[Level]:
-    """Return the levels after the last steps, of the device that failed; of the process if none is known."""
+    """Return the levels after the last steps: of the device that failed, or else of the process."""
     device = "host" if moments.failure is None else moments.failure.device
     readings = ((step.step, reading(step, device)) for step in moments.steps)
     return [_level(step, found) for step, found in readings if found is not None]

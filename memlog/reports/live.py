@@ -1,4 +1,4 @@
-"""State of a run while the run goes on. Each part of the run's journal is read once."""
+"""State of a run while the run goes on. Each part of the run's journal is read only once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     step: int | None
     memory: LiveMemory | None
-    """Memory of its accelerator, or of its process if it has none."""
+    """Memory of the rank's accelerator, or of its process if the rank has no accelerator."""
     alerts: int
 
 
@@ -67,7 +67,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     directory: str
     names: list[str]
-    """Name passed to ``init``, and names and ids of the trackers' runs."""
+    """Name passed to ``init``, followed by names and ids of the trackers' runs."""
     status: RunStatus
     step: int | None
     """Last step; ``None``: there was none."""
@@ -84,7 +84,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """The most important finding with its growth and forecast, or a sentence that nothing grew."""
     findings: list[FindingFacts]
     alerts: list[AlertFacts]
-    """The newest `ALERTS_SHOWN`, the newest last."""
+    """The newest alerts, at most `ALERTS_SHOWN`, the newest last."""
     alerts_total: int
     ranks: list[LiveRank]
     """All ranks of a distributed training, this run's too; empty if the run trains alone."""

@@ -36,9 +36,9 @@ class Report(msgspec.Struct, frozen=True):
     """Report on a run's end."""
 
     title: str
-    """One line, for an alert."""
+    """Title in one line, also for an alert."""
     text: str
-    """Markdown."""
+    """The report in Markdown."""
 
 
 def report(
@@ -208,7 +208,7 @@ def _holders(moments: LastMoments) -> Iterator[str]:
 
 
 def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    """Yield sentences on the newest traced step, for a run in which nothing points to memory as the cause."""
+    """Yield sentences on the newest traced step, for a run whose end this step does not explain."""
     trace = moments.trace
     if trace is not None:
         yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")
@@ -350,7 +350,7 @@ def _peak(step: Batch) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table as one block: blank lines must separate it from other blocks."""
+    """Return a Markdown table as one block. Blank lines must separate the table from other blocks."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines)

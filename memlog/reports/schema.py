@@ -35,7 +35,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     begun: str | None
     ended: str | None
-    """``None`` if the journal has no end event."""
+    """Time of the end; ``None`` if the journal has no end event."""
     newest_event: str | None
     duration_s: float | None
     """Seconds from the beginning to the end, or to the newest event if the journal has no end event."""
@@ -60,7 +60,7 @@ class MetricSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest value of one kind of memory over the run."""
+    """Highest value of one kind of memory over the run."""
 
     bytes: int | None
     source: PeakSource | None
@@ -103,9 +103,9 @@ class FindingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Variable, line, layer or process that holds the memory."""
     since_step: int | None
     rate: float | None
-    """Bytes per step."""
+    """Growth in bytes per step."""
     forecast: Forecast | None
-    """``None``: too uncertain, or too far away to matter."""
+    """Steps between which a limit will be reached; ``None``: too uncertain, or too far away to matter."""
     evidence: list[str]
     confidence: Literal["high", "medium", "low"]
     remedy: str | None
@@ -120,7 +120,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     path: str
-    """Relative to the run's folder."""
+    """Path relative to the run's folder."""
     size_bytes: int
 
 
@@ -134,7 +134,7 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     worst_exact: bool | None
     """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
     cost_ms: float | None
-    """Milliseconds that traced steps took longer than other steps, ``set_up_ms`` excluded; ``None``: unknown."""
+    """Milliseconds that traced steps took more than others, ``set_up_ms`` excluded. ``None``: unknown."""
     set_up_ms: float | None
     """Milliseconds that the first two traced steps took to set up tracing; ``None``: unknown."""
 
@@ -160,7 +160,8 @@ class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     inputs: list[InputFacts]
     like_step: int | None
-    """Earlier step with inputs of the same shapes and a lower peak. Then the inputs don't explain the peak."""
+    """Earlier step with inputs of the same shapes and a lower peak. If such a step is known, the inputs do
+    not explain the peak."""
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +209,7 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     exact_step: int | None
     """Last completed step when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
-    """Lower bound of the phases' highest peak: ``exact_bytes``, or the most bytes that were read if more."""
+    """Lower bound of the phases' highest peak: the larger of ``exact_bytes`` and the highest reading."""
     made_the_peak: bool
     """True if the run's peak was reached in a phase of this label, but in no phase nested in it."""
 
@@ -224,11 +225,11 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     within: list[str]
     """Labels of the phases around the last one, the outermost first."""
     peaks: dict[str, PhasePeak]
-    """By ``host`` (the resident set) or the device's name (allocated bytes)."""
+    """Peaks by ``host`` (the resident set) or the device's name (allocated bytes)."""
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A tracker's run that gets this run's points."""
+    """A tracker's run to which the points of memlog's run are sent."""
 
     id: str
     uri: str | None
@@ -238,7 +239,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Name that the run had in the tracker when memlog found the run; ``None`` if unknown."""
     offset: int = 0
-    """The session's step minus the step in this run, because the run counts its own steps."""
+    """The session's step minus the step in the tracker's run, because that run counts its own steps."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +264,7 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
     unjudged: dict[str, str]
-    """Reason by alert rule, for rules that could not be judged at any time in the run."""
+    """Alert rules that could not be judged at any time in the run, each with the reason."""
     journal_queued: bool | None
     """True if the journal was written through a queue because the file system was slow."""
 
@@ -290,12 +291,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """The most important finding in one sentence, or a sentence that nothing grew."""
     findings: list[FindingFacts]
-    """The most important first."""
+    """Findings, the most important first."""
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     largest_step: LargestStep | None
-    """``None``: memlog saw no such step, or found no inputs among the program's variables."""
+    """``None``: no step is known to have raised the peak, or no inputs were found among the program's
+    variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]

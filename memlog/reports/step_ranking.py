@@ -215,7 +215,11 @@ def _inputs(levels: _Levels, step: int) -> str | None:
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
-    """Return how many bytes more the failing step held than a traced step; ``None``: unknown, or not far."""
+    """Return how many more bytes the failing step held than a traced step.
+
+    Returns:
+        Bytes; ``None`` if unknown, or if the failing step did not hold far more.
+    """
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
     highest = failing_peak(failure, last)
@@ -243,12 +247,12 @@ def _is_far(held: int, at: _Level, tensors: int) -> bool:
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Return a remark if another step was larger than the one that the advice is about.
+    """Return a remark if another step was larger than the traced step.
 
     Args:
-        found: The traced step, compared with the others.
+        found: The traced step, compared with the run's other steps.
         step: Number of the traced step.
-        advice: Advice on it.
+        advice: Advice on the traced step.
 
     Returns:
         The remark; ``None`` if no larger step is known.

@@ -1,4 +1,4 @@
-"""Count a run's traced steps and find the worst, from their events only."""
+"""Count a run's traced steps and find the worst of them, from the journal's events only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TraceFold:
         self._worst_is_first = False
 
     def take(self, event: Event) -> None:
-        """Add an event; all but traces are ignored."""
+        """Add an event. Events other than traces are ignored."""
         if not isinstance(event, Trace):
             return
         self.steps += 1

@@ -17,8 +17,8 @@ UNKNOWN_CAUSE = "growth"
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings, the most important first. Of several of one kind and place, keep only the newest.
 
-    Growth comes before waste that does not grow, a known cause before an unknown one. Within these, the
-    nearest limit comes first, then the fastest growth.
+    Growth comes before waste that does not grow. After that, a known cause comes before an unknown one, then
+    the nearest limit first, then the fastest growth first.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)

@@ -49,7 +49,7 @@ class VerdictFold:
         peaks: Mapping[str, Peak],
         devices: Mapping[str, Device],
     ) -> str:
-        """Return the verdict: about the first accelerator if there is one, otherwise about the process.
+        """Return the verdict on the first accelerator's memory; without accelerators, on the process's memory.
 
         Args:
             status: The run's status.

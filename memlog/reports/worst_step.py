@@ -1,4 +1,4 @@
-"""Read the worst traced step with all its events, which the tracer saves in the run's folder."""
+"""Read the worst traced step with all its events from the run's folder, where the tracer saves it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WorstStep(NamedTuple):
     """A traced step."""
 
     event: Trace
-    """The event that was published about it."""
+    """The event that was published about the step."""
     trace: RecordedTrace
 
 

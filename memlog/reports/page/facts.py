@@ -58,9 +58,9 @@ class RunSeries(msgspec.Struct, frozen=True):
     """Charts of the accelerators, then the chart of the host; empty if no memory was read."""
     marks: list[Mark]
     omitted: dict[str, int]
-    """By kind: number of marks beyond the first `_MOST_MARKS`."""
+    """Number of marks beyond the first `_MOST_MARKS` of a kind, by kind."""
     traces: list[Trace]
-    """The traced steps, in order."""
+    """Events about the traced steps, oldest first."""
 
 
 def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
@@ -68,7 +68,7 @@ def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
 
     Args:
         run: The run.
-        points: Most points of a line.
+        points: Maximum number of points of a line.
     """
     fold = SeriesFold(points)
     for file in run.files():
@@ -81,7 +81,7 @@ class SeriesFold:
     """Series of a run, in bounded memory.
 
     Args:
-        points: Most points of a line.
+        points: Maximum number of points of a line.
     """
 
     def __init__(self, points: int = MOST_POINTS) -> None:

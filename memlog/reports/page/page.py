@@ -34,7 +34,8 @@ from memlog.trace.records import RecordedTrace
 Announce = Callable[[str], object]
 
 _MOST_EVENTS = 200_000
-"""Maximum number of events of a traced step for which savings are predicted, in about a second."""
+"""Maximum number of events of a traced step for which savings are predicted. With so many events, the
+prediction takes about a second."""
 
 
 def html(

@@ -1,4 +1,4 @@
-"""The runs of the other ranks that trained together with a run."""
+"""Runs of the ranks that trained together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
 _MAX_RANKS = 64
-"""Maximum number of ranks that a report shows: first those with the most or the least memory at a step."""
+"""Maximum number of ranks that a report shows. Ranks with the most or the least memory have precedence."""
 _POINTS = 500
 
 
@@ -26,7 +26,7 @@ class Rank(msgspec.Struct, frozen=True):
     rank: int
     summary: Summary
     chart: Chart
-    """Memory of the rank's accelerator, or of its process if it has none."""
+    """Memory of the rank's accelerator, or of its process if the rank has no accelerator."""
 
 
 def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
