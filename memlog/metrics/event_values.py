@@ -183,7 +183,7 @@ def _point(event: Recorded) -> Iterator[Value]:
 def _ranks(event: Ranks) -> Iterator[Value]:
     yield Value("memory/ranks/reporting", event.reporting, "last")
     for spread in event.spreads:
-        # "last" for all metrics, so that a rank and its memory are those of one step.
+        # "last" for all metrics, so that a rank's number and its memory belong to the same step.
         at = f"memory/ranks/{spread.name}"
         yield Value(f"{at}_min_mib", mib(spread.smallest), "last")
         yield Value(f"{at}_min_rank", spread.smallest_rank, "last")

@@ -18,7 +18,7 @@ PositionT = TypeVar("PositionT")
 
 
 def bucket_start(offset: int) -> int:
-    """Return the first index of the bucket that contains ``offset``, an index counted from the axis's begin.
+    """Return the first index of the bucket that contains ``offset``, an index counted from the axis's start.
 
     Below index 10,000, every index is a bucket of its own. From index 10,000, a bucket has ten indices; from
     100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric, and its chart

@@ -83,7 +83,7 @@ class _Series:
         self._last = self._min = self._max = value
 
     def take(self, value: float, index: int, time_us: int) -> None:
-        # Several processes may publish a metric, and their journals are read one after the other.
+        # Several processes can publish the same metric, and their journals are read one after the other.
         if (index, time_us) >= self._latest:
             self._latest = (index, time_us)
             self._last = value

@@ -76,7 +76,7 @@ class LastMoments(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """The last sample of the helper process in which the trainer's process existed."""
+        """Last sample in which the helper process still found the trainer's process; ``None``: there was none."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 

@@ -40,7 +40,7 @@ class LevelFold:
             self._add(device.name, event.step, device.allocated)
 
     def steady_since(self, name: str) -> int | None:
-        """Return the step since which a level is steady; ``None`` if the level is not, or has too few steps.
+        """Return the step since which a level is steady; ``None`` if it is not steady or has too few steps.
 
         Args:
             name: `HOST`, or a device's name.

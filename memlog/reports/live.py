@@ -87,7 +87,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest alerts, at most `ALERTS_SHOWN`, the newest last."""
     alerts_total: int
     ranks: list[LiveRank]
-    """All ranks of a distributed training, this run's too; empty if the run trains alone."""
+    """All ranks of a distributed training, including this run's rank; empty if the run trains alone."""
     dropped: int
     faults: int
 

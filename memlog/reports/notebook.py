@@ -14,7 +14,7 @@ _HEIGHT = 640
 
 
 def run_html(directory: Path) -> str:
-    """Return the report of a run, which may still be running, in a frame."""
+    """Return the report of a run in a frame. The run can still be running."""
     run = RunDirectory(directory)
     return _framed(page.html(run), f"memlog: run {run.id}")
 

@@ -176,7 +176,7 @@ class ScopeDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     allocated_change: Levels
     peak_bytes: int | None
-    """Most bytes in use in any of the blocks."""
+    """Highest number of bytes in use in any of the blocks."""
     peak_source: PeakSource | None
 
 

@@ -49,7 +49,7 @@ class VerdictFold:
         peaks: Mapping[str, Peak],
         devices: Mapping[str, Device],
     ) -> str:
-        """Return the verdict on the first accelerator's memory; without accelerators, on the process's memory.
+        """Return the verdict on the first accelerator's memory, or on the process's without accelerators.
 
         Args:
             status: The run's status.

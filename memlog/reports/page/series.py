@@ -25,10 +25,10 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Chart of one device's or the host's memory."""
+    """Chart with lines of one kind of memory."""
 
     id: str
-    """``host``, or the device's name."""
+    """``host``, the device's name, or ``ranks`` for the chart that compares ranks."""
     title: str
     x: list[int]
     """First index of each interval."""
