@@ -195,7 +195,7 @@ def _ranks(event: Ranks) -> Iterator[Value]:
 
 
 def _phase(event: Phase) -> Iterator[Value]:
-    """Yield the memory in use at a phase's end, and the peaks that were surely reached in the phase."""
+    """Yield the memory in use at a phase's end, and the peaks known to be reached in the phase."""
     at = f"memory/phase/{safe_label(event.label)}"
     yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
     if event.rss_peak_source == "exact":

@@ -1,4 +1,4 @@
-"""Accumulate a journal's events in bounded memory: aggregates of frequent events, lists of rare events."""
+"""Accumulate a journal's events in bounded memory: aggregates of frequent events, lists of rare ones."""
 
 from __future__ import annotations
 

@@ -86,9 +86,10 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return whether the tightest known limit had room for the request. If it had, another limit stopped it.
+    """Return True if the tightest known limit had room for the request.
 
-    Allocators request more than the program does, so a small free part of the limit does not count.
+    In this case, another limit stopped the request. Allocators request more than the program does, so a small
+    free part of the limit does not count.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
@@ -141,7 +142,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice that applies in place of smaller training steps; ``None``: smaller steps would help.
+    """Return advice to give instead of advice on smaller training steps; ``None``: smaller steps would help.
 
     There is such advice if smaller steps would not help, or if too little is known about the steps.
     """

@@ -1,4 +1,4 @@
-"""Compare runs: figures side by side, and their changes against the first run."""
+"""Compare runs: their figures side by side, with the change against the first run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A run that is compared."""
+    """A run of the comparison."""
 
     id: str
     name: str | None
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
     first: float | None
     value: float | None
     failed: bool | None
-    """True: the condition holds, so the gate fails. ``None``: the gate could not be judged, an error."""
+    """True: the condition holds. ``None``: the gate could not be judged, which is an error."""
     why: str | None
     """Reason why the gate could not be judged."""
 

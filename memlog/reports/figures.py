@@ -203,7 +203,7 @@ def _device_kind(kind: str) -> str:
 
 
 class _Times:
-    """Times from one step or evaluation to the next. Of many, only every second, fourth, … is kept."""
+    """Times from one step or evaluation to the next. Of many times, only every second, fourth, … is kept."""
 
     def __init__(self) -> None:
         self._kept: list[float] = []

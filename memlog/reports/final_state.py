@@ -35,7 +35,7 @@ _FINDINGS = 100
 
 
 class LastMoments(msgspec.Struct):
-    """A run's last steps, and other events that explain the run's end."""
+    """A run's last steps, and other events that explain its end."""
 
     open_command: str
     """Command line that shows the run's flame graph."""
@@ -76,7 +76,7 @@ class LastMoments(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """Last sample in which the helper process still found the trainer's process; ``None``: there was none."""
+        """Last sample in which the helper process found the trainer's process; ``None``: there was none."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 

@@ -15,7 +15,7 @@ from memlog.reports.larger_steps import rise, sudden, why_steps_grew
 from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
 
 _LEAST_STEPS = 20
-"""Minimum number of steps. Over fewer steps, growth is too common to mean anything."""
+"""Minimum number of steps: over fewer, growth is too common to mean anything."""
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use before the growth."""
 _MOST = 0.5

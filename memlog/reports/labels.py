@@ -1,4 +1,4 @@
-"""Aggregate, by label, the blocks, functions and points that the user watched by hand."""
+"""Aggregate by label the blocks, functions and points that the user watched by hand."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _SHOWN = 4
 
 
 def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
-    """Return the names of inputs, in backticks, with their shapes, as text."""
+    """Return the names of inputs, in backticks, with their shapes."""
     some = [f"`{each.name}` {_shape(each.shape)}" for each in inputs[:_SHOWN]]
     if len(inputs) > _SHOWN:
         some.append(f"{len(inputs) - _SHOWN} more")

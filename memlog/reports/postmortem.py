@@ -350,7 +350,7 @@ def _peak(step: Batch) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table as one block. Blank lines must separate the table from other blocks."""
+    """Return a Markdown table as one block: blank lines must separate it from other blocks."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines)

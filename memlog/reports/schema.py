@@ -60,7 +60,7 @@ class MetricSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest value of one kind of memory over the run."""
+    """The highest value of one kind of memory over the run."""
 
     bytes: int | None
     source: PeakSource | None

@@ -20,7 +20,7 @@ _LABELS = 5
 """Maximum number of labels below the bars on a narrow screen."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NEAR = 0.5
-"""Share of the limit. A chart shows the limit if memory reached at least this share."""
+"""Share of the limit. A chart shows the limit if memory reached this share."""
 
 CATEGORIES = (
     "parameters",
@@ -34,7 +34,7 @@ CATEGORIES = (
     "other",
     "undecided",
 )
-"""Categories in the order in which they are stacked. A category's index is the number of its colour."""
+"""Categories in the order in which they are stacked; the index is the number of the colour."""
 
 
 def color(category: str) -> str:

@@ -55,7 +55,7 @@ class RunSeries(msgspec.Struct, frozen=True):
 
     axis: Axis
     charts: list[Chart]
-    """Charts of the accelerators, then the chart of the host; empty if no memory was read."""
+    """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[Mark]
     omitted: dict[str, int]
     """Number of marks beyond the first `_MOST_MARKS` of a kind, by kind."""

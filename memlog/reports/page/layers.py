@@ -26,7 +26,7 @@ class Node(msgspec.Struct):
     name: str
     """Last part of the layer's path, or the category's name."""
     size: int = 0
-    """Bytes, including those of all nodes below."""
+    """Bytes, with those of all nodes below."""
     category: str = ""
     """Category of memory; empty if the node is a layer."""
     kind: str = ""

@@ -1,4 +1,4 @@
-"""HTML as a tree of elements. Text is escaped when the tree is written."""
+"""HTML as a tree of elements: text is escaped when the tree is written."""
 
 from __future__ import annotations
 

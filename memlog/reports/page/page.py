@@ -141,7 +141,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
 
 
 def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
-    """Return the worst traced step. If its file is missing, return only the figures that the journal has."""
+    """Return the worst traced step. If its file can't be read, return the figures in the journal only."""
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:

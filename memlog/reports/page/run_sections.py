@@ -15,7 +15,7 @@ from memlog.reports.schema import Delivery, Summary
 
 
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
-    """Return the section with the ranks side by side; ``None`` if no ranks were found.
+    """Return the section with the ranks side by side; ``None`` if there are no ranks to show.
 
     Args:
         found: The ranks that are shown.

@@ -232,7 +232,7 @@ def _limit_text(chart: Chart) -> Element | None:
 
 
 def as_table(made: Element) -> Element:
-    """Return a figure's values as a table that can be folded. The page's script folds the table."""
+    """Return a figure's values as a table that can be folded. Without scripts, the table stays open."""
     return el("details", el("summary", "As a table"), made, open=True, class_="as-table")
 
 
