@@ -1,4 +1,4 @@
-"""Conversion of events to a tracker's points: the metrics of each event, and the plan of the points."""
+"""Conversion of events to a tracker's points: the metrics of each event, and the index of each point."""
 
 from __future__ import annotations
 

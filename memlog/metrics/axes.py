@@ -1,4 +1,4 @@
-"""Place of an event on its axis, in the session and in a tracker's run."""
+"""Axis and index of an event, with steps as the session or as a tracker's run counts them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
 
 
 def place(event: Event) -> tuple[Axis, int] | None:
-    """Return the event's axis and its index there; ``None`` if the event has no metrics."""
+    """Return the event's axis and its index on that axis; ``None`` if the event lies on no axis."""
     if isinstance(event, Evaluation):
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
@@ -52,11 +52,11 @@ def in_run(event: Event, offset: int) -> Event | None:
 
     Args:
         event: The event, with the session's step.
-        offset: `memlog.journal.Binding.offset` of the run.
+        offset: The session's step minus the run's step (`memlog.journal.Binding.offset`).
 
     Returns:
-        The event. If its step lies before the run's first step, a phase gets the first step, and other events
-        get no step. A batch or a loss of such a step is left out: ``None``.
+        The event with the run's step. If the event lies before the run's first step, a phase gets step 0, and
+        other events get no step. ``None`` for a batch or a loss before the run's first step.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:
@@ -70,7 +70,10 @@ def in_run(event: Event, offset: int) -> Event | None:
 
 
 def alert_in_run(alert: Alert, offset: int) -> Alert:
-    """Return an alert as `in_run` does. If it names steps, its text says that the session counts them."""
+    """Return an alert with its step as a tracker's run counts it; arguments as in `in_run`.
+
+    If the alert's title or text names steps, its text gets the remark that the session counts these steps.
+    """
     if not offset:
         return alert
     step = None if alert.step is None or alert.step < offset else alert.step - offset

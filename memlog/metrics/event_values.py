@@ -1,8 +1,8 @@
 """Metrics of each event. All metric names are defined here.
 
-Trackers show metrics by the part of their names before the last ``/``, in alphabetical order. So memory comes
-first, and all layers are in one group. For a journal of an older memlog, the names of that version are used,
-so that a late delivery adds to the same series.
+Trackers group metrics by the part of the name before the last ``/``, and sort the groups alphabetically. The
+names are chosen so that memory comes first and all layers are in one group. For a journal of an older memlog,
+that version's names are used. So a late delivery continues the series that the tracker already has.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _ALERTS: dict[str, str] = {
     "evaluation": "memory/eval/alert",
     "epoch": "memory/epoch/alert",
 }
-"""Metric names of alerts by axis, because a metric lies on one axis only."""
+"""Metric name of an alert, by the alert's axis. The names differ, because a metric can have one axis only."""
 _OLDER = {"memory/step/alert": "memlog/alert", "memory/step/loss": "memlog/loss"}
-"""Names in journals of an older memlog."""
+"""Present names of metrics, each with the name in journals of an older memlog."""
 _OUTSIDE = "(outside modules)"
 _MAX_LABEL = 80
-"""Most characters of a label in a metric's name."""
+"""Maximum characters of a label in a metric's name. A longer label is cut."""
 _UNSAFE_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 
 
@@ -63,7 +63,7 @@ def values(event: Event, *, older: bool = False) -> Iterator[Value]:
 
     Args:
         event: The event.
-        older: True to name them as an older memlog did (`memlog.journal.Header.has_older_names`).
+        older: True to use an older memlog's names (`memlog.journal.Header.has_older_names`).
     """
     if not older:
         yield from _values(event)
@@ -76,10 +76,11 @@ def values(event: Event, *, older: bool = False) -> Iterator[Value]:
 
 
 def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
-    """Yield the metrics of one event that trackers get, as `values` does.
+    """Yield those metrics of one event that trackers get; arguments as in `values`.
 
-    memlog's own figures are among them only if something was lost or failed. All are in the journal, and at
-    the end of the run they are parameters (`closing_parameters`).
+    Of the figures about memlog itself, trackers get only counts of losses and errors that are not 0. The
+    journal has all these figures. At the end of the run, trackers get them as parameters
+    (`closing_parameters`).
     """
     if older or not isinstance(event, Health):
         yield from values(event, older=older)
@@ -88,7 +89,7 @@ def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
 
 
 def parameters_of(event: Event) -> Parameters | None:
-    """Return the parameters of the run that an event has; ``None`` if it has none."""
+    """Return the run's parameters that an event contains; ``None`` if the event contains none."""
     if isinstance(event, Parameters):
         return event
     if isinstance(event, Origin):
@@ -101,7 +102,7 @@ def parameters_of(event: Event) -> Parameters | None:
 
 
 def closing_parameters(event: Event) -> Parameters | None:
-    """Return memlog's own cost and errors over the whole run as parameters; ``None`` before its end."""
+    """Return memlog's own cost and errors, if the event is the trainer's last health event; else ``None``."""
     if not isinstance(event, Health) or event.steps is None:
         return None
     figures = {value.name.removeprefix("memlog/"): f"{value.value:g}" for value in _counts(event)}
@@ -134,7 +135,7 @@ def _values(event: Event) -> Iterator[Value]:
 
 
 def _others(event: Event) -> Iterator[Value]:
-    """Yield the metrics of the rarer events."""
+    """Yield the metrics of the event types that `_values` does not handle."""
     if isinstance(event, Alert):
         placed = place(event)
         yield Value(_ALERTS[placed[0] if placed else "step"], 1.0, "max")
@@ -160,9 +161,9 @@ def _counts(event: Health) -> Iterator[Value]:
 
 
 def _scope(event: Scope) -> Iterator[Value]:
-    """Yield a block's changes and its highest level.
+    """Yield the changes of memory in a watched block, and the peak on each device.
 
-    If a step has several such blocks, the largest value is kept.
+    If a step has several blocks of the same label, the largest value of each metric is kept.
     """
     at = f"memory/scope/{safe_label(event.label)}"
     yield Value(f"{at}/host/rss_change_mib", mib(event.rss_change), "max")
@@ -182,7 +183,7 @@ def _point(event: Recorded) -> Iterator[Value]:
 def _ranks(event: Ranks) -> Iterator[Value]:
     yield Value("memory/ranks/reporting", event.reporting, "last")
     for spread in event.spreads:
-        # "last" for all metrics, so that a rank and its memory are those of one step.
+        # "last" for all metrics, so that a rank's number and its memory belong to the same step.
         at = f"memory/ranks/{spread.name}"
         yield Value(f"{at}_min_mib", mib(spread.smallest), "last")
         yield Value(f"{at}_min_rank", spread.smallest_rank, "last")
@@ -194,7 +195,7 @@ def _ranks(event: Ranks) -> Iterator[Value]:
 
 
 def _phase(event: Phase) -> Iterator[Value]:
-    """Yield a phase's levels at its end, and the peaks that are known to be its own."""
+    """Yield the memory in use at a phase's end, and the peaks known to be reached in the phase."""
     at = f"memory/phase/{safe_label(event.label)}"
     yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
     if event.rss_peak_source == "exact":
@@ -208,7 +209,7 @@ def _phase(event: Phase) -> Iterator[Value]:
 def safe_label(label: str) -> str:
     """Return a user's label as one part of a metric's name: ``loading dataset`` becomes ``loading_dataset``.
 
-    If other characters than blanks change, memlog adds a short digest of the label. So two labels never
+    If characters other than blanks change, a short digest of the label is appended. So two labels never
     become one metric.
     """
     plain = label.strip().replace(" ", "_")
@@ -220,16 +221,17 @@ def safe_label(label: str) -> str:
 
 
 def _trace(event: Trace) -> Iterator[Value]:
-    """Yield the traced step's peak and its parts by category."""
+    """Yield the traced step's peak, and the bytes of each category at that peak."""
     yield Value("memory/trace/peak_mib", mib(event.peak), "max")
     for category, size in event.at_peak.items():
         yield Value(f"memory/trace/{category.replace(' ', '_')}_mib", mib(size), "max")
 
 
 def _layers(event: Trace) -> Iterator[Value]:
-    """Yield two figures of each layer.
+    """Yield two figures of each layer: bytes held at the step's peak, and most bytes that the layer added.
 
-    A dot joins path and figure, because trackers would show each layer as a group of its own after a ``/``.
+    A dot separates a layer's path from the figure. After a ``/``, trackers would show each layer as a group
+    of its own.
     """
     for layer in event.layers:
         if layer.in_series:
@@ -262,8 +264,8 @@ def _devices(prefix: str, devices: tuple[DeviceReading, ...]) -> Iterator[Value]
 def fragmentation(device: DeviceReading) -> float | None:
     """Return inactive split bytes / reserved bytes, from 0 to 1; ``None`` if unknown or nothing is reserved.
 
-    The formula is not ``(reserved - allocated) / reserved``. That is near 1 after every healthy epoch, when
-    the cache is full and nothing is in use.
+    ``(reserved - allocated) / reserved`` is no measure of fragmentation: it is near 1 after every healthy
+    epoch, when the cache is full and nothing is in use.
     """
     if device.inactive_split is None or not device.reserved:
         return None

@@ -1,4 +1,4 @@
-"""Plan of a tracker's points: the values of a journal's events that are sent, and their indices.
+"""Conversion of a journal's events to a tracker's points: which values are sent, and at which indices.
 
 A tracker's points are a pure function of the journal. Steps are grouped into buckets whose width depends
 only on the step's number, never on a clock or a backlog. Every point carries its event's own time. So a
@@ -18,10 +18,11 @@ PositionT = TypeVar("PositionT")
 
 
 def bucket_start(offset: int) -> int:
-    """Return the first index of the bucket that contains index ``offset`` of a run (from 0).
+    """Return the first index of the bucket that contains ``offset``, an index counted from the axis's start.
 
-    Below 10,000 every index is a bucket of its own. Below 100,000 a bucket has ten indices, and so on. So a
-    run of a million steps has 28,000 points per metric, and its chart shows every peak.
+    Below index 10,000, every index is a bucket of its own. From index 10,000, a bucket has ten indices; from
+    100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric, and its chart
+    shows every peak.
     """
     width = 1
     while offset >= 10_000 * width:
@@ -34,13 +35,13 @@ class Plan(Generic[PositionT]):
 
     Args:
         resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
-        initial_step: First step of this run.
-        older: As in `values`.
-        offset: As in `in_run`.
+        initial_step: First step of the step axis. Buckets of steps begin there.
+        older: True to use an older memlog's names of metrics.
+        offset: The session's step minus the run's step.
 
     Attributes:
-        open_since: By axis, the position of the first event whose points are not final yet. A new plan that
-            is fed each axis's events from there on yields the remaining points.
+        open_since: Position, by axis, of the first event whose points are not final yet. To get the remaining
+            points, feed a new plan with each axis's events from that position on.
     """
 
     def __init__(
@@ -58,7 +59,12 @@ class Plan(Generic[PositionT]):
         self._buckets: dict[Axis, _Bucket[PositionT]] = {}
 
     def feed(self, event: Event, position: PositionT) -> list[Point]:
-        """Return the points that became final with ``event``, which is at ``position`` in the journal."""
+        """Add the next event, and return the points that it made final.
+
+        Args:
+            event: The event.
+            position: Its position in the journal.
+        """
         counted = in_run(event, self._offset)
         placed = None if counted is None else place(counted)
         if placed is None:
@@ -83,7 +89,7 @@ class Plan(Generic[PositionT]):
 
     @property
     def open_since(self) -> dict[Axis, PositionT]:
-        """Positions by axis; described in the class."""
+        """Position, by axis, of the first event whose points are not final yet."""
         return {axis: bucket.position for axis, bucket in self._buckets.items()}
 
     def _start(self, axis: Axis, index: int) -> int:
@@ -94,7 +100,7 @@ class Plan(Generic[PositionT]):
 
 
 class _Bucket(Generic[PositionT]):
-    """Values of one range of an axis, combined by metric."""
+    """Points of one bucket: one point for each metric."""
 
     def __init__(self, axis: Axis, start: int, position: PositionT, older: bool) -> None:
         self._older = older

@@ -32,7 +32,7 @@ from memlog.reports.traced_steps import TraceFold
 from memlog.reports.verdict_fold import VerdictFold
 
 MAX_LISTED = 1_000
-"""Maximum number of alerts that are kept, and of artifacts."""
+"""Maximum number of alerts, and of artifacts, that are kept."""
 
 _T = TypeVar("_T")
 
@@ -41,16 +41,16 @@ class Accumulator:
     """Aggregates of all events of a run, in bounded memory.
 
     Attributes:
-        published: Number of events.
+        published: Number of events that were added.
         newest_us: Time of the newest event, Unix time in microseconds.
         last_step: Number of the last step; -1: there was none.
         metrics: Aggregates of every metric.
         peaks: The highest value of each kind of memory.
         labels: Blocks, functions and points that the user watched by hand.
         phases: Phases of the program.
-        traces: The steps that were traced.
-        verdict: Collects the facts for the verdict on the run.
-        largest_step: Inputs of the newest step whose peak was clearly higher than before.
+        traces: Number of traced steps, and the worst of them.
+        verdict: Facts for the verdict on the run.
+        largest_step: Inputs of the newest step known to have raised the peak; ``None``: unknown.
         begin: The event of the run's start; ``None`` if the journal has none.
         end: The event of the run's end; ``None`` if the journal has none.
         devices: The accelerators by name.
@@ -58,8 +58,8 @@ class Accumulator:
         alerts: The first `MAX_LISTED` alerts.
         health: The newest event about memlog's own state and the number of steps that it covers, by process.
         bindings: The user's runs by backend and id.
-        dropped: Number of lines of the journal that could not be read, by reason.
-        omitted: Number of entries that exceeded a bound of this object, by table.
+        dropped: Number of events that could not be read or are missing, by reason.
+        omitted: Number of entries that were left out because a table of this object was full, by table.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,12 @@ class Accumulator:
         self._missing: Counter[str] = Counter()
 
     def lost(self, process: str, unreadable: int) -> int:
-        """Return the number of a process's events that are missing, apart from unreadable lines."""
+        """Return the number of a process's events that are missing for an unknown reason.
+
+        Args:
+            process: The process.
+            unreadable: Number of its events that are missing for a known reason, such as unreadable lines.
+        """
         return max(self._missing[process] - unreadable, 0)
 
     def take(self, process: str, entry: Entry) -> None:
@@ -125,7 +130,7 @@ class Accumulator:
     def _take_header(self, header: Header) -> None:
         self._header, self._has_older_names = header, header.has_older_names
         for backend, binding in header.bindings.items():
-            # Keep the newest binding: the trainer's number of the first step can change its offset.
+            # Keep the newest binding: its offset changes if the trainer passes the number of its first step.
             self.bindings.setdefault(backend, {})[binding.run_id] = binding
 
     def _count_steps(self, step: int | None) -> None:
@@ -161,7 +166,7 @@ class Accumulator:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """The run's artifacts, the newest last; of several with one name, only the latest."""
+        """The run's artifacts, the newest last. Of several artifacts with the same name, only the newest."""
         return sorted(self._artifacts.values(), key=lambda event: event.time_us)
 
     def _replace(self, event: Artifact) -> None:

@@ -17,13 +17,13 @@ from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
-"""Share of the peak above which a category is mentioned."""
+"""Share of the traced peak. A category of memory that holds less is not mentioned."""
 _SMALL = 0.1
-"""Share of the process's memory below which tensors are not the cause."""
+"""Share of the process's memory. If tensors take less, they do not count as the cause."""
 _WORKERS = 0.5
-"""Share of the process tree's memory. Other processes are mentioned if they hold more than this."""
+"""Share of the process tree's memory. If the trainer's child processes hold more, they are mentioned."""
 FAR_LARGER = 1.5
-"""Multiple of the traced peak. If the failing step needed more, it was not like the traced one."""
+"""Multiple of the traced peak. A failing step that needed more counts as unlike the traced step."""
 _NAMED = 6
 """Maximum number of modules in a line."""
 _NEARLY_FULL = 0.02
@@ -50,9 +50,9 @@ def advice(
 
     Args:
         moments: The run's last steps and its end.
-        growth: Causes of the growth in these steps.
-        predicted: Predicted savings in its worst traced step; ``None``: unknown.
-        diagnostics: Counts parts that fail; the other parts are still returned.
+        growth: Causes of the growth of memory in the last steps.
+        predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
+        diagnostics: Counts errors in making a part of the advice. The other parts are still returned.
     """
     failure = moments.failure
     if failure is not None and failure.worker is not None:
@@ -79,16 +79,17 @@ def advice(
 
 
 def needed(failure: OutOfMemory) -> int:
-    """Return the bytes that tensors would have needed at the failure: a lower bound."""
+    """Return a lower bound of the bytes that tensors needed at the failure, with the failed request."""
     # On the host, `allocated` is everything that the process holds.
     in_use = failure.allocated if failure.device != "host" else 0
     return (in_use or 0) + (failure.requested or 0)
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest known limit left room for the request, so another limit stopped it.
+    """Return True if the tightest known limit had room for the request.
 
-    Allocators request more than the program does, so a small free part of the limit does not count.
+    In this case, another limit stopped the request. Allocators request more than the program does, so a small
+    free part of the limit does not count.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
@@ -100,7 +101,7 @@ def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
 
 
 def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
-    """Return True if the failed request came from the model, or may have come from a training step."""
+    """Return True if the failed request came from the model, or possibly from a training step."""
     if failure.layer or failure.phase or failure.device != "host":
         return True
     peak = 0 if trace is None else trace.peak or 0
@@ -124,7 +125,7 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
 
 
 def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterator[str]:
-    """Yield advice that makes training steps smaller, or advice that applies instead."""
+    """Yield advice on making training steps smaller. If that would not help, yield other advice instead."""
     failure, trace = moments.failure, moments.trace
     if instead := _besides_activations(moments, predicted):
         yield instead
@@ -141,7 +142,10 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice if a smaller training step would not help, or if too little is known of such steps."""
+    """Return advice to give instead of advice on smaller training steps; ``None``: smaller steps would help.
+
+    There is such advice if smaller steps would not help, or if too little is known about the steps.
+    """
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)
@@ -181,7 +185,7 @@ def _before_any_step(failure: OutOfMemory) -> str:
 
 
 def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
-    """Return a sentence if tensors were a small part of the process's memory."""
+    """Return a sentence if tensors were a small part of the process's memory; else ``None``."""
     sample = moments.last_sample
     held = None if sample is None else sample.tree_pss
     if trace is None or held is None or (trace.peak or 0) >= _SMALL * held:
@@ -202,7 +206,7 @@ def _held(moments: LastMoments) -> int:
 
 
 def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
-    """Return True if even the state of Adam would be a negligible part of the memory in use."""
+    """Return True if the optimizer's state is negligible beside the memory in use, even with Adam."""
     if trace is None or (failure.requested or 0) >= WORTH * held:
         return False
     state, parameters = (
@@ -227,7 +231,7 @@ def _of_a_larger_step(
     """Yield advice on a failing step that was far larger than the traced one.
 
     Parameters and optimizer state are the same in every step, so only memory that depends on the input can
-    have grown. The traced step's numbers and shares do not apply to it.
+    have grown. The traced step's numbers and shares do not apply to the failing step.
     """
     where = {"forward": "forward pass", "backward": "backward pass"}.get(
         failure.phase or "", "forward or backward pass"
@@ -254,7 +258,7 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return a sentence if the traced step was not the largest, because its savings then predict nothing."""
+    """Return a sentence if the traced step was not the largest step, so that no saving is predicted."""
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)

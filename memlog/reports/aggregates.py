@@ -1,4 +1,4 @@
-"""Aggregate a stream of events in bounded memory."""
+"""Aggregate metrics and peaks of memory from a stream of events, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from memlog.reports.schema import MetricSummary, Peak
 from memlog.sink import Axis
 
 MAX_NAMES = 10_000
-"""Maximum number of names in a table, because a journal is untrusted."""
+"""Maximum number of names in a table, because a journal is untrusted. Further names are left out."""
 
 HOST: Final = "host.rss"
 TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""Endings after a device's name."""
+"""`ALLOCATED` and `RESERVED` are endings after a device's name."""
 
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
 """Rank of a reading's source. Of equal readings the one with the highest rank is kept."""
@@ -83,7 +83,7 @@ class _Series:
         self._last = self._min = self._max = value
 
     def take(self, value: float, index: int, time_us: int) -> None:
-        # Several processes may publish a metric, and their journals are read one after the other.
+        # Several processes can publish the same metric, and their journals are read one after the other.
         if (index, time_us) >= self._latest:
             self._latest = (index, time_us)
             self._last = value
@@ -112,7 +112,7 @@ class PeakFold:
     ``<device>.allocated`` or ``<device>.reserved``.
 
     Attributes:
-        omitted: Number of readings of kinds beyond `MAX_NAMES`.
+        omitted: Number of readings of kinds beyond the first `MAX_NAMES`.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class PeakFold:
         self._peaks = {HOST: _UNKNOWN, TREE: _UNKNOWN}
 
     def expect(self, device: str) -> None:
-        """Add a device that is in use: kinds without a reading are then unknown instead of missing."""
+        """Add a device's two kinds of memory. If no reading follows, they are unknown instead of missing."""
         for kind in (device + ALLOCATED, device + RESERVED):
             if len(self._peaks) < MAX_NAMES:
                 self._peaks.setdefault(kind, _UNKNOWN)
@@ -171,7 +171,7 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Keep the larger value; of equal values the one with the best source, and of those the first."""
+        """Keep the largest value. Of equal values, keep the one with the best source, or else the first."""
         if size is None:
             return
         peak = self._peaks.get(kind)

@@ -28,13 +28,13 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One figure of all runs, in their order."""
+    """Values of one figure in all runs, in the order of the runs."""
 
     unit: Unit
     values: tuple[float | None, ...]
     changes_percent: tuple[float | None, ...]
-    """Changes against the first run. ``None`` for the first run itself, and if a value is unknown or the
-    first run's value is 0."""
+    """Changes against the first run, in percent. ``None`` for the first run itself, and if a value is unknown
+    or the first run's value is 0."""
 
 
 class Verdict(msgspec.Struct, frozen=True):

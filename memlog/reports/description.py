@@ -18,10 +18,10 @@ from memlog.reports.verdict import beyond
 from memlog.reports.worst_step import read_worst_step
 
 _SHOWN = 4
-"""Maximum number of categories that are named, and of layers."""
+"""Maximum number of categories, and of layers, in a row of the table."""
 _MOST_PEAKS = 10
 _MAX_TEXT = 300
-"""Most characters of a row's text: names come from the user's program."""
+"""Maximum characters of a table cell. Names come from the user's program and can be long."""
 
 
 def description(run: RunDirectory, backend: str, stored: str | None = None) -> str:
@@ -90,7 +90,7 @@ def _peaks(summary: Summary) -> Iterator[tuple[str, str]]:
     known = [
         (kind, peak)
         for kind, peak in summary.peaks.items()
-        # The tree's level counts shared pages once, so without child processes it is below the process's.
+        # Without child processes, the tree's size (PSS) is below the process's (RSS) and adds no information.
         if peak.bytes is not None and not (kind == TREE and peak.bytes <= host)
     ]
     for kind, peak in known[:_MOST_PEAKS]:

@@ -35,8 +35,8 @@ ANY_DEVICE = "device"
 _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
-"""``traced``: the worst traced step's peak. ``derived``: that step was the first, and the peak of a later
-step was derived, as in ``memlog advise``."""
+"""``traced``: the worst traced step's peak. ``derived``: that step was the run's first, and the figure is the
+peak that it would have later in the run, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
@@ -47,20 +47,20 @@ class RunFigures(msgspec.Struct):
     status: RunStatus
     steps: int
     figures: dict[str, float | None]
-    """``host.rss``, ``device.peak``, ``cuda0.peak``, ``trace.peak``, ``step.time`` and the like."""
+    """Figures by name, such as ``host.rss``, ``device.peak``, ``cuda0.peak``, ``step.time``."""
     categories: dict[str, int]
     """Bytes in use at the peak of the worst traced step, by category."""
     layers: dict[str, int]
-    """Bytes of the largest layers at that peak, by path; other layers are unknown."""
+    """Bytes of the largest layers at the worst traced step's peak, by path; other layers are unknown."""
     traced_peak: int | None
-    """Peak of the worst traced step; ``trace.peak`` may differ if that step was the first."""
+    """Peak of the worst traced step, in bytes. ``trace.peak`` can differ if that step was the run's first."""
     trace_peak_from: PeakOrigin | None
-    """Source of ``trace.peak``; ``None`` if that is unknown."""
+    """Source of ``trace.peak``; ``None`` if ``trace.peak`` is unknown."""
 
 
 def run_figures(run: RunDirectory) -> RunFigures:
     """Read a run's journal and return its figures."""
-    # Before reading: the journal of a run that ends meanwhile then has its end event.
+    # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
     fold = _Fold()
     for file in run.files():
@@ -87,10 +87,11 @@ def run_figures(run: RunDirectory) -> RunFigures:
 
 
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
-    """Return the worst traced step's peak and its source.
+    """Return the value of ``trace.peak``, in bytes, and its source.
 
-    The first step allocates the optimizer's state only at its end, so its peak would be the same with any
-    optimizer. So the peak that a later step would have is derived and returned instead.
+    The value is the worst traced step's peak. If that step is the run's first, the value is the peak that the
+    step would have later in the run. The first step allocates the optimizer's state only at its end, so its
+    own peak is the same with any optimizer.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -104,7 +105,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
 
 def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
-    """Return the peak that the worst traced step would have later in the run; ``None`` if unknown."""
+    """Return the bytes that the worst traced step would need later in the run; ``None``: unknown."""
     try:
         event, trace = read_worst_step(run)
     except (TraceNotFoundError, OSError):
@@ -160,7 +161,7 @@ class _Fold:
         self._first_step = step if self._first_step is None else min(step, self._first_step)
 
     def is_first(self, trace: Trace) -> bool:
-        """Return True unless the trace is known to be of a later step than the run's first one."""
+        """Return False only if the traced step is known to come after the run's first step."""
         return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -174,7 +175,10 @@ class _Fold:
                     self._levels[name] = value
 
     def figures(self) -> dict[str, float | None]:
-        """Return the figures by name; unknown ones of the host, of devices and of times are ``None``."""
+        """Return the figures by name; ``None`` if unknown.
+
+        Unknown figures of the control group or of a single device are left out.
+        """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():
             named = kind if kind in (HOST, TREE, CGROUP) else _device_kind(kind)
@@ -194,12 +198,12 @@ class _Fold:
 
 
 def _device_kind(kind: str) -> str:
-    """Return the figure for a kind of memory in `PeakFold`: ``cuda0.peak`` for ``cuda0.allocated``."""
+    """Return the figure's name for a kind of memory in `PeakFold`: ``cuda0.peak`` for ``cuda0.allocated``."""
     return kind.removesuffix(ALLOCATED) + ".peak" if kind.endswith(ALLOCATED) else kind
 
 
 class _Times:
-    """Times from one step to the next. If there are too many, only every second, fourth, … is kept."""
+    """Times from one step or evaluation to the next. Of many times, only every second, fourth, … is kept."""
 
     def __init__(self) -> None:
         self._kept: list[float] = []
@@ -208,7 +212,7 @@ class _Times:
         self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin with the events of another process; no time is measured from an earlier event."""
+        """Begin with another process's events. No time is measured from an event of the process before."""
         self._before = None
 
     def take(self, time_us: int, number: int) -> None:

@@ -41,31 +41,31 @@ class LastMoments(msgspec.Struct):
     """Command line that shows the run's flame graph."""
     end: End | None = None
     failure: OutOfMemory | None = None
-    """The newest allocation that failed, if no step followed."""
+    """The newest failed allocation; ``None`` if a step was completed after it."""
     survived: int = 0
     """Number of failed allocations after which training went on."""
     first: Batch | None = None
     steps: list[Batch] = []
-    """The last `_STEPS`, oldest first."""
+    """The last steps, at most `_STEPS`, oldest first."""
     samples: list[Sample] = []
-    """The last `_SAMPLES`."""
+    """The last samples of the helper process, at most `_SAMPLES`, oldest first."""
     trace: Trace | None = None
     files: list[str] = []
-    """Names of the flame graph and the allocator's snapshot, if there are any."""
+    """Names of the files with the flame graph and the allocator's snapshot, as far as they exist."""
     findings: list[Finding] = []
     """Findings during the run, oldest first; at most `_FINDINGS`."""
     largest: StepInputs | None = None
-    """Inputs of the newest step whose peak was clearly higher than before."""
+    """Inputs of the newest step known to have raised the peak."""
     traced: Batch | None = None
-    """The newest traced step, if it ended."""
+    """Memory at the end of the newest traced step; ``None``: unknown."""
     traced_steps: list[int] = []
     """Numbers of the newest traced steps, at most `_STEPS`."""
     exit: Exit | None = None
-    """How the process ended, as the helper process saw it; ``None``: unknown."""
+    """End of the process, as the helper process saw it; ``None``: unknown."""
     place: Place | None = None
     """Place among the ranks that train together; ``None``: the run trained alone."""
     failed_with: Failure | None = None
-    """How the training of all ranks ended badly; ``None``: unknown. Only rank 0's helper process knows it."""
+    """Bad end of the training of all ranks. Only rank 0's helper process knows it; otherwise ``None``."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 
@@ -76,12 +76,12 @@ class LastMoments(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """The last sample of the helper process in which the trainer's process existed."""
+        """Last sample in which the helper process found the trainer's process; ``None``: there was none."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 
 def last_moments(run: RunDirectory) -> LastMoments:
-    """Read a run's journal."""
+    """Return a run's last steps and the events that explain its end, read from its journal."""
     moments = LastMoments(run.command("open"))
     registration = registration_of(run)
     moments.place = None if registration is None else registration.place

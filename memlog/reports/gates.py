@@ -5,7 +5,7 @@
     FIGURE COMPARISON CHANGE
 
     FIGURE      host.rss  host.tree  host.cgroup  trace.peak  step.time  evaluation.time
-                device.peak  device.allocated  device.reserved  device.fragmentation   (of the highest device)
+                device.peak  device.allocated  device.reserved  device.fragmentation  (maximum of all devices)
                 cuda0.peak …                                                    (of one device)
     COMPARISON  >  >=  <  <=
     CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation only), against the first run
@@ -52,7 +52,7 @@ class Gate(msgspec.Struct, frozen=True):
     figure: str
     comparison: Comparison
     amount: float
-    """The change to compare with: in the figure's unit, or if ``share`` as a fraction of the first figure."""
+    """Change to compare with, in the figure's unit. If ``share``: a fraction of the first run's figure."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
@@ -81,8 +81,8 @@ def parse_gate(text: str) -> Gate:
     """Parse a gate.
 
     Raises:
-        ConfigurationError: The text is no gate. The message has three lines: the remedy, the gate, and a
-            caret under the error.
+        ConfigurationError: The text is not a valid gate. The message has three lines: the remedy, the gate,
+            and a caret under the error.
     """
     return _Parser(text, "a gate").gate()
 

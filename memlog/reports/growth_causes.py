@@ -17,22 +17,22 @@ from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_n
 _LEAST_STEPS = 20
 """Minimum number of steps: over fewer, growth is too common to mean anything."""
 _MATTERS = 0.1
-"""Minimum growth, as a share of the level before, that is reported."""
+"""Minimum growth that is reported, as a share of the memory in use before the growth."""
 _MOST = 0.5
-"""Share of the growth above which a cause explains it."""
+"""Share of the growth. A cause of at least this share explains the growth."""
 _SOME = 0.25
-"""Share of the growth above which unused memory makes the cause uncertain."""
+"""Share of the growth. If more of the growth is unused memory at the end, the cause is uncertain."""
 _FULL = 0.02
 """Share of a limit; if less is free, the limit counts as reached."""
 _SMALL_REQUEST = 0.1
-"""Share of the growth below which the failed request is not the cause."""
+"""Share of the growth. A smaller failed request is not the cause of the failure."""
 
 
 class Growth(NamedTuple):
     """Growth of the memory that ran out."""
 
     of: str
-    """Name of that memory, to begin a sentence."""
+    """Name of the memory that ran out, to begin a sentence."""
     steps: int
     size: int
     """Bytes of growth."""
@@ -45,7 +45,7 @@ class Growth(NamedTuple):
     idle: int
     """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
-    """Growth since the run's first step, in bytes. ``idle`` is compared with it, because blocks may have
+    """Growth since the run's first step, in bytes. ``idle`` is compared with this growth, because blocks can
     become unused in any step."""
     lasting: bool
     """True if the memory grew throughout."""
@@ -62,7 +62,7 @@ class Growth(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if most of the growth since the first step is unused."""
+        """True if most of the growth since the first step is memory that nothing uses."""
         return self.idle >= _MOST * self.whole
 
     @property
@@ -73,7 +73,7 @@ class Growth(NamedTuple):
 
 
 class GrowthCauses:
-    """Causes of the growth before a bad end; each is worked out once.
+    """Causes of the growth before a bad end.
 
     Args:
         moments: The run's last steps and its end.
@@ -110,8 +110,8 @@ class GrowthCauses:
     def failed_by_chance(self) -> bool:
         """True if the failed request was small compared with the growth before.
 
-        Then the place of the request is chance, not the cause. Python's `MemoryError` does not give the
-        requested size. Such a request counts as small if nearly nothing was free.
+        The place of such a request is chance, not the cause. If the size of the request is unknown, as with
+        Python's `MemoryError`, the request counts as small if nearly nothing was free.
         """
         failure = self._moments.failure
         if failure is None or not self._unexplained:
@@ -121,7 +121,7 @@ class GrowthCauses:
         return failure.requested < _SMALL_REQUEST * self._unexplained
 
     def why_the_place_is_chance(self) -> Iterator[str]:
-        """Yield a line on the place of the failure, if this place is chance."""
+        """Yield one line on the place of the failure, if `failed_by_chance`; otherwise nothing."""
         failure = self._moments.failure
         if failure is None or not self.failed_by_chance:
             return
@@ -211,7 +211,11 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return growth over too few steps to find its cause, if it is most of the growth until the end."""
+    """Return growth over fewer than `_LEAST_STEPS` steps.
+
+    Returns:
+        The growth; ``None`` if it is too small, or is not most of the growth until the end.
+    """
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None
@@ -286,7 +290,10 @@ def _is_full(failure: OutOfMemory | None) -> bool:
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """Return the levels before a plateau at the limit, where C code continues after failed allocations."""
+    """Return the levels without a plateau at the limit.
+
+    Levels have such a plateau if C code continues after failed allocations.
+    """
     top = series[-1] - _FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]

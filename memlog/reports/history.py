@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 _MOST = 240
-"""Most intervals. If there are more, every two neighbours are joined."""
+"""Maximum number of intervals. Beyond it, every two neighbours are joined."""
 _SHOWN = 120
-"""Most values that are returned."""
+"""Maximum number of values that `History.values` returns."""
 
 
 class History:
@@ -37,7 +37,7 @@ class History:
 
 
 def highest_of(values: list[int], count: int) -> list[int]:
-    """Return the highest value of each of ``count`` equal parts, or all values if they are fewer."""
+    """Return the highest value of each of ``count`` equal parts; all values if there are fewer."""
     if len(values) <= count:
         return list(values)
     edges = [round(at * len(values) / count) for at in range(count + 1)]

@@ -11,7 +11,7 @@ _MAX_DEVICES = 64
 
 
 class LabelFold:
-    """Counts, last and largest values by label.
+    """Number of blocks and points, and their last and largest values, by label.
 
     Attributes:
         omitted_scopes: Number of blocks whose labels are beyond the first `MAX_LABELS`.

@@ -1,8 +1,8 @@
 """Find steps that became larger before a bad end, or a sudden jump after the last step.
 
-The test for growing steps counts records: steps that peaked higher than every step before. If steps come in
-random order, such as batches of random length, the k-th is a record with probability 1/k, independently
-(Foster and Stuart 1954). If steps grow, nearly each is a record.
+The test for growing steps counts records. A record is a step that peaked higher than every step before. If
+steps come in random order, as with batches of random length, step number k is a record with probability 1/k,
+independently of the others (Foster and Stuart 1954). If steps grow, nearly every step is a record.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from memlog.reports.final_state import LastMoments
 from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
 
 _FEWEST = 6
-"""Minimum number of steps. A rise in all of fewer steps may be chance."""
+"""Minimum number of steps. Over fewer steps, even a rise in every step can be chance."""
 _SIGMAS = 3
-"""The number of records is not chance if it is this many standard deviations above the mean."""
+"""Number of standard deviations above the mean. A number of records above that is not chance."""
 _MATTERS = 0.1
-"""Minimum growth, as a share of the memory in use, that is reported."""
+"""Minimum growth that is reported, as a share of the memory in use."""
 _MOST = 0.5
-"""Share of the rise in peaks above which larger steps explain it."""
+"""Share of the rise in peaks. Larger steps explain the rise if they make up at least this share."""
 _FAR = 2
-"""Multiple of the most that an earlier step needed. A larger jump is sudden."""
+"""Multiple of the most memory that an earlier step needed. A larger jump counts as sudden."""
 
 
 class Rise(NamedTuple):
-    """Steps that allocated, and freed again, more and more memory."""
+    """Growth of the memory that a step allocates and frees again."""
 
     records: int
     """Number of steps that peaked higher than every step before."""
@@ -41,7 +41,7 @@ class Rise(NamedTuple):
 
 
 class Sudden(NamedTuple):
-    """Memory that was allocated after the last step, far more than any earlier step needed."""
+    """Jump of memory after the last complete step, far above the need of any earlier step."""
 
     step: int
     """Number of the last complete step."""
@@ -76,7 +76,7 @@ def sudden(moments: LastMoments) -> Sudden | None:
     if not series or highest is None or any(each.mark is None for each in series):
         return None
     took = highest - series[-1].level
-    # In a step in which the mark did not rise, it is an upper bound of the step's peak.
+    # `mark` is an upper bound of the step's peak, so `needed` is an upper bound, too.
     needed = max((each.mark or 0) - each.level for each in series)
     if took <= max(_FAR * needed, _MATTERS * series[-1].level):
         return None
@@ -107,7 +107,12 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if steps in random order would have far fewer records."""
+    """Return True if steps in random order would far less often peak higher than every step before.
+
+    Args:
+        records: Number of steps that peaked higher than every step before.
+        steps: Number of all steps.
+    """
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

@@ -7,39 +7,40 @@ from statistics import median_low
 from memlog.events import Batch
 
 _MOST = 512
-"""Most intervals of a series. If there are more, every two neighbours are joined."""
+"""Maximum number of intervals of a series. Beyond it, every two neighbours are joined."""
 _TOLERANCE = 0.02
-"""Share of the last level by which a steady level may vary."""
+"""Maximum difference between a steady level and the last level, as a share of the last level."""
 _LEAST_TOLERANCE = 8 * 1024**2
-"""Bytes by which any steady level may vary: allocators and the interpreter take and return pages."""
+"""Bytes by which a steady level can always differ from the last level, because allocators and the interpreter
+take and return pages."""
 _DRIFT = 1024**2
-"""Bytes. If each third of the levels is higher than the one before by more than this, the level rises slowly.
-A jump is no such rise."""
+"""Bytes. The level counts as slowly rising if its median rises by more than this from the first third of the
+steps to the second, and again from the second to the last. One jump does not raise it twice."""
 LEAST_STEPS = 10
-"""Fewest steps over which a level is called steady."""
+"""Minimum number of steps over which a level can count as steady."""
 _LEAST_PART = 4
-"""Divisor of the run's steps: a level is steady only over this part of the run or more, because growth may
-pause."""
+"""Divisor. A level counts as steady only over at least the run's number of steps / this divisor, because
+growth can pause for a while."""
 HOST = "host"
 
 
 class LevelFold:
-    """Lowest memory in use after the steps of each interval, for the process and for each device.
+    """Lowest memory in use after a step, in each interval of steps: of the process and of each device.
 
-    The lowest level of an interval counts, because garbage and caches come and go.
+    The lowest level of an interval counts, because garbage and caches raise the level only for a while.
     """
 
     def __init__(self) -> None:
         self._series: dict[str, _Levels] = {}
 
     def take(self, event: Batch) -> None:
-        """Add the levels after one step."""
+        """Add the memory in use after one step."""
         self._add(HOST, event.step, event.rss)
         for device in event.devices:
             self._add(device.name, event.step, device.allocated)
 
     def steady_since(self, name: str) -> int | None:
-        """Return the step since which a level is steady; ``None`` if the level is not, or has too few steps.
+        """Return the step since which a level is steady; ``None`` if it is not steady or has too few steps.
 
         Args:
             name: `HOST`, or a device's name.
@@ -49,7 +50,7 @@ class LevelFold:
 
     @property
     def devices(self) -> list[str]:
-        """Names of the devices whose memory was in use."""
+        """Names of the devices whose memory was read."""
         return [name for name in self._series if name != HOST]
 
     def _add(self, name: str, step: int, level: int | None) -> None:

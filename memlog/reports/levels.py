@@ -1,4 +1,4 @@
-"""Bytes in use after each step, and each step's peak, of the memory that ran out."""
+"""Memory in use after each step, and each step's peak, on the device (or host) that ran out of memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Reading(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The memory in use after a step, in bytes."""
+    """Memory in use after a step, and bounds of the step's peak, in bytes."""
 
     step: int
     level: int
     own: int | None
     """Bytes by which the step's peak was above ``level``; ``None``: unknown."""
     mark: int | None
-    """Highest bytes in use since the process began, until this step's end; ``None``: unknown."""
+    """Upper bound of the step's peak: the peak counter at the step's end, in bytes; ``None``: unknown."""
 
     @property
     def most(self) -> int:
@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
 
 def levels(moments: LastMoments) -> list[Level]:
-    """Return the levels after the last steps, of the process or of the device that failed."""
+    """Return the levels after the last steps: of the device that failed, or else of the process."""
     device = "host" if moments.failure is None else moments.failure.device
     readings = ((step.step, reading(step, device)) for step in moments.steps)
     return [_level(step, found) for step, found in readings if found is not None]
@@ -51,7 +51,7 @@ def reading(step: Batch, device: str) -> Reading | None:
 
 
 def are_all(series: Sequence[Level]) -> bool:
-    """Return False if steps between the first and the last are missing, as with ``every`` above 1."""
+    """Return False if steps between the first and the last are missing. ``every`` above 1 omits steps."""
     return series[-1].step - series[0].step < len(series)
 
 
@@ -63,8 +63,8 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
         last: The last complete step.
 
     Returns:
-        Bytes in use; ``None`` if unknown. On the host, the kernel records one peak for the whole process.
-        That is the failing step's peak only if it rose after the last complete step.
+        Bytes in use; ``None`` if unknown. On the host, the kernel counts one peak since the process began.
+        The failing step's peak is known only if that counter rose after the last complete step.
     """
     if failure is None or failure.worker is not None:
         return None

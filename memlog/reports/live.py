@@ -1,4 +1,4 @@
-"""State of a run while it goes on. Each part of its journal is read once."""
+"""State of a run while the run goes on. Each part of the run's journal is read only once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from memlog.reports.summary import alert_facts, finding_facts, iso_time
 
 SCHEMA = 1
 ALERTS_SHOWN = 5
-"""Most alerts that the document lists, the newest last."""
+"""Maximum number of alerts that the document lists, the newest last."""
 _RATE_OVER_US = 10_000_000
-"""Microseconds over which the number of steps per second is measured."""
+"""Maximum time, in microseconds, over which the number of steps per second is measured."""
 _RATE_STEPS = 1_000
-"""Most steps over which the number of steps per second is measured."""
+"""Maximum number of steps over which the number of steps per second is measured."""
 
 
 class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: PeakSource | None
     peak_step: int | None
     limit_bytes: int | None
-    """Bytes that the process and its children may use, or the device's capacity."""
+    """Limit on the process with its child processes, or the device's capacity."""
     history_bytes: list[int]
-    """At most 120 values from the first step to the last. Each is the highest of neighbouring steps."""
+    """At most 120 values, from the first step to the last. Each is the highest of some successive steps."""
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     step: int | None
     memory: LiveMemory | None
-    """Memory of its accelerator, or of its process if it has none."""
+    """Memory of the rank's accelerator, or of its process if the rank has no accelerator."""
     alerts: int
 
 
@@ -67,7 +67,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     directory: str
     names: list[str]
-    """Name passed to ``init``, and names and ids of the trackers' runs."""
+    """Name passed to ``init``, followed by names and ids of the trackers' runs."""
     status: RunStatus
     step: int | None
     """Last step; ``None``: there was none."""
@@ -76,7 +76,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     steps_per_s: float | None
     elapsed_s: float | None
-    """Seconds from the run's begin to its newest event."""
+    """Seconds from the run's start to its newest event."""
     newest_event: str | None
     """Time of the newest event, in ISO 8601."""
     memory: list[LiveMemory]
@@ -84,10 +84,10 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """The most important finding with its growth and forecast, or a sentence that nothing grew."""
     findings: list[FindingFacts]
     alerts: list[AlertFacts]
-    """The newest `ALERTS_SHOWN`, the newest last."""
+    """The newest alerts, at most `ALERTS_SHOWN`, the newest last."""
     alerts_total: int
     ranks: list[LiveRank]
-    """All ranks of a distributed training, this run's too; empty if the run trains alone."""
+    """All ranks of a distributed training, including this run's rank; empty if the run trains alone."""
     dropped: int
     faults: int
 
@@ -118,7 +118,7 @@ class LiveRun:
         Raises:
             OSError: The run's folder can't be read.
         """
-        # Before reading: the journal of a run that ends meanwhile then has its end event.
+        # Checked before reading: if the run ends in between, the journal has its end event when it is read.
         self._alive = self.run.is_alive()
         for file in self.run.files():
             for entry in file.read(self._positions.get(file.process, START)):
@@ -127,7 +127,7 @@ class LiveRun:
 
     @property
     def status(self) -> RunStatus:
-        """Status of the run as last read; ``killed`` if its process is gone without an end event."""
+        """Status of the run at the last `update`; ``killed`` if its process ended without an end event."""
         if self._totals.end is not None:
             return self._totals.end.status
         return "running" if self._alive else "killed"
@@ -168,7 +168,7 @@ class LiveRun:
             self._histories.setdefault(name, History()).add(size)
 
     def state(self, ranks: list[LiveRank] | None = None) -> LiveState:
-        """Return the state as it was read last.
+        """Return the run's state as the last `update` read it.
 
         Args:
             ranks: Rows of all ranks of the training; ``None``: the run trains alone.

@@ -10,11 +10,11 @@ from memlog.reports import page
 from memlog.trace.records import RecordedTrace
 
 _HEIGHT = 640
-"""Pixels of the frame."""
+"""Height of the frame, in pixels."""
 
 
 def run_html(directory: Path) -> str:
-    """Return the report of a run, which may still be running, in a frame."""
+    """Return the report of a run in a frame. The run can still be running."""
     run = RunDirectory(directory)
     return _framed(page.html(run), f"memlog: run {run.id}")
 

@@ -16,15 +16,15 @@ Writer: TypeAlias = Literal["helper", "sync"]
 Level: TypeAlias = Literal["certain", "likely", "possible", "none"]
 
 _NEAR = 0.9
-"""Share of a limit above which the limit counts as nearly reached."""
+"""Share of the container's limit above which the limit counts as nearly reached."""
 FULL_SHARED_MEMORY = "Bus error"
 """Signal that ends a worker if shared memory has no room for a batch."""
 _SPARE = 0.05
-"""Share of the memory that the run holds or that is free. If less is free, memory counts as nearly full."""
+"""Available memory / (available memory + the run's memory). Below this, memory counts as nearly full."""
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """Observations from outside of a trainer that ended without an end event."""
+    """Observations of another process on a trainer that ended without an end event."""
 
     writer: Writer
     oom_kills: int | None = None
@@ -33,7 +33,7 @@ class Witness(msgspec.Struct, frozen=True):
 
 
 class Suspicion(NamedTuple):
-    """Probability that memory is the cause, in one of four levels, and the evidence."""
+    """Probability that lack of memory ended the run, in one of four levels, and the evidence."""
 
     level: Level
     why: str = ""
@@ -45,7 +45,7 @@ class Suspicion(NamedTuple):
 
 
 def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
-    """Judge a run's end by its journal and by the witness."""
+    """Judge whether lack of memory ended a run, by its journal and by the observations of another process."""
     failure = moments.failure
     if failure is not None and failure.signal is None:
         return Suspicion("certain")

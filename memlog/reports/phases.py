@@ -1,4 +1,4 @@
-"""Aggregate the phases of the program by label, and find the one that made the peak."""
+"""Aggregate the phases of the program by label, and find the phase that made the run's peak."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class PhaseFold:
                 self._makers[name] = _Maker(event.label, size, len(event.within))
 
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
-        """Return the phases by label, in the order of their first end, but each before the phases within it.
+        """Return the phases by label, each before the phases nested in it.
+
+        Labels within the same phase are in the order in which a phase of the label first ended.
 
         Args:
             peaks: The run's peaks.
@@ -113,7 +115,7 @@ class _Phases:
 
 
 def known_peak(peak: PhasePeak) -> str:
-    """Return the highest peak of a label's phases as text, or a lower bound of it."""
+    """Return the highest peak of a label's phases as text; a lower bound if the exact peak is unknown."""
     size = format_bytes(peak.at_least_bytes)
     return size if peak.exact_bytes == peak.at_least_bytes else f"at least {size}"
 

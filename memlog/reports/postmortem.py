@@ -1,6 +1,6 @@
 """Write the post-mortem report: failed request, free memory, memory by category and layer, advice.
 
-A pure function of the journal, the worst traced step, and the observations of the process that writes it.
+The report depends only on the journal, the worst traced step, and observations of the process that writes it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Report(msgspec.Struct, frozen=True):
     """Report on a run's end."""
 
     title: str
-    """One line, for an alert."""
+    """Title in one line, also for an alert."""
     text: str
-    """Markdown."""
+    """The report in Markdown."""
 
 
 def report(
@@ -51,9 +51,9 @@ def report(
 
     Args:
         moments: The run's last steps and its end, from its journal.
-        witness: Observations from outside of the process.
-        predicted: Predicted savings in its worst traced step; ``None``: unknown.
-        diagnostics: Counts parts that fail; the other parts are still written.
+        witness: Observations of another process.
+        predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
+        diagnostics: Counts errors in writing a part. The other parts are still written.
     """
     diagnostics = diagnostics or Diagnostics()
     suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
@@ -84,7 +84,7 @@ def report(
 
 
 def _part(heading: str, write: Callable[[], Iterable[str]], diagnostics: Diagnostics) -> list[str]:
-    """Return a part of the report; if writing it fails, a sentence instead."""
+    """Return a part of the report. If writing the part fails, return a sentence that says so."""
     written = ["memlog failed to write this part; its log has the error."]
     with diagnostics.contained(f"writing the report's part {heading or 'on the cause'!r}"):
         written = list(write())
@@ -208,7 +208,7 @@ def _holders(moments: LastMoments) -> Iterator[str]:
 
 
 def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    """Yield sentences on the newest traced step, for a run in which nothing points to memory as the cause."""
+    """Yield sentences on the newest traced step, for a run whose end this step does not explain."""
     trace = moments.trace
     if trace is not None:
         yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")

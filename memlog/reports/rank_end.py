@@ -1,4 +1,4 @@
-"""Sentences of a post-mortem about a run that is one of several ranks' runs."""
+"""Sentences of a post-mortem about the ranks: which rank this run is, and how the other ranks ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memlog.reports.final_state import LastMoments
 
 
 def title_of_rank(moments: LastMoments, title: str) -> str:
-    """Return a title that names this rank, and the rank that ended first if another one did."""
+    """Return a title that names this rank. If another rank ended first, the title names that rank, too."""
     place = moments.place
     if place is None:
         return title
@@ -20,7 +20,7 @@ def title_of_rank(moments: LastMoments, title: str) -> str:
 
 
 def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
-    """Yield how the process ended, and its relation to the end of the other ranks."""
+    """Yield sentences on the end of this process and of the other ranks."""
     place, end = moments.place, moments.exit
     if place is None:
         return
@@ -39,7 +39,7 @@ def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
 
 
 def _ended_before(moments: LastMoments) -> RankEnd | None:
-    """Return the other rank that ended first; ``None`` if this rank did, or if the first one is unknown."""
+    """Return the end of the rank that ended first; ``None`` if that is this rank, or is unknown."""
     if moments.place is None or moments.failed_with is None:
         return None
     first = moments.failed_with.first

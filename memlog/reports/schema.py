@@ -35,14 +35,14 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     begun: str | None
     ended: str | None
-    """``None`` if the journal has no end event."""
+    """Time of the end; ``None`` if the journal has no end event."""
     newest_event: str | None
     duration_s: float | None
     """Seconds from the beginning to the end, or to the newest event if the journal has no end event."""
     host: str | None
     pid: int | None
     backends: list[str]
-    """Trackers that were passed to ``init``; empty: those in which the user opened a run."""
+    """Trackers that were passed to ``init``. If empty, memlog uses those in which the user opened a run."""
     devices: dict[str, DeviceFacts]
     parameters: dict[str, str]
 
@@ -103,14 +103,14 @@ class FindingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Variable, line, layer or process that holds the memory."""
     since_step: int | None
     rate: float | None
-    """Bytes per step."""
+    """Growth in bytes per step."""
     forecast: Forecast | None
-    """``None``: too uncertain, or too far away to matter."""
+    """Steps between which a limit will be reached; ``None``: too uncertain, or too far away to matter."""
     evidence: list[str]
     confidence: Literal["high", "medium", "low"]
     remedy: str | None
     step: int | None
-    """Step after which it was found."""
+    """Step after which memlog found the cause."""
 
 
 class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     path: str
-    """Relative to the run's folder."""
+    """Path relative to the run's folder."""
     size_bytes: int
 
 
@@ -132,9 +132,9 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the step with the highest peak; ``None``: that step did not end, or no peak is known."""
     worst_peak_bytes: int | None
     worst_exact: bool | None
-    """True if that peak is exact, of a whole training iteration."""
+    """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
     cost_ms: float | None
-    """Milliseconds that traced steps took longer than others, without ``set_up_ms``; ``None``: unknown."""
+    """Milliseconds that traced steps took more than others, ``set_up_ms`` excluded. ``None``: unknown."""
     set_up_ms: float | None
     """Milliseconds that the first two traced steps took to set up tracing; ``None``: unknown."""
 
@@ -149,7 +149,10 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest step known to have raised the peak by 5 % or more, or the last one that raised it."""
+    """Newest step known to have raised the run's peak by 5 % or more.
+
+    After the end of the run, it is the newest step known to have raised the peak at all.
+    """
 
     step: int
     device: str
@@ -157,11 +160,12 @@ class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     inputs: list[InputFacts]
     like_step: int | None
-    """Earlier step with inputs of the same shapes and a lower peak: the inputs do not explain the peak."""
+    """Earlier step with inputs of the same shapes and a lower peak. If such a step is known, the inputs do
+    not explain the peak."""
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
-    """The last and the largest of several sizes, or of several changes."""
+    """Last and largest of several sizes or changes of memory."""
 
     last_bytes: int | None
     largest_bytes: int | None
@@ -172,7 +176,7 @@ class ScopeDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     allocated_change: Levels
     peak_bytes: int | None
-    """The highest level in any of the blocks."""
+    """Highest number of bytes in use in any of the blocks."""
     peak_source: PeakSource | None
 
 
@@ -201,13 +205,13 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of the process's resident set, or of a device's allocated bytes, in the phases of one label."""
 
     exact_bytes: int | None
-    """The highest exactly known peak of the phases; ``None``: no peak counter rose in any of them."""
+    """Highest peak of the phases that is exactly known; ``None``: the peak counter rose in no phase."""
     exact_step: int | None
-    """Last completed step when that phase ended."""
+    """Last completed step when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
-    """Lower bound of the phases' highest peak: ``exact_bytes`` or, if more, the most bytes that were read."""
+    """Lower bound of the phases' highest peak: the larger of ``exact_bytes`` and the highest reading."""
     made_the_peak: bool
-    """True if the run's peak was reached in this phase, and in no phase within it."""
+    """True if the run's peak was reached in a phase of this label, but in no phase nested in it."""
 
 
 class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,11 +225,11 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     within: list[str]
     """Labels of the phases around the last one, the outermost first."""
     peaks: dict[str, PhasePeak]
-    """By ``host`` (the resident set) or the device's name (allocated bytes)."""
+    """Peaks by ``host`` (the resident set) or the device's name (allocated bytes)."""
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A tracker's run that gets this run's points."""
+    """A tracker's run to which the points of memlog's run are sent."""
 
     id: str
     uri: str | None
@@ -233,9 +237,9 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     own: bool
     """True if memlog opened the run, False if the user did."""
     name: str | None = None
-    """The run's name in the tracker when memlog found it; ``None`` if unknown."""
+    """Name that the run had in the tracker when memlog found the run; ``None`` if unknown."""
     offset: int = 0
-    """The session's step minus the step in this run, because the run counts its own steps."""
+    """The session's step minus the step in the tracker's run, because that run counts its own steps."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,16 +257,16 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     published: int
     """Number of events that the run has published."""
     thinned: int
-    """Number of them that were removed from the journal to keep its size limit."""
+    """Number of published events that were removed from the journal to keep its size limit."""
     delivered: dict[str, Delivery]
     dropped: dict[str, int]
     faults: dict[str, int]
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
     unjudged: dict[str, str]
-    """Alert rules that could not be judged in the whole run, with the reason."""
+    """Alert rules that could not be judged at any time in the run, each with the reason."""
     journal_queued: bool | None
-    """True if writing moved to a queue because the file system was slow."""
+    """True if the journal was written through a queue because the file system was slow."""
 
     @property
     def overhead_text(self) -> str:
@@ -287,12 +291,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """The most important finding in one sentence, or a sentence that nothing grew."""
     findings: list[FindingFacts]
-    """The most important first."""
+    """Findings, the most important first."""
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     largest_step: LargestStep | None
-    """``None``: memlog saw no such step, or found no inputs among the program's variables."""
+    """``None``: no step is known to have raised the peak, or no inputs were found among the program's
+    variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]

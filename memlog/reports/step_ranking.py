@@ -1,4 +1,4 @@
-"""Compare a traced step with a run's other steps, to find one with far more memory in use."""
+"""Compare a traced step with a run's other steps, to find a step with far more memory in use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Share of the traced step's peak. A larger step held more than the traced one by at least this."""
+"""Share of the traced step's peak. A far larger step held more than the traced step by over this share."""
 _GROWN = 0.1
-"""Share of the memory in use at the traced step. A larger step held more by at least this, too."""
+"""Share of the memory in use at the traced step. A far larger step also held more by over this share."""
 _RECENT = 64
-"""Number of newest steps that are remembered, because a traced step's event is published after the step."""
+"""Number of newest steps that are remembered, because the event about a traced step comes after the step."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -31,10 +31,10 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if it was traced, too. Then something other than tensors takes the difference."""
+    """True if this step was traced, too. Then something other than tensors takes the difference."""
     inputs: str | None = None
-    """Inputs of the step with their shapes. If they are unknown: the inputs and the number of the last step
-    before it that raised the peak. ``None``: these are unknown, too."""
+    """Inputs of the step with their shapes. If unknown: inputs and number of the last earlier step that
+    raised the peak. ``None``: both are unknown."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Standing(msgspec.Struct, frozen=True):
     traced_steps: int
     """Number of traced steps."""
     held: int | None
-    """Bytes that the process (or the device's allocator) held at that step; ``None``: unknown."""
+    """Bytes in use at the worst traced step, by the process or on the device; ``None``: unknown."""
     larger: LargerStep | None
 
 
@@ -70,14 +70,14 @@ class _Failure(NamedTuple):
 
 
 class RankingFold:
-    """Levels of a run's steps, from its journal, in bounded memory."""
+    """Memory in use at a run's steps, collected from the journal in bounded memory."""
 
     def __init__(self) -> None:
         self._traced: set[int | None] = set()
         self._at: dict[int, Batch | _Failure] = {}
-        """For each traced step: the first recorded or failed step that is not before it."""
+        """By number of a traced step: that step, or the first recorded or failed step after it."""
         self._awaited: set[int] = set()
-        """Traced steps for which no such step was found so far."""
+        """Numbers of the traced steps that are not in `_at` yet."""
         self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)
         self._largest: dict[str, _Level] = {}
         self._last: Batch | None = None
@@ -124,7 +124,7 @@ class RankingFold:
             self._at[step] = found
 
     def levels(self, event: Trace, device: str) -> _Levels:
-        """Return the levels around a traced step.
+        """Return the memory in use at a traced step and at the largest step.
 
         Args:
             event: The event about the traced step.
@@ -144,16 +144,16 @@ class RankingFold:
 
 
 class _Levels(NamedTuple):
-    """Levels around one traced step."""
+    """Memory in use at one traced step and at the largest step, on one device."""
 
     traced: set[int | None]
     """Numbers of the traced steps."""
     at: _Level | None
-    """Level of the worst traced step, or of the next recorded one. A traced step without a number did not
-    end, so it is the last."""
+    """Level of the traced step; if not recorded, of the next recorded step. A traced step without a number
+    did not end: its level is that of the last recorded step. ``None``: unknown."""
     largest: _Level | None
     inputs: dict[int, str]
-    """Inputs by step, of steps whose peak was a record."""
+    """Inputs by step, of the steps that raised the peak and of the failed step."""
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
@@ -171,7 +171,7 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
 
 
 def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Do the same as `advise_on` if the journal was read already."""
+    """Predict and compare as `advise_on`, with events that were already read."""
     levels = fold.levels(event, _journal_name(trace.result.device))
     held = None if levels.at is None else levels.at.held
     advice = advise(trace, held)
@@ -199,7 +199,7 @@ def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
     if at is None or largest is None:
         return None
     needs, traced = advice.peak or 0, advice.traced_peak or 0
-    # Bytes by which a later step is larger than the first, as predicted.
+    # Bytes by which a later step is predicted to exceed the first one.
     derived = max(needs - traced, 0)
     if not _is_far(largest.held - derived, at, max(needs, traced)):
         return None
@@ -215,7 +215,11 @@ def _inputs(levels: _Levels, step: int) -> str | None:
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
-    """Return how many bytes more the failing step held than a traced one; ``None`` if unknown or small."""
+    """Return how many more bytes the failing step held than a traced step.
+
+    Returns:
+        Bytes; ``None`` if unknown, or if the failing step did not hold far more.
+    """
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
     highest = failing_peak(failure, last)
@@ -232,17 +236,23 @@ def held_more(moments: LastMoments, trace: Trace) -> int | None:
 
 
 def _is_far(held: int, at: _Level, tensors: int) -> bool:
-    """Return True if another step held far more than the tensors of a traced step explain."""
+    """Return True if another step held far more than a traced step.
+
+    Args:
+        held: Bytes in use at the other step.
+        at: Level of the traced step.
+        tensors: Peak of the traced step's tensors, in bytes.
+    """
     return held - at.most > max(_FURTHER * tensors, _GROWN * at.most)
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Return a remark if another step was larger than the one that the advice is about.
+    """Return a remark if another step was larger than the traced step.
 
     Args:
-        found: The traced step, compared with the others.
+        found: The traced step, compared with the run's other steps.
         step: Number of the traced step.
-        advice: Advice on it.
+        advice: Advice on the traced step.
 
     Returns:
         The remark; ``None`` if no larger step is known.

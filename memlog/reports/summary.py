@@ -48,20 +48,20 @@ def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
 
     Args:
         run: The run. Its journal is read once, in bounded memory.
-        remember: True to use the cached summary of a run that is over, and to write it if it is missing.
-            The listing of many runs needs this.
+        remember: True to use the cached summary of a run that is over, and to write the cache if it is
+            missing. Listing many runs would be slow without the cache.
 
     Returns:
         The document of ``memlog show --json``.
     """
-    # Before reading: the journal of a run that ends meanwhile then has its end event.
+    # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
     summary = _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive)
     return _with_states(summary, all_states(run))
 
 
 def encode(summary: Summary) -> bytes:
-    """Encode the document as JSON: the same bytes for the same run."""
+    """Encode the document as JSON. Equal documents give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(summary, order="sorted"), indent=2)
 
 
@@ -133,7 +133,7 @@ def _of_totals(
 
 
 def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState]) -> Summary:
-    """Add the saved states. A backend may have two states: an uploader's and an in-process writer's."""
+    """Add the uploaders' and the in-process writers' saved states. A backend can have one of each."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
     seen: set[str] = set()
     for state in states:
@@ -202,7 +202,7 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
 
 
 def alert_facts(event: Alert) -> AlertFacts:
-    """Return an alert as the documents show it."""
+    """Return an alert in the form that the JSON documents have."""
     return AlertFacts(
         time=iso_time(event.time_us),
         step=event.step,
@@ -217,7 +217,7 @@ def alert_facts(event: Alert) -> AlertFacts:
 
 
 def finding_facts(event: Finding) -> FindingFacts:
-    """Return a finding as the documents show it."""
+    """Return a finding in the form that the JSON documents have."""
     forecast = None
     if event.forecast is not None:
         earliest, latest = event.forecast
@@ -301,7 +301,8 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
     if not totals.health:
         return None, None
     total = sum(event.overhead_total_ms for event, _ in totals.health.values())
-    # If the trainer's last event was not written, the helper process reports the rest for the same steps.
+    # Not the sum: if the trainer's last health event could not be written, the helper process reports the
+    # missing milliseconds, for the same steps.
     steps = max(steps for _, steps in totals.health.values())
     if not total:
         return None, None  # the trainer has published no health event, or no step was timed
@@ -309,7 +310,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return an empty delivery for each tracker passed to ``init`` and each with a run of the user's."""
+    """Return an empty delivery for each tracker passed to ``init`` or in which the user opened a run."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):
@@ -354,7 +355,7 @@ def _bare(address: str | None) -> str | None:
 
 
 def iso_time(time_us: int | None) -> str | None:
-    """Format a time as ISO 8601 in UTC, in milliseconds; ``None`` also if it is out of range."""
+    """Format a Unix time in microseconds as ISO 8601 in UTC; ``None`` if unknown or out of range."""
     if time_us is None:
         return None
     with suppress(OverflowError):

@@ -17,16 +17,16 @@ _MAX_BYTES = 64 * 1024**2
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary, with the version and the journal that it was made from."""
+    """Content of the cache: a summary, and the memlog version and journal that it was made from."""
 
     version: str
     sizes: dict[str, int]
-    """Bytes of each of the journal's files. Any change of the journal changes them."""
+    """Bytes of each of the journal's files, by name. Any change of the journal changes a size."""
     summary: Summary
 
 
 class SummaryCache:
-    """The cached summary of one run, for its journal as it was when this object was made."""
+    """Cached summary of one run, valid for the journal as it was when this object was created."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -42,7 +42,7 @@ class SummaryCache:
             return None
         if kept.summary.run.directory != str(self._run.path):
             return None  # the folder was copied or moved
-        # A run on another machine counts as killed if it writes nothing for a while, and may be alive again.
+        # A run on another machine counts as killed if it writes nothing for a while. It can still be alive.
         return None if alive and kept.summary.status == "killed" else kept.summary
 
     def save(self, summary: Summary) -> None:

@@ -1,11 +1,11 @@
-"""Count a run's traced steps and find the worst, from their events only."""
+"""Count a run's traced steps and find the worst of them, from the journal's events only."""
 
 from __future__ import annotations
 
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""Factor by which a step's peak must exceed the worst step's peak, so that the step replaces it."""
+"""Factor by which a step's peak must exceed the peak of the worst step so far, to become the worst step."""
 
 
 class TraceFold:
@@ -13,8 +13,8 @@ class TraceFold:
 
     Attributes:
         steps: Number of traced steps.
-        worst: The step with the highest peak. An exact step is preferred to one that is not. A later step
-            with nearly the same peak replaces the first one, which may lack the optimizer's state.
+        worst: The step with the highest peak. A step whose peak is exact is preferred. The first traced step
+            can lack the optimizer's state, so a later step with nearly the same peak replaces it.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class TraceFold:
         self._worst_is_first = False
 
     def take(self, event: Event) -> None:
-        """Add an event; all but traces are ignored."""
+        """Add an event. Events other than traces are ignored."""
         if not isinstance(event, Trace):
             return
         self.steps += 1

@@ -1,4 +1,4 @@
-"""Verdict on a run's memory in one sentence: the most important finding, or that nothing grew."""
+"""Verdict on a run's memory: the most important finding, or a sentence that nothing grew."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ UNKNOWN_CAUSE = "growth"
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, the most important first. Of several about the same thing, keep the newest only.
+    """Return findings, the most important first. Of several of one kind and place, keep only the newest.
 
-    Growth comes before waste that does not grow, a known cause before an unknown one. Within these, the
-    nearest limit comes first, then the fastest growth.
+    Growth comes before waste that does not grow. After that, a known cause comes before an unknown one, then
+    the nearest limit first, then the fastest growth first.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)
@@ -36,7 +36,7 @@ def _importance(finding: Finding) -> tuple[bool, bool, float, float, int]:
 
 
 def sentence(finding: Finding) -> str:
-    """Return a finding with its growth and the forecast."""
+    """Return one sentence on a finding, its growth and its forecast."""
     title = finding.title.rstrip(".")
     if not finding.rate:
         return f"{title}."
@@ -63,7 +63,7 @@ def evidence_and_remedy(finding: Finding | FindingFacts) -> list[str]:
 
 
 def beyond(verdict: str, alerts: Iterable[AlertFacts]) -> list[AlertFacts]:
-    """Return alerts without those of a finding and of an unexpected end, which repeat the verdict."""
+    """Return the alerts that do not repeat the verdict: those whose title is not in the verdict."""
     return [alert for alert in alerts if alert.title not in verdict]
 
 
@@ -104,8 +104,8 @@ def verdict(
         peak: Highest memory in use, in bytes; ``None``: unknown.
         limit: Bytes that were available; ``None``: unknown.
         steps: Number of recorded steps.
-        steady_since: Step since which memory is steady; ``None``: it is not, or there were too few steps.
-        failure: How the run ran out of memory, in a few words; ``None``: it did not.
+        steady_since: Step since which memory is steady; ``None``: not steady, or too few steps.
+        failure: Phrase on a bad end of the run; ``None``: the run did not end badly.
     """
     growth = sentence(findings[0]) if findings else _no_growth(peak, limit, steps, steady_since)
     return growth if failure is None else f"{failure}. {growth}"

@@ -12,11 +12,11 @@ from memlog.reports.schema import Peak, RunStatus
 from memlog.reports.verdict import after_step, failure_title, ranked, verdict
 
 _MOST = 1_000
-"""Most findings that are kept: a journal is untrusted."""
+"""Maximum number of findings that are kept, because a journal is untrusted."""
 
 
 class VerdictFold:
-    """Findings, levels after the steps, limits, and the failure that ended the run."""
+    """Findings, memory in use after the steps, limits, and the failure that ended the run."""
 
     def __init__(self) -> None:
         self._levels = LevelFold()
@@ -49,7 +49,7 @@ class VerdictFold:
         peaks: Mapping[str, Peak],
         devices: Mapping[str, Device],
     ) -> str:
-        """Return the verdict: about the first accelerator if there is one, otherwise about the process.
+        """Return the verdict on the first accelerator's memory, or on the process's without accelerators.
 
         Args:
             status: The run's status.

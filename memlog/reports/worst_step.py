@@ -1,4 +1,4 @@
-"""Read the worst traced step with all its events, which the tracer saves in the run's folder."""
+"""Read the worst traced step with all its events from the run's folder, where the tracer saves it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
-"""Maximum bytes of a storage. No real one is as large, and sums of such sizes do not overflow."""
+"""Maximum bytes of a storage. No real storage is as large. Sums of sizes up to this bound do not overflow."""
 
 
 class WorstStep(NamedTuple):
     """A traced step."""
 
     event: Trace
-    """The event that was published about it."""
+    """The event that was published about the step."""
     trace: RecordedTrace
 
 

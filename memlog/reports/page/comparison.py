@@ -48,7 +48,12 @@ def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
 
 
 def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
-    """Return the page's sections."""
+    """Return the sections of the page that compares two runs.
+
+    Args:
+        runs: The runs.
+        missing: Reason why charts can't be zoomed; ``None``: they can.
+    """
     series = RunSeries(runs.axis, runs.charts, [], {}, [])  # type: ignore[arg-type]  # an axis
     return [
         el("div", el("h1", _headline(runs), class_="verdict"), _verdicts(runs), class_="headline"),
@@ -64,7 +69,7 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
 
 
 def _headline(runs: TwoRuns) -> str:
-    """Return one sentence on the difference of the runs, in the first figure that both have."""
+    """Return one sentence on the runs' difference in the first of `_HEADLINES` that both runs have."""
     first, second = runs.names
     for name, what in _HEADLINES.items():
         figure = runs.figures.figures.get(name)

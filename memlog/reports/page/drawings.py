@@ -14,10 +14,10 @@ _WIDTH, _HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 34, 14, 30
 _SPAN = _HEIGHT - _TOP - _BOTTOM
 _MOST = 480
-"""Most points of a drawn line."""
+"""Maximum number of points of a drawn line."""
 _MOST_BARS = 40
 _LABELS = 5
-"""Most labels below the bars on a narrow screen."""
+"""Maximum number of labels below the bars on a narrow screen."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NEAR = 0.5
 """Share of the limit. A chart shows the limit if memory reached this share."""
@@ -82,7 +82,7 @@ def line_chart(chart: Chart, axis: str) -> Element:
 
 
 def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
-    """Return a line through places of the drawing; through one place alone, a dot."""
+    """Return a line through points of the drawing; a dot if there is only one point."""
     if len(places) == 1:
         [(x, y)] = places
         return el("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, class_=f"line {kind}")
@@ -150,7 +150,15 @@ def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) ->
 def _stack(
     label: str, sizes: Mapping[str, int], middle: float, width: float, high: float
 ) -> Iterator[Element]:
-    """Yield the parts of one bar, from the bottom up; ``high``: bytes at the top of the scale."""
+    """Yield the parts of one bar, from the bottom up.
+
+    Args:
+        label: Label of the bar.
+        sizes: Bytes by category.
+        middle: Horizontal position of the bar's middle, in units of the drawing.
+        width: Width of the bar, in units of the drawing.
+        high: Bytes at the top of the scale.
+    """
     top = float(_HEIGHT - _BOTTOM)
     for category in sorted(sizes, key=_stacking):
         height = sizes[category] / high * _SPAN
@@ -197,7 +205,7 @@ def _stacking(category: str) -> int:
 def _chosen(
     bars: Sequence[tuple[str, Mapping[str, int]]],
 ) -> Sequence[tuple[str, Mapping[str, int]]]:
-    """Return at most `_MOST_BARS`: evenly spaced ones, and the highest."""
+    """Return at most `_MOST_BARS` of the bars: evenly spaced ones and the highest one."""
     if len(bars) <= _MOST_BARS:
         return bars
     highest = max(range(len(bars)), key=lambda at: sum(bars[at][1].values()))
@@ -207,7 +215,7 @@ def _chosen(
 
 
 def _points(chart: Chart, curve: Curve) -> list[tuple[int, int]]:
-    """Return the points to draw: at most `_MOST`, the highest of each interval."""
+    """Return the points of a line to draw: at most `_MOST`, each the highest of some successive points."""
     known = [
         (at, value) for at, value in zip(chart.x, curve.high, strict=True) if value is not None
     ]
@@ -217,8 +225,9 @@ def _points(chart: Chart, curve: Curve) -> list[tuple[int, int]]:
 
 
 def _scale(low: float, high: float) -> tuple[float, float, list[float]]:
-    """Return the ends of a scale of bytes, and its ticks, whose distance is a power of two.
+    """Return the lower end, the upper end and the ticks of a scale of bytes.
 
+    The distance of the ticks is a power of two.
     The scale begins at 0 unless all values lie far above it.
     """
     high = max(high, 0.0)  # a damaged journal may have negative sizes

@@ -1,4 +1,4 @@
-"""Facts that only the report shows: series of memory, marks on them, traced steps."""
+"""Facts that only the HTML report shows: series of memory, marks on the charts, traced steps."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MarkKind: TypeAlias = Literal[
 _KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
 """Kinds of marks, the most important first. Marks at one index are in this order."""
 _MOST_MARKS = 400
-"""Most marks of one kind; further ones are counted."""
+"""Maximum number of marks of one kind. Further marks are only counted."""
 _MOST_TRACES = 1_000
 _HOST = "host"
 _CHECKPOINT = ("checkpoint", "ckpt", "weights", "state_dict")
-"""Words that identify the saving of a model, in the kind or name of a file or in the label of a block."""
+"""Words in a file's name or kind, or in a block's label, that indicate the saving of a model."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -51,16 +51,16 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class RunSeries(msgspec.Struct, frozen=True):
-    """Memory over the run."""
+    """Memory over the run, with marks and traced steps."""
 
     axis: Axis
     charts: list[Chart]
     """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[Mark]
     omitted: dict[str, int]
-    """Number of marks beyond the first `_MOST_MARKS` of a kind."""
+    """Number of marks beyond the first `_MOST_MARKS` of a kind, by kind."""
     traces: list[Trace]
-    """The traced steps, in order."""
+    """Events about the traced steps, oldest first."""
 
 
 def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
@@ -68,7 +68,7 @@ def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
 
     Args:
         run: The run.
-        points: Most points of a line.
+        points: Maximum number of points of a line.
     """
     fold = SeriesFold(points)
     for file in run.files():
@@ -81,7 +81,7 @@ class SeriesFold:
     """Series of a run, in bounded memory.
 
     Args:
-        points: Most points of a line.
+        points: Maximum number of points of a line.
     """
 
     def __init__(self, points: int = MOST_POINTS) -> None:
@@ -93,7 +93,7 @@ class SeriesFold:
         self._counts: Counter[MarkKind] = Counter()
         self._traces: list[Trace] = []
         self._steps: dict[str, int] = {}
-        """Last step of each process."""
+        """Last step that each process recorded, by process."""
 
     def take(self, process: str, event: Event) -> None:
         """Add an event of a process, in the journal's order."""
@@ -196,7 +196,7 @@ class SeriesFold:
         return any(not fold.is_empty for folds in self._axes.values() for fold in folds.values())
 
     def series(self) -> RunSeries:
-        """Return the series on the first axis that is in use."""
+        """Return the series on one axis: steps if there are any, else evaluations, else epochs."""
         axis: Axis = next((axis for axis, folds in self._axes.items() if folds), "step")
         folds = self._axes[axis]
         names = sorted(folds, key=lambda name: (name == _HOST, name))
@@ -225,6 +225,6 @@ class SeriesFold:
 
 
 def _kind_of(otherwise: MarkKind, *texts: str) -> MarkKind:
-    """Return ``checkpoint`` if one of the mark's texts says that a model is saved, else ``otherwise``."""
+    """Return ``checkpoint`` if one of the texts indicates that a model is saved, else ``otherwise``."""
     saves = any(word in text.lower() for text in texts for word in _CHECKPOINT)
     return "checkpoint" if saves else otherwise

@@ -16,14 +16,14 @@ from memlog.trace.predict import Advice
 
 
 class TracedStep(NamedTuple):
-    """A traced step's memory at its peak."""
+    """Memory at the peak of a traced step, as the page shows it."""
 
     title: str
     tree: Node
     rows: list[LayerRow]
     advice: Advice | None
     remark: str | None
-    """Remark if another step of the run was larger."""
+    """Remark that another step of the run was larger; ``None``: no larger step is known."""
 
 
 def icicle(step: TracedStep) -> Element:

@@ -13,9 +13,9 @@ from memlog.trace.records import RecordedTrace
 from memlog.trace.result import with_parents
 
 _MOST_NODES = 4_000
-"""Most nodes of a tree; the smallest are joined."""
+"""Maximum number of nodes of a tree. Beyond it, the smallest nodes are joined."""
 _DEEPEST = 64
-"""Maximum depth of nested layers. A trace from an untrusted file may have more."""
+"""Maximum depth of nested layers. A trace from an untrusted file can be nested deeper."""
 _ROWS = 15
 _NUMBER = re.compile(r"([0-9]+)")
 
@@ -28,7 +28,7 @@ class Node(msgspec.Struct):
     size: int = 0
     """Bytes, with those of all nodes below."""
     category: str = ""
-    """Category, if the node is no layer."""
+    """Category of memory; empty if the node is a layer."""
     kind: str = ""
     """Name of the layer's class; empty if unknown."""
     children: list[Node] = []
@@ -76,7 +76,7 @@ def layer_tree(trace: RecordedTrace) -> Node:
 
 
 def event_tree(event: Trace) -> Node | None:
-    """Return the layers of a trace whose events are not available; ``None`` if it names no layer."""
+    """Return the layers that a traced step's journal event names; ``None`` if the event names none."""
     held = [(layer.path, layer.at_peak) for layer in event.layers if layer.at_peak]
     if not held or event.peak is None:
         return None
@@ -90,7 +90,7 @@ def event_tree(event: Trace) -> Node | None:
 
 
 def layer_rows(trace: RecordedTrace) -> list[LayerRow]:
-    """Return the layers and lines that held most at the peak, the largest first."""
+    """Return the layers and program lines that held most at the peak, the largest first."""
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))
     held: dict[str, dict[str, int]] = {}
     for share in trace.result.shares:
@@ -124,7 +124,7 @@ def _last_part(path: str, above: str) -> str:
 
 
 def _bounded(root: Node) -> Node:
-    """Sort the nodes by size; join the smallest if there are too many."""
+    """Sort the nodes by size. If there are too many, join the smallest nodes."""
     sizes = sorted((node.size for node in _all(root)), reverse=True)
     least = sizes[_MOST_NODES] if len(sizes) > _MOST_NODES else 0
     _tidy(root, least)

@@ -33,11 +33,11 @@ class Library(NamedTuple):
 
 
 def load_library(announce: Callable[[str], object] | None = None) -> Library:
-    """Read the files.
+    """Read the page's scripts and styles.
 
     Args:
-        announce: Called with one line before uPlot is fetched; ``None``: it is not fetched. Without uPlot the
-            charts are drawings that can't be zoomed.
+        announce: Called with one line of text before uPlot is fetched; ``None``: uPlot is not fetched.
+            Without uPlot, the charts are drawings that can't be zoomed.
     """
     folder, missing = _find_uplot(announce)
     own = [(_STATIC / name).read_text("utf-8") for name in _SCRIPTS]

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, fromstring
 from markdown_it import MarkdownIt
 
 _HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5"}
-"""Headings are lowered, because the page has a headline of its own."""
+"""New level of each heading. Headings are lowered, because the page has a headline of its own."""
 
 
 def rendered(text: str) -> Element:

@@ -34,7 +34,7 @@ def el(name: str, /, *children: Child | Iterable[Child], **attributes: object) -
 
 
 def prose(text: str) -> list[Child]:
-    """Return a text's parts; those between backticks become code."""
+    """Return a text as children of an element. Text between backticks becomes a ``code`` element."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # an unpaired backtick is text
         return [text]
@@ -52,7 +52,7 @@ def table(
 
     Args:
         caption: Name of the table for screen readers.
-        headings: The columns.
+        headings: Headings of the columns.
         rows: Cells of each row. The first cell is the row's heading.
         numbers: Indices of the columns that are aligned to the right.
     """
@@ -88,7 +88,7 @@ def write(root: Element) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text without control characters: a journal may come from elsewhere."""
+    """Return text without control characters, because a journal can come from elsewhere."""
     if text.isprintable():
         return text
     return "".join(

@@ -34,22 +34,23 @@ from memlog.trace.records import RecordedTrace
 Announce = Callable[[str], object]
 
 _MOST_EVENTS = 200_000
-"""Most events of a traced step for which savings are predicted. Predicting them takes about a second."""
+"""Maximum number of events of a traced step for which savings are predicted. With so many events, the
+prediction takes about a second."""
 
 
 def html(
     what: RunDirectory | Summary | RunReader | RecordedTrace, *, announce: Announce | None = None
 ) -> str:
-    """Return the report as one HTML document. Notebooks use this function, as ``memlog report`` does.
+    """Return the report as one HTML document, for ``memlog report`` and for notebooks.
 
-    A notebook shows the document in ``<iframe sandbox="allow-scripts" srcdoc="…">``. It needs no storage and
-    no other file, and sends nothing.
+    A notebook shows the document in ``<iframe sandbox="allow-scripts" srcdoc="…">``. The document needs no
+    storage and no other file, and sends nothing.
 
     Args:
-        what: A run, which may still be running; its summary; a reader that has read a part of its journal
-            already; or a traced step.
-        announce: Called with one line before uPlot, which draws the charts, is fetched if this install lacks
-            it; ``None``: it is not fetched. Without it the charts can't be zoomed.
+        what: A run (it can still be running), a run's summary, a reader that has read a part of the run's
+            journal, or a traced step.
+        announce: Called with one line of text before uPlot is fetched, if this installation lacks uPlot;
+            ``None``: uPlot is not fetched. Without uPlot, the charts can't be zoomed.
     """
     library = load_library(announce)
     if isinstance(what, RecordedTrace):
@@ -62,7 +63,7 @@ def html(
 def comparison_html(
     first: RunDirectory, second: RunDirectory, *, announce: Announce | None = None
 ) -> str:
-    """Return a report that compares a run with a first one, as one HTML document."""
+    """Return a report that compares two runs, as one HTML document."""
     library = load_library(announce)
     compared = comparison.compared(first, second)
     return _document(
@@ -140,7 +141,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
 
 
 def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
-    """Return the worst traced step. If its events are missing, it has only the figures of the journal."""
+    """Return the worst traced step. If its file can't be read, return the figures in the journal only."""
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
@@ -227,7 +228,7 @@ def _document(
 
 
 def _raw(name: str, text: str, /, **attributes: str) -> Element:
-    """Return a script or style; its text is written as it is."""
+    """Return a ``script`` or ``style`` element. Its text is written to the page without escaping."""
     made = el(name, **attributes)
     made.text = text
     return made

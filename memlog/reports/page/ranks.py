@@ -1,4 +1,4 @@
-"""The runs of the other ranks that trained together with a run."""
+"""Runs of the ranks that trained together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
 _MAX_RANKS = 64
-"""Most ranks that a report shows. Ranks that had the most or the least memory at a step come first."""
+"""Maximum number of ranks that a report shows. Ranks with the most or the least memory have precedence."""
 _POINTS = 500
 
 
@@ -26,7 +26,7 @@ class Rank(msgspec.Struct, frozen=True):
     rank: int
     summary: Summary
     chart: Chart
-    """Memory of the rank's accelerator, or of its process if it has none."""
+    """Memory of the rank's accelerator, or of its process if the rank has no accelerator."""
 
 
 def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
@@ -45,7 +45,7 @@ def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
 
 
 def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
-    """Return the ranks that had the most or the least memory, filled up with the lowest other ranks."""
+    """Return `_MAX_RANKS` ranks: those with the most or the least memory, then the lowest other ranks."""
     most: dict[int, int] = {}
     least: dict[int, int] = {}
     for event in _events(found):

@@ -1,4 +1,4 @@
-"""One pass over a run's journal for everything that reports show; it can continue while the journal grows."""
+"""One pass over a run's journal for the whole report. The pass can continue while the journal grows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunReader:
     Attributes:
         run: The run.
         series: Memory over the run.
-        ranking: Levels of the steps.
+        ranking: Memory in use at the steps, to compare the traced step with the others.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -34,7 +34,7 @@ class RunReader:
         """Read events that were not read before.
 
         Args:
-            most: Most events to read; ``None``: all.
+            most: Maximum number of events to read; ``None``: all.
             complete: True if no process writes to the journal any more.
         """
         left = most
@@ -59,8 +59,8 @@ class RunReader:
         return self.series.has_readings
 
     def summary(self) -> Summary:
-        """Read the rest of the journal, and return the run's summary."""
-        # Before reading: the journal of a run that ends meanwhile then has its end event.
+        """Read the unread part of the journal, and return the run's summary."""
+        # Checked before reading: if the run ends in between, the journal has its end event when it is read.
         alive = self.run.is_alive()
         self.read(complete=not alive)
         files = [file for file, _ in self._files.values()]

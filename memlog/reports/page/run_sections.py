@@ -1,4 +1,4 @@
-"""Sections about the job, the run's alerts and origin, and memlog itself."""
+"""Sections of the page about the ranks, the phases, the alerts, the run's origin, and memlog itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memlog.reports.schema import Delivery, Summary
 
 
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
-    """Return the section with the ranks side by side; ``None`` for a process that trained alone.
+    """Return the section with the ranks side by side; ``None`` if there are no ranks to show.
 
     Args:
         found: The ranks that are shown.

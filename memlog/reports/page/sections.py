@@ -22,7 +22,7 @@ _POSTMORTEM = "postmortem.md"
 _HELPS = "\n## What would help\n"
 _MOST_TEXT = 256 * 1024
 LISTED = 100
-"""Maximum number of alerts, phases or marks in a list."""
+"""Maximum number of alerts, of phases and of marks that a list shows."""
 _TRACED_ROWS = 60
 
 
@@ -78,7 +78,7 @@ def _further(finding: FindingFacts) -> Element:
 
 
 def tiles(pairs: Sequence[tuple[str, str, str]]) -> Element:
-    """Return the key figures: name, value, remark."""
+    """Return an element with the key figures. Each figure has a name, a value and a remark."""
     return el(
         "dl",
         [
@@ -116,7 +116,7 @@ def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str
 
 
 def _cost(summary: Summary) -> tuple[str, str] | None:
-    """Return the share of the run that memlog took, with a remark; ``None`` if unknown."""
+    """Return memlog's share of the run's duration, with a remark; ``None`` if unknown."""
     health, duration = summary.health, summary.run.duration_s
     if health.overhead_ms_total is None or not duration:
         return None
@@ -126,7 +126,7 @@ def _cost(summary: Summary) -> tuple[str, str] | None:
 
 
 def _mostly(series: RunSeries, step: int | None) -> str:
-    """Return the largest category of a traced step, with its share."""
+    """Return the largest category of a traced step with its share, as text; empty if unknown."""
     event = next((trace for trace in series.traces if trace.step == step and trace.peak), None)
     if event is None or not event.at_peak:
         return ""
@@ -232,7 +232,7 @@ def _limit_text(chart: Chart) -> Element | None:
 
 
 def as_table(made: Element) -> Element:
-    """Return a table of a figure's values. It is open until a script closes it."""
+    """Return a figure's values as a table that can be folded. Without scripts, the table stays open."""
     return el("details", el("summary", "As a table"), made, open=True, class_="as-table")
 
 

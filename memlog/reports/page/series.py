@@ -1,4 +1,4 @@
-"""Series for charts in bounded memory: the lowest and the highest value of equal intervals."""
+"""Series for charts, in bounded memory: the lowest and the highest value of each of many equal intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 CurveKind: TypeAlias = Literal["level", "peak", "reserved", "tree"]
 
 MOST_POINTS = 2_000
-"""Most intervals of a chart. If there are more, every two neighbours are joined."""
+"""Maximum number of intervals of a chart. Beyond it, every two neighbours are joined."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -25,10 +25,10 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Lines of one kind of memory."""
+    """Chart with lines of one kind of memory."""
 
     id: str
-    """``host``, or the device's name."""
+    """``host``, the device's name, or ``ranks`` for the chart that compares ranks."""
     title: str
     x: list[int]
     """First index of each interval."""
@@ -38,11 +38,11 @@ class Chart(msgspec.Struct, frozen=True):
     limit: int | None
     """Bytes available; ``None``: unknown."""
     peak: tuple[int, int] | None = None
-    """Index and bytes of the run's peak; ``None``: unknown, or not at an index of this axis."""
+    """Index and bytes of the run's peak; ``None``: unknown, or the peak has no index on this axis."""
 
     @property
     def main(self) -> Curve:
-        """The line that the chart is about: memory in use."""
+        """Line of the memory in use. The other lines are shown beside it."""
         return self.curves[0]
 
 
@@ -50,7 +50,7 @@ class CurveFold:
     """Lowest and highest values of several lines over the same intervals.
 
     Args:
-        most: Most intervals.
+        most: Maximum number of intervals. Beyond it, every two neighbours are joined.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -117,12 +117,12 @@ def _side(
 
 
 def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int | None) -> Chart:
-    """Return a chart with a line for each of several charts: the highest values of its main line.
+    """Return a chart with one line for each of several charts: the highest values of that chart's main line.
 
     Args:
         name: Identity of the new chart.
-        title: Its title.
-        charts: The charts, by the label of each one's line in the new chart.
+        title: Title of the new chart.
+        charts: The charts, each by the label of its line in the new chart.
         limit: Bytes available; ``None``: unknown.
     """
     width = max(chart.width for chart in charts.values())
