@@ -30,7 +30,8 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     phase: str
     """``forward``, ``backward``, ``recompute`` or ``optimizer``."""
     calls: int
-    """Calls of its ``forward``; in the backward pass: uninterrupted sequences of its operations."""
+    """Number of calls of the layer's ``forward``. In the backward pass: number of uninterrupted sequences of
+    the layer's operations."""
     allocations: int | None
     """Number of allocations by the layer itself. ``allocations``, ``allocated`` and ``frees`` are ``None`` if
     the sampler ran."""
@@ -41,8 +42,8 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     peak: int | None
     """Highest number of live bytes in the whole process while the layer or a child was active."""
     kept: int | None
-    """Live bytes at its exits minus live bytes at its entries, summed over its calls; children included.
-    ``None`` if bytes are unknown."""
+    """Live bytes at the layer's exits minus live bytes at its entries, summed over all calls. Children are
+    included. ``None`` if bytes are unknown."""
     time_ms: float
     """Time from entry to exit, with children and the cost of tracing."""
 
@@ -69,8 +70,9 @@ class LayerFigures(msgspec.Struct, frozen=True):
     fragmentation: float | None = None
     """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits."""
     added: int | None = None
-    """Most bytes that one call of its ``forward``, or one uninterrupted part of its backward pass, added to
-    what was live when it began, children included. ``None`` also for work outside all modules."""
+    """Maximum number of bytes by which one call of the layer's ``forward``, or one uninterrupted part of its
+    backward pass, raised the live bytes. Children are included. ``None`` also for work outside all
+    modules."""
 
     def phase(self, name: str) -> PhaseFigures | None:
         """Return the figures of one phase; ``None`` if the layer was not active in it."""
@@ -78,7 +80,7 @@ class LayerFigures(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A part of the bytes that were live at the peak."""
+    """Bytes live at the peak that have the same layer, phase, category and line."""
 
     path: str
     phase: str
@@ -87,11 +89,11 @@ class Share(msgspec.Struct, frozen=True):
     size: int
     line: str = ""
     """Line of the program that allocated the bytes, if no module did. In the backward pass: the line whose
-    derivative was computed. Empty if unknown."""
+    derivative was computed. Empty if unknown or if a module allocated the bytes."""
 
     @property
     def holder(self) -> str:
-        """The program line that allocated the bytes outside all modules, or else the layer."""
+        """``line`` if it is known, otherwise ``path``."""
         return self.line or self.path
 
 
@@ -99,12 +101,12 @@ class LineFigures(msgspec.Struct, frozen=True):
     """Bytes that one line of the program allocated outside all modules."""
 
     line: str
-    """``train.py:42 in step: cross_entropy``: file, line number, function, and the function of torch or
-    another package that the line calls."""
+    """File, line number, function, and the function of torch or another package that the line calls, such as
+    ``train.py:42 in step: cross_entropy``."""
     allocated: int
-    """Bytes that the line allocated, with its part of the backward pass."""
+    """Bytes that the line allocated, and bytes that its derivative allocated in the backward pass."""
     at_peak: int
-    """Bytes of these that were live at the peak."""
+    """Bytes of ``allocated`` that were live at the peak."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True):
@@ -128,14 +130,14 @@ class TraceResult(msgspec.Struct, frozen=True):
     device: str
     exactness: Exactness
     started_us: int
-    """Unix time in microseconds."""
+    """Start of the trace, Unix time in microseconds."""
     duration_ms: float
     before: int | None
-    """Known bytes that were live when the trace began; ``unseen`` lists what this omits."""
+    """Known bytes that were live when the trace began. ``unseen`` lists the memory that is not known."""
     peak: int | None
-    """Highest number of live bytes, with the bytes from before the trace."""
+    """Highest number of live bytes, including the bytes from before the trace."""
     peak_ms: float | None
-    """Time of the peak since the trace began."""
+    """Time from the start of the trace to the peak."""
     end: int | None
     """Bytes live when the trace ended."""
     categories: dict[str, int]
@@ -154,13 +156,13 @@ class TraceResult(msgspec.Struct, frozen=True):
     events: int
     """Number of events that were recorded."""
     kept_events: int
-    """Number of events that are stored one by one; the others count in the totals only."""
+    """Number of events that are stored one by one. The other events count in the totals only."""
     truncated: bool
     """True if there were more events than ``max_events``. Totals and peaks are complete nevertheless."""
     dropped: dict[str, int]
     """Number of things missing from the totals, by reason."""
     unseen: tuple[str, ...]
-    """Whole sentences, each naming something that this engine can't see."""
+    """Whole sentences, each about memory or events that this engine can't see."""
     lines: tuple[LineFigures, ...] = ()
     """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
 
@@ -188,6 +190,6 @@ class RecordedTrace(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
     """Class names of the layers, with the same index; empty in a trace of an older memlog."""
     optimizers: tuple[str, ...] = ()
-    """Class names of the optimizers, one for each step, in order; empty in a trace of an older memlog."""
+    """Class name of the optimizer in each optimizer step, in order; empty in a trace of an older memlog."""
     lines: tuple[str, ...] = ()
     """Lines of the program; the line with number 1 in the events comes first."""
