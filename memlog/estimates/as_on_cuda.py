@@ -95,7 +95,10 @@ def _attention(
 
 
 class _WithMaskGradient(torch.autograd.Function):
-    """Function that adds the mask's gradient to attention with a learned mask: one value for each score."""
+    """Autograd function for attention with a learned mask.
+
+    The gradient of the mask has one value for each score.
+    """
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, mask: Tensor) -> Tensor:

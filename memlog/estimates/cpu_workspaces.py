@@ -38,7 +38,7 @@ from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.torch_private import operation_name
 
 _WHOLE: Final = MIB
-"""Maximum bytes of arguments and results with which an operation is measured with its full shapes."""
+"""Bytes of arguments and results up to which an operation is measured as it is."""
 _MOST: Final = 32 * MIB
 """Most bytes of arguments and results. Operations that can't be cut to this size are not measured."""
 _FEW: Final = 2

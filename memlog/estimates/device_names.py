@@ -1,6 +1,6 @@
 """Replacement of a program's CUDA devices by the CPU.
 
-memlog can trace the operations of fake tensors on the CPU.
+An estimate traces operations on the CPU, even if the program names a CUDA device.
 """
 
 # Some of the torch functions used here have no types.
@@ -54,7 +54,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """Apply ``fn`` to a module's tensors. torch's own method, which this one replaces, refuses fake ones."""
+    """Apply ``fn`` to a module's tensors, in place of torch's own method, which refuses fake parameters."""
     for child in module.children() if recurse else ():
         child._apply(fn)
     for parameter in module._parameters.values():

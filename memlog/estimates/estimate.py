@@ -30,8 +30,7 @@ from memlog.trace.records import LayerFigures, RecordedTrace
 from memlog.tracer.engines.cpu.limitations import ALWAYS
 
 MARGIN = 0.02
-"""Safety margin, as a fraction of the estimate. `make estimate-bench` shows how many jobs it is too small
-for."""
+"""Safety margin, as a fraction of the estimate. `make estimate-bench` shows how often it is too small."""
 
 _HUGE = 2**31
 """Maximum batch size that is tried. A larger batch fits only if the step ignores the batch size."""
@@ -63,7 +62,7 @@ class Estimate:
 
     @property
     def phases(self) -> dict[PhaseName, PhaseLevel]:
-        """Bytes of live tensors in each phase of the step: at the phase's end, and at the highest."""
+        """Live bytes at the end of each phase of the step, and the highest live bytes in the phase."""
         return phase_levels(self.recording) or {}
 
     @cached_property

@@ -85,7 +85,9 @@ class FakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # autograd asks for it several times for each operation
+            return args[
+                0
+            ].fake_device  # autograd asks for the device several times for each operation
         kwargs = kwargs or {}
         key: list[Any] = [func, torch.get_default_dtype(), *kwargs]
         described = (
@@ -101,7 +103,10 @@ class FakeMode(FakeTensorMode):
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
-        """Append everything that an operation's result depends on to ``into``; return False if unknown."""
+        """Append everything that an operation's result depends on to ``into``.
+
+        Return False if the result may depend on something else.
+        """
         for value in values:
             kind = type(value)
             if kind is FakeTensor:

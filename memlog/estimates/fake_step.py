@@ -63,7 +63,7 @@ def traced_step(
     *,
     device: Literal["cuda", "cpu"] | None,
 ) -> RecordedTrace:
-    """Run a step to make the optimizer's state, then trace a second one.
+    """Run one training step to make the optimizer's state, then trace a second step.
 
     Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have.
 

@@ -34,7 +34,10 @@ class Fakes:
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the fake of a tensor, or the tensor itself if it is a fake. A parameter's is a parameter."""
+        """Return the fake of a tensor, or the tensor itself if it is a fake.
+
+        The fake of a parameter is a parameter, too.
+        """
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):

@@ -35,7 +35,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
     data: int
     """Bytes of the batch: tensors made before the model's first call."""
     activations: int
-    """Tensors that the forward pass keeps for the backward pass, the loss included."""
+    """Bytes of the tensors that the forward pass keeps for the backward pass, including the loss."""
     after_data: int
     after_forward: int
     after_backward: int

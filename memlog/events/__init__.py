@@ -8,7 +8,7 @@
     │   │   ├─ loss = model(x)
     │   │   ├─ loss.backward()
     │   │   └─ optimizer.step()                     Device (first seen), Parameters (once), Batch
-    │   │        └─ the loss, once it is known      Loss
+    │   │        └─ the loss, when it is known      Loss
     │   └─ end of the epoch                         Epoch
     ├─ minimize(loss_function):
     │   └─ every call of loss_function              Evaluation
@@ -34,7 +34,7 @@ New fields are added only at the end and with a default. An older reader then ig
 writer adds. Any other change of the format increases ``SCHEMA_VERSION``.
 
 Axes: ``step`` counts optimizer steps, ``evaluation`` counts calls of a loss function, ``epoch`` counts
-epochs. A number of one axis is never used on another.
+epochs. These are three separate axes.
 """
 
 from __future__ import annotations

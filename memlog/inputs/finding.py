@@ -12,14 +12,14 @@ MUCH_LARGER = 1.5
 """Minimum ratio of the memory that a much larger step needs to the memory that a usual step needs. Memory
 that is still in use after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
-"""Minimum difference, in bytes, between a much larger step and a usual one."""
+"""Minimum difference, in bytes, between the memory that a much larger step and a usual step need."""
 _FAR = 10
 """Maximum distance of the limit for a forecast, as a multiple of the peaks' rise so far. At a greater
 distance, the relation may no longer hold."""
 
 
 def matters(found: Relation) -> bool:
-    """Return True if the step with the largest input needs far more than a usual step early in the run."""
+    """Return True if the step with the largest input needs far more memory than early, usual steps."""
     needed, usual = found.peak - found.level, found.usual_peak - found.level
     return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 

@@ -55,7 +55,7 @@ class StepPeak(NamedTuple):
     step: int
     inputs: tuple[TensorInput, ...]
     peak: int
-    """Bytes: the step's peak if ``known``, otherwise an upper bound."""
+    """The step's peak in bytes if ``known`` is true; otherwise, an upper bound of the peak."""
     known: bool
     after: int | None
     """Bytes in use after the step; ``None``: unknown."""
@@ -71,19 +71,19 @@ class Relation(NamedTuple):
     """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
     is_linear: bool
     slope: float
-    """Bytes by which the peak rises if the dimension grows by one, at its largest value."""
+    """Bytes by which the peak rises if the dimension grows by one to its largest value."""
     smallest: int
     largest: int
     step: int
-    """Step with the largest value."""
+    """Step in which the dimension has its largest value."""
     values: int
-    """Number of different values in steps whose peaks are known."""
+    """Number of different values of the dimension in steps whose peaks are known."""
     error: int
     """Largest difference between a known peak and the fit, in bytes."""
     usual_peak: int
     """Peak that the fit predicts for the median value in the first half of the steps, in bytes."""
     peak: int
-    """Peak of the step with the largest value, in bytes."""
+    """Peak in bytes of ``step``, in which the dimension has its largest value."""
     level: int
     """Minimum number of bytes in use after a step; 0: unknown."""
     begin: int = 0

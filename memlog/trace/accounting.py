@@ -73,7 +73,7 @@ class Row:
     """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
     def raise_peak(self, level: int) -> None:
-        """Set the peak to ``level`` live bytes if that is higher."""
+        """Raise the peak to ``level`` live bytes, if the peak is lower."""
         if self.peak is None or level > self.peak:
             self.peak = level
 
@@ -127,7 +127,7 @@ class _Frames:
         self.raise_peaks(live)
 
     def raise_peaks(self, live: int) -> None:
-        """Set the peak of each thread's innermost frame to ``live`` bytes if that is higher."""
+        """Raise the peak of each thread's innermost frame to ``live`` bytes, if the peak is lower."""
         for stack in self._stacks.values():
             stack[-1].peak = max(stack[-1].peak, live)
 

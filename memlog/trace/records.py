@@ -10,18 +10,24 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 EngineName: TypeAlias = Literal["native", "dispatch", "sampler"]
-"""``native``: reads the device allocator's own history. ``dispatch``: records the results of every operation
-on the CPU. ``sampler``: reads the allocator's statistics when modules begin and end."""
+"""Engine that records a trace.
+
+``native``: reads the device allocator's own history. ``dispatch``: records the results of every operation on
+the CPU. ``sampler``: reads the allocator's statistics when modules begin and end."""
 
 EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
 """The engine that a user selects; ``auto``: the best one for the device."""
 
 Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled", "none"]
-"""``exact``: every allocation is known. ``lower bound``: every allocation is known except those inside some
-operations or compiled code, which ``unseen`` lists. ``approximate``: tracing changed what operations allocate
-(``unseen`` lists how), so the peak of an untraced step may be lower or higher. ``sampled``: a peak between
-two readings is missed, so each peak is a lower bound. ``none``: bytes are unknown; only calls and times are
-known."""
+"""Exactness of a trace's bytes.
+
+- ``exact``: every allocation is known.
+- ``lower bound``: every allocation is known except those inside some operations or compiled code, which
+  ``unseen`` lists.
+- ``approximate``: tracing changed what operations allocate (``unseen`` lists how). So the peak of an untraced
+  step can be lower or higher.
+- ``sampled``: a peak between two readings is missed. So each peak is a lower bound.
+- ``none``: bytes are unknown. Only calls and times are known."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):
@@ -38,7 +44,7 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     allocated: int | None
     """Bytes that the layer itself allocated, without its children."""
     frees: int | None
-    """Number of these allocations that were freed before the trace ended."""
+    """Number of the layer's own allocations that were freed before the trace ended."""
     peak: int | None
     """Highest number of live bytes in the whole process while the layer or a child was active."""
     kept: int | None
@@ -160,7 +166,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     truncated: bool
     """True if there were more events than ``max_events``. Totals and peaks are complete nevertheless."""
     dropped: dict[str, int]
-    """Number of things missing from the totals, by reason."""
+    """Number of events, operations, modules or errors that make the totals incomplete, by reason."""
     unseen: tuple[str, ...]
     """Whole sentences, each about memory or events that this engine can't see."""
     lines: tuple[LineFigures, ...] = ()

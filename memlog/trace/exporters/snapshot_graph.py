@@ -30,7 +30,7 @@ class SnapshotGraph(NamedTuple):
 
 
 def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
-    """Build a snapshot's flame graphs: live and reserved bytes now, and bytes of its history.
+    """Build a snapshot's flame graphs: live bytes, live bytes at the peak, reserved bytes, all allocations.
 
     Live bytes are shown below the stack that allocated them. If no stack was recorded, they are shown below
     the allocator's note (``user_metadata``). Without a stack and a note, they are shown below the size of

@@ -340,10 +340,7 @@ def _moment(change: PhaseChange) -> int:
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return the moment at which a storage begins, or the step's start for optimizer state.
-
-    A later step than the traced one has the optimizer's state from its start.
-    """
+    """Return the moment at which a storage begins in a step whose optimizer state exists from the start."""
     return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 

@@ -116,8 +116,8 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
     """Return the last of the ``known`` steps that is not after the storage's step.
 
-    ``known`` has only the first step of each optimizer. An optimizer, such as a critic's, can step several
-    times in a traced step.
+    ``known`` has only the first step of each optimizer in the trace. An optimizer can step several times in
+    one trace, for example a critic's.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
