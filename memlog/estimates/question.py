@@ -162,7 +162,7 @@ def _is_batch(batch: Any) -> bool:
 
 
 def _names(step: Callable[..., object], values: dict[str, Any]) -> list[str]:
-    """Return the names of the arguments that a step function has as parameters.
+    """Return the names of the given arguments that a step function has as parameters.
 
     Raises:
         ConfigurationError: The step needs an argument that `estimate` does not have, or did not get.
