@@ -1,4 +1,7 @@
-"""Estimates of a training step's memory before it runs: on fake tensors, which have shapes but no bytes."""
+"""Estimates of a training step's memory before the step runs.
+
+Estimates use fake tensors, which have shapes but no bytes.
+"""
 
 from memlog.estimates.estimate import Estimate, estimate
 

@@ -1,10 +1,11 @@
-"""Behaviour of operations on a CUDA device, for fake tensors that lie on the CPU.
+"""Imitation of operations on a CUDA device, for fake tensors that lie on the CPU.
 
 A build of torch without CUDA can't record a backward pass of tensors on a CUDA device, not even of fake ones.
-So an estimate runs on the CPU, and the operations that keep other tensors on a CUDA device are replaced:
+So an estimate runs on the CPU. Operations that keep different tensors on a CUDA device are replaced, and then
+do what they do on a CUDA device:
 
 * dropout keeps its mask as one byte a value (``aten::native_dropout``);
-* attention keeps no matrix of scores, because a fused kernel runs, also with dropout and a mask;
+* attention keeps no matrix of scores, because a fused kernel runs, even with dropout and a mask;
 * autocast computes normalisations, softmax and losses in float32
   (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32");
 * optimizers update all parameters at once (``foreach``), which takes a temporary copy of them.
@@ -38,7 +39,7 @@ _FLOAT32 = """
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Let operations of this process behave as on a CUDA device inside the block."""
+    """Make operations of this process behave as on a CUDA device inside the block."""
     library = torch.library.Library("aten", "IMPL")
     types = [*torch_optimizer._foreach_supported_types, FakeTensor]
     onednn = torch._C._get_mkldnn_enabled()
@@ -75,7 +76,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention as the fused kernels do, which keep one number for each row of scores."""
+    """Compute attention as the fused kernels do. They keep one number for each row of scores."""
     del dropout_p  # the kernels keep the state of a random number generator, not a mask
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
@@ -94,7 +95,10 @@ def _attention(
 
 
 class _WithMaskGradient(torch.autograd.Function):
-    """Result of attention whose mask has a gradient, such as a learned bias: one value for each score."""
+    """Autograd function for attention with a learned mask.
+
+    The gradient of the mask has one value for each score.
+    """
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, mask: Tensor) -> Tensor:

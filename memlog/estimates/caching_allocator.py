@@ -1,7 +1,7 @@
-"""Model of CUDA's caching allocator: how much it reserves for a sequence of allocations.
+"""Model of CUDA's caching allocator. It computes the bytes that the allocator reserves for allocations.
 
 The rules are those of torch's ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (torch
-2.13) with their default settings, for one stream. docs/estimates.md says what the model was checked against.
+2.13) with their default settings, for one stream. docs/estimates.md describes how the model was checked.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from bisect import bisect_left, insort
 from typing import Final
 
 ROUNDING: Final = 512
-"""Every block's size is a multiple of this (``kMinBlockSize``)."""
+"""Every block's size is a multiple of this number of bytes (``kMinBlockSize``)."""
 SMALL: Final = 1024**2
-"""Largest size that the small pool serves (``kSmallSize``)."""
+"""Maximum size in bytes of a block in the small pool (``kSmallSize``). The large pool has larger blocks."""
 _SMALL_SEGMENT: Final = 2 * 1024**2
 _LARGE_SEGMENT: Final = 20 * 1024**2
 _OWN_SEGMENT: Final = 10 * 1024**2
-"""Smallest size that gets a segment of its own size (``kMinLargeAlloc``)."""
+"""Minimum size, in bytes, of a block that gets a segment of the block's own size (``kMinLargeAlloc``)."""
 _SEGMENT_ROUNDING: Final = 2 * 1024**2
 
 
@@ -25,7 +25,7 @@ class OutOfMemoryError(Exception):
 
 
 class _Block:
-    """Part of a segment, between its neighbours in the segment."""
+    """Part of a segment, free or in use. ``before`` and ``after`` are its neighbours in the segment."""
 
     __slots__ = ("address", "after", "before", "free", "pool", "size")
 
@@ -38,7 +38,7 @@ class _Block:
         self.after: _Block | None = None
 
     def cut(self, size: int) -> _Block:
-        """Keep the first ``size`` bytes, and return a block of the rest."""
+        """Keep the first ``size`` bytes in this block, and return a new block with the other bytes."""
         rest = _Block(self.address + size, self.size - size, self.pool)
         rest.before, rest.after = self, self.after
         if self.after is not None:
@@ -60,8 +60,9 @@ class _Pool:
     """Free blocks, in the order in which the allocator searches them: by size, then by address.
 
     Args:
-        segment: Size of a new segment, and of the pages by which an expandable one grows.
-        smallest_rest: A block is split if at least this many bytes remain.
+        segment: Bytes of a new segment, and of each page by which an expandable segment grows.
+        smallest_rest: Minimum number of bytes that remain free if a block is split. If fewer bytes would
+            remain, the whole block is used.
     """
 
     def __init__(self, segment: int, smallest_rest: int) -> None:
@@ -76,7 +77,7 @@ class _Pool:
         del self._free[bisect_left(self._free, (block.size, block.address))]
 
     def take(self, size: int) -> _Block | None:
-        """Remove the smallest free block of at least that size, and return it; ``None``: there is none."""
+        """Remove and return the smallest free block of at least ``size`` bytes; ``None``: there is none."""
         at = bisect_left(self._free, (size, 0))
         return self._free.pop(at)[2] if at < len(self._free) else None
 
@@ -85,14 +86,14 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Allocator that keeps what is freed, and gives it to later allocations.
+    """Allocator that keeps freed blocks, and uses them for later allocations.
 
     Args:
-        limit: Most bytes that it may reserve; ``None``: no limit.
+        limit: Maximum number of bytes that the allocator may reserve; ``None``: no limit.
         expandable: True if segments grow, as with ``expandable_segments:True``.
 
     Attributes:
-        reserved: Bytes that it holds.
+        reserved: Bytes that the allocator holds, in use or free.
         most_reserved: Highest ``reserved`` so far.
         allocated: Bytes of blocks in use.
     """
@@ -126,7 +127,7 @@ class CachingAllocator:
         self.allocated += block.size
 
     def free(self, key: int) -> None:
-        """Free what was allocated under a key."""
+        """Free the bytes that were allocated under a key."""
         block = self._used.pop(key)
         self.allocated -= block.size
         block.free = True
@@ -139,7 +140,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def _join(self, block: _Block, *, listed: bool = True) -> None:
-        """Join a block with the free block behind it; ``listed``: whether the pool lists that block."""
+        """Join a block with the free block after it. ``listed``: True if the pool lists the free block."""
         assert block.after is not None  # noqa: S101 - the caller has looked
         if listed:
             block.pool.remove(block.after)
@@ -159,7 +160,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: _Pool, size: int) -> _Block:
-        """Extend the pool's one segment at its end, where a free block may be."""
+        """Extend the pool's only segment at its end, and return the free block there."""
         added = self._lacking(pool, size)
         if self._is_too_much(added):
             self._release()  # this may also release the free block at the end
@@ -196,7 +197,7 @@ class CachingAllocator:
         self.most_reserved = max(self.most_reserved, self.reserved)
 
     def _release(self) -> None:
-        """Give back the segments that nothing uses; of an expandable one, what is free at its end."""
+        """Give back the unused segments. Of an expandable segment, give back the free pages at its end."""
         for pool in (self._small, self._large):
             for block in pool.free_blocks():
                 if self._expandable:

@@ -1,13 +1,13 @@
-"""Workspaces of operations on the CPU, for fake tensors: measured with small real ones.
+"""Workspaces of operations on the CPU, for fake tensors. They are measured on small real tensors.
 
-oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. `fold` copies
-its whole input, a softmax over a transposed tensor copies it, and the mean of bfloat16 values is computed in
-float32. A fake operation has no such copies. Their sizes depend on shapes, layouts, types, and the processor,
-so the operation runs on real tensors:
+oneDNN's convolutions copy their arguments into layouts of their own. These copies are a sixth of a UNet's
+peak. `fold` copies its whole input. A softmax over a transposed tensor copies the tensor. The mean of
+bfloat16 values is computed in float32. An operation on fake tensors makes no such copies. The sizes of the
+copies depend on shapes, layouts, types, and the processor. So the operation runs on real tensors:
 
-* If its arguments and results have at most 1 MiB, it runs once, as it is.
-* Otherwise it runs twice, with fewer samples. Copies grow linearly with the batch, so the sizes for two
-  batches give the size for any batch.
+* If arguments and results have at most 1 MiB together, the operation runs one time with their full shapes.
+* Otherwise the operation runs two times, with smaller batches. Copies grow linearly with the batch. So the
+  sizes for two batches give the size for any batch.
 * If a few samples are too large, or the large tensor has no samples (such as an embedding's table), other
   dimensions are cut, too. Operations that can't be cut to 32 MiB are not measured.
 * A product of matrices is cut in each dimension. oneDNN copies blocks, which have a maximum size. A matrix in
@@ -41,13 +41,13 @@ from memlog.tracer.torch_private import operation_name
 _WHOLE: Final = MIB
 """Bytes of arguments and results up to which an operation is measured as it is."""
 _FEW: Final = 2
-"""Fewest samples of the smaller of the two batches."""
+"""Minimum number of samples in the smaller of the two batches."""
 _FEW_ROWS: Final = 4
-"""Fewest rows of the shorter of the two images."""
+"""Minimum number of rows in the smaller of the two images, for a kernel of one row."""
 _FEW_VALUES: Final = 16
-"""Least length of other dimensions: that of a vector of the processor, and of a block of oneDNN's."""
+"""Minimum length of other dimensions: the length of a processor's vector and of a oneDNN block."""
 _FEW_POINTS: Final = 16
-"""Samples from which on ATen uses oneDNN for kernels of one point even with a single thread
+"""Minimum number of samples with which ATen uses oneDNN for kernels of one point, even with a single thread
 (``use_mkldnn`` in ATen's Convolution.cpp)."""
 
 _CONVOLUTIONS = ("convolution", "convolution_backward")
@@ -55,8 +55,8 @@ _PRODUCTS = ("mm", "addmm")
 _BATCHED_PRODUCTS = ("bmm", "baddbmm")
 _HALF = 2  # bytes of a half-precision value
 _OUTER, _INNER = 1024, 2048
-"""Sides of half-precision matrices up to which oneDNN's blocks grow; the inner side is summed over. For other
-types MKL multiplies, which allocates nothing."""
+"""Sides of half-precision matrices up to which oneDNN's blocks grow. The product sums over the inner side.
+MKL multiplies matrices of other types, and allocates nothing."""
 
 _PARAMETERS = frozenset(
     ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
@@ -69,7 +69,7 @@ another such argument would read past a smaller tensor's end; torch has no such 
 
 @contextmanager
 def measured_on_small_batches() -> Iterator[None]:
-    """Let traces of fake tensors measure workspaces inside the block."""
+    """Make traces of fake tensors measure workspaces inside the block."""
     with op_workspace.of_fakes(_workspace):
         yield
 
@@ -101,15 +101,17 @@ def _same_random_numbers(func: Any) -> AbstractContextManager[None]:
 
 
 class _Dimension(NamedTuple):
-    """A dimension that tensors of an operation share, to be cut in all of them."""
+    """Dimension that several tensors of an operation share. If it is cut, it is cut in all of them."""
 
     length: int
     fewest: int
-    """Least length at which the operation works in the same way as at the full length."""
+    """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """By a tensor's `id`: index of the dimension in it, and elements that it loses for each one cut off."""
+    """By a tensor's `id`: index of the dimension in the tensor, and elements that the tensor loses in this
+    dimension if ``length`` becomes smaller by one."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
-    """Function that adapts an argument to a new length; called with its name, its value and the length."""
+    """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
+    length."""
 
 
 _Cuts: TypeAlias = tuple[tuple[_Dimension, int], ...]
@@ -117,7 +119,7 @@ _Cuts: TypeAlias = tuple[tuple[_Dimension, int], ...]
 
 
 class _Call:
-    """An operation on fake tensors, to be repeated with real ones."""
+    """Call of an operation on fake tensors, to be repeated with real tensors."""
 
     def __init__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self.func = func
@@ -136,7 +138,11 @@ class _Call:
         return sum(bytes_of(each, _shape(each, cuts)) for each in self.all)
 
     def measured(self, cuts: _Cuts) -> list[int] | None:
-        """Return the bytes of allocations and (below 0) frees on real tensors; ``None`` if the call fails."""
+        """Run the operation on real tensors with some dimensions cut.
+
+        Returns:
+            Bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+        """
         args = dict(self.args)
         for dimension, few in cuts:
             args = {name: dimension.numbers(name, value, few) for name, value in args.items()}
@@ -172,12 +178,12 @@ def _shape(tensor: Tensor, cuts: _Cuts) -> list[int]:
 def _allocations(
     call: _Call, dimensions: Sequence[_Dimension], most: int, cuts: _Cuts = ()
 ) -> list[int] | None:
-    """Return the allocations of an operation, measured as it is or with some dimensions cut.
+    """Return the allocations of an operation, measured with its full shapes or with some dimensions cut.
 
     Args:
         call: The operation.
         dimensions: Dimensions that may be cut, one after the other.
-        most: Bytes of arguments and results up to which no further dimension is cut.
+        most: Maximum bytes of arguments and results. With more bytes, a further dimension is cut.
         cuts: Dimensions that are cut already.
 
     Returns:
@@ -205,7 +211,7 @@ def _allocations(
 
 
 def _dimensions(call: _Call) -> list[_Dimension]:
-    """Return dimensions to cut: the batch first, then others, in case the batch is not enough."""
+    """Return the dimensions to cut. The batch comes first. Others follow, in case the batch is not enough."""
     batch = _batch(call)
     found = [] if batch is None else [batch]
     if call.name in _CONVOLUTIONS:
@@ -279,7 +285,7 @@ def _of_convolution(call: _Call) -> list[_Dimension]:
 
 
 def _of_matrices(call: _Call) -> list[_Dimension]:
-    """Return the sides of two batches of matrices: the two of the product, and the one summed over."""
+    """Return the sides of two batches of matrices: the product's two sides, and the side summed over."""
     first, second, product = call.all[-3:]
     added = call.all[:-3]
     outer, inner = _fewest_sides(first)
@@ -299,11 +305,12 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 
 
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
-    """Return the dimensions of the largest tensor, such as a table, the longest one first.
+    """Return the dimensions of the largest tensor, such as a table, the longest dimension first.
 
-    Each is cut in other tensors, too. In those with as many dimensions, it is the dimension at the same
-    place, if this has the same length or is the side of a smaller or larger image. In other tensors, it is
-    the first dimension of the same length. Numbers that are multiples of the length are reduced as well.
+    Each dimension is cut in other tensors, too. In a tensor with as many dimensions, the dimension at the
+    same index is cut, if it has the same length or is the side of a smaller or larger image. In another
+    tensor, the first dimension of the same length is cut. Numbers among the arguments that are multiples of
+    the length are reduced as well.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
     batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}
@@ -342,7 +349,7 @@ def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
     outer, inner = _fewest_sides(first)
 
     def cut(matrix: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a smaller matrix, stored by columns if the given one is, otherwise by rows."""
+        """Return a smaller matrix. It is stored by columns if ``matrix`` is, otherwise by rows."""
         rows, columns = min(matrix.shape[0], rows), min(matrix.shape[1], columns)
         if _for_blas(matrix) and matrix.stride(1) != 1:
             return torch.zeros(columns, rows, dtype=matrix.dtype).t()

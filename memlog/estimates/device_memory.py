@@ -11,11 +11,11 @@ from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
 
 _REPEATS = 2
-"""Times that the step is replayed: the first leaves the free blocks that the second finds."""
+"""Number of replays of the step. The first replay leaves free blocks, as earlier steps do on a device."""
 
 
 class SizeRange(NamedTuple):
-    """Bytes that are known as a range only."""
+    """Number of bytes of which only a range is known."""
 
     low: int
     high: int
@@ -45,11 +45,11 @@ def reserved(
 
     Args:
         trace: The step, with all of its events.
-        limit: Most bytes that it may reserve.
-        expandable: True if its segments grow (``expandable_segments:True``).
+        limit: Maximum number of bytes that the allocator may reserve; ``None``: no limit.
+        expandable: True if the allocator's segments grow (``expandable_segments:True``).
 
     Returns:
-        The most that it reserves; ``None`` if the step does not fit below the limit.
+        The maximum number of reserved bytes; ``None`` if the step does not fit below the limit.
     """
     allocator = CachingAllocator(limit, expandable=expandable)
     events = tuple(encoding.decode_with_allocations(trace.events))
@@ -61,7 +61,7 @@ def reserved(
     live: set[int] = set()
     try:
         for _ in range(_REPEATS):
-            # A step begins with the storages of the trace's beginning, instead of what the last replay left.
+            # Each replay begins with the storages from before the trace, not with those that the last left.
             for key in live - begun.keys():
                 allocator.free(key)
             for key in sorted(begun.keys() - live):
@@ -78,7 +78,7 @@ def _replay(
     events: Iterable[tuple[encoding.StreamEvent, encoding.StreamEvent | None]],
     live: set[int],
 ) -> None:
-    """Replay a step's events, and keep the keys of live storages in ``live``."""
+    """Replay a step's events, and update ``live``, the keys of live storages."""
     for event, allocation in events:
         if event.kind == encoding.ALLOC and event.phase != encoding.BEFORE:
             allocator.allocate(event.key, event.size)

@@ -1,4 +1,7 @@
-"""Replacement of the CUDA devices that a program names by the CPU, whose operations memlog can trace."""
+"""Replacement of a program's CUDA devices by the CPU.
+
+An estimate traces operations on the CPU, even if the program names a CUDA device.
+"""
 
 # Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
@@ -17,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def all_on_cpu() -> Iterator[None]:
-    """Make every tensor on the CPU inside the block, also if the program names a CUDA device."""
+    """Make every tensor on the CPU inside the block, even if the program names a CUDA device."""
     default = torch.get_default_device()
     with (
         nullcontext() if default.type == "cpu" else torch.device("cpu"),
@@ -29,7 +32,7 @@ def all_on_cpu() -> Iterator[None]:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Replaces names of CUDA devices among the arguments of torch's functions."""
+    """Mode that replaces CUDA devices by the CPU among the arguments of torch's functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.cuda, Tensor.pin_memory):
@@ -51,7 +54,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """Convert a module's tensors: torch's own method refuses fake parameters."""
+    """Apply ``fn`` to a module's tensors, in place of torch's own method, which refuses fake parameters."""
     for child in module.children() if recurse else ():
         child._apply(fn)
     for parameter in module._parameters.values():

@@ -30,10 +30,10 @@ from memlog.trace.records import LayerFigures, RecordedTrace
 from memlog.tracer.engines.cpu.limitations import ALWAYS
 
 MARGIN = 0.02
-"""Safety margin, as a share of the estimate. `make estimate-bench` shows how often a job fails despite it."""
+"""Safety margin, as a fraction of the estimate. `make estimate-bench` shows how often it is too small."""
 
 _HUGE = 2**31
-"""A batch of this size fits only if the step ignores the batch size."""
+"""Maximum batch size that is tried. A larger batch fits only if the step ignores the batch size."""
 
 
 class Estimate:
@@ -43,7 +43,7 @@ class Estimate:
         device: ``"cuda"`` or ``"cpu"``.
         batch: Number of samples; ``None`` if `estimate` did not get it.
         length: Length of a sequence; ``None`` if `estimate` did not get it.
-        peak: Most bytes that tensors take at a time.
+        peak: Maximum number of bytes that tensors take at the same time.
         categories: Bytes at the peak, by category (parameters, gradients, activations, …).
         layers: Figures of every layer.
         recording: The trace of the step, which memlog's exporters read.
@@ -62,7 +62,7 @@ class Estimate:
 
     @property
     def phases(self) -> dict[PhaseName, PhaseLevel]:
-        """Bytes at the end of each phase of the step, and the most during it."""
+        """Live bytes at the end of each phase of the step, and the highest live bytes in the phase."""
         return phase_levels(self.recording) or {}
 
     @cached_property
@@ -75,7 +75,7 @@ class Estimate:
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:
-        """Device memory needed besides tensors, as ranges with their source; nothing on the CPU."""
+        """Device memory needed in addition to tensors, as ranges with their sources; empty on the CPU."""
         return (CONTEXT, WORKSPACES) if self.device == "cuda" else ()
 
     @property
@@ -92,11 +92,11 @@ class Estimate:
     def needed(self) -> int:
         """Bytes of memory with which the step should not fail.
 
-        They are the reserved bytes (on the CPU, the peak) with the margin, and the upper ends of the ranges
-        in `besides`.
+        They are the sum of the reserved bytes (on the CPU, the peak), the safety margin, and the upper ends
+        of the ranges in `besides`.
 
-        A smaller device may be enough, because the allocator gives back what it does not use. `fits`
-        considers that.
+        A smaller device can be enough, because the allocator gives back unused bytes when it reaches the
+        limit. `fits` considers this.
         """
         held = self.peak if self.reserved is None else self.reserved
         return round(held * (1 + MARGIN)) + _most(self.besides)
@@ -169,7 +169,7 @@ class Estimate:
 
     @property
     def advice(self) -> Advice:
-        """Changes that would lower the peak, and by how much, as `memlog advise` shows for a run.
+        """Changes that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
 
         The time that a change adds is unknown, because nothing was computed.
         """
@@ -195,7 +195,7 @@ class Estimate:
         return "\n".join([*lines, *(f"Warning: {each}" for each in self.uncounted)])
 
     def __repr__(self) -> str:
-        """Return the peak and what is needed."""
+        """Return text with the peak and the needed memory."""
         of = "" if self.batch is None else f", batch {self.batch}"
         return (
             f"<memlog.Estimate: peak {format_bytes(self.peak)} on {self.device}{of}, "
@@ -248,17 +248,18 @@ def estimate(
         result = memlog.estimate(step, model=model, optimizer=torch.optim.AdamW, batch=8)
         result.peak, result.fits("80 GiB"), result.largest_batch("80 GiB")
 
-    The step runs twice on fake tensors, which have shapes but no bytes: once to make the optimizer's state,
-    and once to be traced. The model and the optimizer get their own tensors back.
+    The step runs twice on fake tensors, which have shapes but no bytes. The first run makes the optimizer's
+    state. The second run is traced. Afterwards, the model and the optimizer get their own tensors back.
 
     Args:
-        step: Function that makes one training step: forward, backward, and the optimizer's step. It gets
-            those of ``model``, ``optimizer``, ``batch`` and ``length`` that its parameters name. It may use
-            autocast, checkpointing and accumulation. It may print ``loss.item()`` and calculate with it, but
-            not decide by a tensor's value. Its other effects (a scheduler's step, printing) do happen.
-        model: The model, also on the device ``meta``, or a function that makes it. With a function, not even
-            the parameters take memory. ``None``: the first module that the step calls.
-        optimizer: The optimizer, or a function that makes it of the parameters, such as
+        step: Function that makes one training step: forward, backward, and the optimizer's step. Its
+            parameters can be named ``model``, ``optimizer``, ``batch`` and ``length``; the function gets the
+            arguments that it names. It may use autocast, checkpointing and accumulation. It may print
+            ``loss.item()`` and calculate with it, but not decide by a tensor's value. Its other effects, such
+            as a scheduler's step and printing, really happen.
+        model: The model, which can be on the device ``meta``, or a function that makes the model. With a
+            function, not even the parameters take memory. ``None``: the first module that the step calls.
+        optimizer: The optimizer, or a function that makes it from the parameters, such as
             ``torch.optim.AdamW``.
         batch: A number of samples, or a batch: nested tensors whose first dimension counts the samples.
         length: Length of a sequence.
@@ -288,17 +289,17 @@ def estimate_made_by(
     length: int | None = None,
     device: Device = "cuda",
 ) -> Estimate:
-    """Estimate a step whose model is made on fake tensors, by a function.
+    """Estimate a step whose model is made by a function, on fake tensors.
 
     Args:
         make: Function that returns arguments of `estimate` by name: ``step``, and if needed ``model``,
             ``optimizer`` and ``expandable_segments``.
-        batch: Number of samples, for steps that ask for it.
-        length: Length of a sequence, for steps that ask for it.
-        device: ``"cuda"`` or ``"cpu"``.
+        batch: Number of samples, for steps with a parameter ``batch``.
+        length: Length of a sequence, for steps with a parameter ``length``.
+        device: ``"cuda"`` or ``"cpu"``: where the step will run.
 
     Raises:
-        ConfigurationError: As in `estimate`, or because the dictionary has an unknown key.
+        ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.
     """
     mode = FakeMode()
     with reasons(), mode, all_on_cpu():

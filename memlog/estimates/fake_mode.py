@@ -1,4 +1,4 @@
-"""Mode of an estimate's fake tensors, which remembers what each operation returns.
+"""Mode of an estimate's fake tensors, which remembers the results of each operation.
 
 torch takes 0.1 to 5 ms for an operation on fake tensors. The results of an operation follow from the shapes
 and types of its arguments, and a training step repeats most operations in every layer.
@@ -39,7 +39,7 @@ _PLAIN: Final = frozenset(
 
 
 def _size_of_losses(args: Any, out: Tensor) -> int:
-    """Return the bytes of one loss for each value: torch writes their mean or sum into the same storage."""
+    """Return the bytes of one loss per value. torch writes the losses' mean or sum into the same storage."""
     values: int = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
     return values * out.element_size()
 
@@ -75,22 +75,22 @@ _WEIGHTS: Final = {
     _aten.native_group_norm.default: 1,
     _aten.native_layer_norm.default: 2,
 }
-"""Normalisations, and the index of the weight among their arguments. They keep means and deviations in the
-weight's type, but on fake tensors in the input's type."""
+"""Normalisations, and the index of the weight among their arguments. On real tensors, they keep means and
+deviations in the weight's type. On fake tensors, torch returns them in the input's type."""
 
 
 class FakeMode(FakeTensorMode):
-    """Mode in which new tensors have shapes but no bytes, and operations get fakes instead of real ones.
+    """Mode in which new tensors have shapes but no bytes, and operations get fakes instead of real tensors.
 
     Attributes:
-        convert: Function that returns the tensor that an operation gets instead of one with bytes. ``None``:
-            torch makes a fake tensor for this one operation.
+        convert: Function that returns the fake tensor that operations get instead of a real tensor. ``None``:
+            torch makes a new fake tensor for each operation.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._attributes = vars(FakeTensor(self, torch.empty(0, device=_META), _CPU)).copy()
-        # torch's own cache: beside this one, its checks take longer than it saves.
+        # Switches off torch's own cache. Beside memlog's cache, its checks would take longer than it saves.
         self.cache_enabled = False
         self.convert: Callable[[Tensor], Tensor] | None = None
 
@@ -104,7 +104,9 @@ class FakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # autograd asks for it several times for each operation
+            return args[
+                0
+            ].fake_device  # autograd asks for the device several times for each operation
         kwargs = kwargs or {}
         key: list[Any] = [func, torch.get_default_dtype(), *kwargs]
         described = (
@@ -120,7 +122,10 @@ class FakeMode(FakeTensorMode):
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
-        """Append to ``into`` what an operation's result depends on; return False if that is unknown."""
+        """Append everything that an operation's result depends on to ``into``.
+
+        Return False if the result may depend on something else.
+        """
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -140,7 +145,7 @@ class FakeMode(FakeTensorMode):
         return True
 
     def by_torch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation as torch does, to find out what it returns."""
+        """Run an operation as torch does on fake tensors, and correct the result's bytes and types."""
         # `lift_fresh` gets a tensor made of Python's numbers. torch converts it, and remembers the numbers.
         if self.convert and func is not _aten.lift_fresh.default and _has_bytes((args, kwargs)):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
@@ -189,7 +194,7 @@ class FakeMode(FakeTensorMode):
 
 
 def _has_bytes(values: Any) -> bool:
-    """Return whether an operation's arguments contain a tensor that is no fake. Nearly none do."""
+    """Return whether an operation's arguments contain a real tensor. In most operations, there is none."""
     if isinstance(values, (tuple, list)):
         return any(map(_has_bytes, values))
     if isinstance(values, dict):
@@ -210,7 +215,7 @@ def _bytes_in(values: Any) -> int:
 def _changes_values_only(func: Any) -> bool:
     """Return whether an operation returns nothing and has no implementation for tensors without bytes.
 
-    This is so for the steps of fused optimizers. torch would run them on real tensors of the same size.
+    The steps of fused optimizers are such operations. torch would run them on real tensors of the same size.
     """
     name = func.name()
     return (

@@ -43,8 +43,8 @@ _BEHAVIOUR: dict[str | None, Callable[[], AbstractContextManager[None]]] = {
 def only_new_objects() -> Iterator[None]:
     """Let garbage collections inside the block look only at objects that are made inside it.
 
-    A process with torch has half a million older objects, among which a step leaves no garbage. If the
-    program has called ``gc.freeze`` itself, this does nothing.
+    A process with torch has half a million older objects. None of them becomes garbage in a step. If the
+    program has called ``gc.freeze`` itself, nothing is changed.
     """
     if gc.get_freeze_count():
         yield
@@ -63,14 +63,14 @@ def traced_step(
     *,
     device: Literal["cuda", "cpu"] | None,
 ) -> RecordedTrace:
-    """Run a step to make the optimizer's state, then trace a second one.
+    """Run one training step to make the optimizer's state, then trace a second step.
 
     Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have.
 
     Args:
         step: Function that makes one training step.
         model: The model; ``None``: the first module that is called.
-        optimizer: Its optimizer, if it is made already.
+        optimizer: The model's optimizer; ``None`` if it is not known before the step.
         device: Device whose operations are imitated; ``None``: the CPU, without workspaces.
 
     Raises:
@@ -100,7 +100,7 @@ def traced_step(
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Give errors of fake tensors a message that says what can't be known."""
+    """Convert errors of fake tensors to `ConfigurationError`, with messages that say what can't be known."""
     try:
         with warnings.catch_warnings():
             # torch itself reads the data pointer when copy.deepcopy copies a layer.

@@ -1,4 +1,4 @@
-"""Replacement of a model's and an optimizer's tensors by fake ones, for as long as an estimate takes."""
+"""Replacement of a model's and an optimizer's tensors by fake ones during an estimate."""
 
 # Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
@@ -21,12 +21,12 @@ from memlog.estimates.fake_mode import FakeMode
 
 
 class Fakes:
-    """Fake tensors with the shapes, strides and types of real ones. Each real one has one fake.
+    """Fake tensors with the shapes, strides and types of real tensors, one for each real tensor.
 
-    All of them lie on the CPU, whose operations memlog's CPU engine can trace.
+    All fakes lie on the CPU, because memlog's CPU engine can trace the operations there.
 
     Args:
-        mode: Mode that makes them.
+        mode: Mode that makes the fake tensors.
     """
 
     def __init__(self, mode: FakeMode) -> None:
@@ -34,7 +34,10 @@ class Fakes:
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the fake of a tensor; a fake is returned as it is. A parameter's fake is a parameter."""
+        """Return the fake of a tensor, or the tensor itself if it is a fake.
+
+        The fake of a parameter is a parameter, too.
+        """
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -58,10 +61,10 @@ class Fakes:
         return tree_map_only(Tensor, self.of, values)
 
     def of_used(self, tensor: Tensor) -> Tensor:
-        """Return what an operation of the step gets instead of a tensor.
+        """Return the tensor that an operation of the step gets instead of ``tensor``.
 
         Raises:
-            ConfigurationError: The tensor is a parameter of an unknown model; its gradient would be lost.
+            ConfigurationError: The tensor is a parameter of an unknown model. Its gradient would be lost.
         """
         if isinstance(tensor, FakeTensor) or not tensor.ndim:
             return tensor
@@ -74,10 +77,10 @@ class Fakes:
 
     @contextmanager
     def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
-        """Give a model and an optimizer fake tensors inside the block, and their own again afterwards.
+        """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
 
         Operations in the block also get fakes. The mode forgets this object afterwards. Otherwise neither
-        would be freed: a gradient holds the mode, and collections don't see that a parameter holds its
+        would be freed: a gradient holds the mode, and garbage collections don't see that a parameter holds its
         gradient.
         """
         with ExitStack() as undo:

@@ -1,7 +1,8 @@
 """Memory that oneDNN's LSTM keeps for its backward pass, and its workspace, measured on a few time steps.
 
-Each time step adds the same bytes to both, apart from the rounding to pages. If the weights or the batch are
-large, they are cut as well. Weights grow with the square of the states' size, so three sizes are measured.
+Each time step adds the same bytes to the kept memory and to the workspace, apart from the rounding to pages.
+If the weights or the batch are large, they are cut as well. Weights grow with the square of the states' size,
+so three sizes of states are measured.
 """
 
 # Some of the torch functions used here have no types.
@@ -24,16 +25,17 @@ _aten: Final = torch.ops.aten
 _FORWARD: Final = _aten.mkldnn_rnn_layer.default
 _STEPS: Final = (16, 32)
 _LARGE: Final = 4 * MIB
-"""Bytes of weights, or of the states of 32 time steps, above which other lengths are cut, too."""
+"""Maximum bytes of weights, and of the states of 32 time steps, with which only the time steps are cut."""
 _LARGE_STEPS, _LARGE_BATCH = (4, 8), (8, 16)
 _SQUARE, _NARROW, _WIDE = (256, 512, 768), (256, 512), (1024, 1280)
-"""Sizes to measure if more is cut. `_NARROW`: of inputs, if they are fewer than the states. `_WIDE`: of
-inputs, if they are more. `_SQUARE`: of the states, if inputs are as many or more."""
+"""Sizes of inputs and of states to measure if weights or batch are large. `_NARROW`: inputs that are smaller
+than the states. `_WIDE`: inputs that are larger than the states. `_SQUARE`: states that are not larger than
+the inputs, and inputs as large as the states."""
 _TALL: Final = (512, 768, 1024)
-"""Sizes of the states to measure if inputs are fewer."""
+"""Sizes of states that are larger than the inputs."""
 _ROW, _BLOCK = 256, 16
-"""Lengths in values: oneDNN makes a row longer if it is a multiple of `_ROW`, and copies a row if it is no
-multiple of `_BLOCK`."""
+"""Lengths of rows in values. oneDNN makes a row longer if its length is a multiple of `_ROW`. It copies a row
+if the row's length is no multiple of `_BLOCK`."""
 _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
@@ -49,7 +51,7 @@ class _Measured(NamedTuple):
     """Bytes of each allocation and (below 0) free."""
     backward: list[int]
     kept: list[int]
-    """Bytes that the forward operation keeps for the backward one: one number."""
+    """Bytes that the forward operation keeps for the backward operation, as a list with one number."""
 
 
 def kept(args: Any, _out: Any) -> int:
@@ -60,7 +62,7 @@ def kept(args: Any, _out: Any) -> int:
 
 
 def workspace(func: Any, args: Any) -> Workspace | None:
-    """Return the workspace of one of the operations; ``None`` if it can't be measured."""
+    """Return the workspace of one of the `OPERATIONS`; ``None`` if it can't be measured."""
     backward = args if func is not _FORWARD else None
     forward = args if backward is None else [*args[:_TENSORS], *(args[at] for at in _OF_FORWARD)]
     trains = torch.is_grad_enabled() or backward is not None
@@ -77,10 +79,11 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
     Args:
         forward: Arguments of the forward operation.
         backward: Arguments of the backward operation; ``None``: it is not measured.
-        chosen: Lengths of the first dimensions, in the order of `_points`. The others keep their own lengths.
+        chosen: Lengths of the first dimensions, in the order of `_points`. The other dimensions have their
+            own lengths.
 
     Returns:
-        ``None`` if they can't be measured.
+        The allocations and the kept bytes; ``None`` if they can't be measured.
     """
     lengths = (*forward[0].shape, forward[_HIDDEN])
     at = len(chosen)
@@ -101,7 +104,12 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
 
 
 def _points(forward: Any, at: int) -> tuple[int, ...]:
-    """Return the lengths to measure of a dimension: steps (0), samples (1), inputs (2), or states (3)."""
+    """Return the lengths to measure for a dimension.
+
+    Args:
+        forward: Arguments of the forward operation.
+        at: Number of the dimension: steps (0), samples (1), inputs (2), or states (3).
+    """
     inputs, weights = forward[0], forward[1:3]
     length = (*inputs.shape, forward[_HIDDEN])[at]
     states = _STEPS[-1] * inputs.shape[1] * forward[_HIDDEN] * inputs.itemsize

@@ -1,7 +1,7 @@
 """Estimate of a training step's memory for any model and batch. It needs no GPU and allocates no tensor.
 
-Sizes are those of tensors alone, without workspaces of operations and without the bytes that an allocator
-rounds up or reserves. `memlog.estimate` considers these, too.
+Sizes are those of tensors alone. Workspaces of operations and bytes that an allocator adds are not included.
+`memlog.estimate` includes them.
 """
 
 # Some of the torch functions used here have no types.
@@ -33,9 +33,9 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
     gradients: int
     optimizer_state: int
     data: int
-    """Batch of the model's first call."""
+    """Bytes of the batch: tensors made before the model's first call."""
     activations: int
-    """Tensors that the forward pass keeps for the backward pass, the loss included."""
+    """Bytes of the tensors that the forward pass keeps for the backward pass, including the loss."""
     after_data: int
     after_forward: int
     after_backward: int
@@ -68,13 +68,13 @@ def estimate_memory(
     *,
     accumulate: int = 1,
 ) -> MemoryEstimate:
-    """Estimate the memory of a training step. Computes nothing and leaves the model unchanged.
+    """Estimate the memory of a training step. Nothing is computed, and the model stays unchanged.
 
     Args:
-        model: Only its shapes matter; it may be on the device ``meta``.
+        model: The model, which can be on the device ``meta``. Only its tensors' shapes and types matter.
         loss: Function that gets the model, makes a batch (``torch.randn(…)``) and returns the loss. It may
             use `torch.autocast` and ``checkpoint``, but not decide by the value of a tensor.
-        optimizer: Function that makes an optimizer of the parameters.
+        optimizer: Function that makes an optimizer from the parameters.
         accumulate: Number of batches whose gradients are added up before the optimizer's step.
 
     Raises:

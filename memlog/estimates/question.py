@@ -27,7 +27,7 @@ _ARGUMENTS = ("model", "optimizer", "batch", "length")
 
 
 class Question:
-    """Arguments of `estimate`, with methods that return them with another batch or length."""
+    """Arguments of `estimate`, and methods that return the arguments with another batch or length."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Question:
         return self.size
 
     def with_batch(self, size: int) -> Question:
-        """Return the question with another batch size."""
+        """Return the same arguments with another batch size."""
         if not _is_batch(size):
             raise ConfigurationError(f"batch={size!r:.100}: write a whole number above 0")
         before = self.known_size()
@@ -83,7 +83,7 @@ class Question:
         return self._changed(batch=batch)
 
     def with_length(self, length: int) -> Question:
-        """Return the question with another length."""
+        """Return the same arguments with another length."""
         if self.length is None:
             raise ConfigurationError("the length is unknown: pass length= to memlog.estimate")
         return self._changed(length=length)
@@ -101,7 +101,12 @@ class Question:
 
     @only_new_objects()
     def trace(self, mode: FakeMode | None = None) -> RecordedTrace:
-        """Trace the step. ``mode``: mode in which a model with fake tensors was made; ``None``: a new one."""
+        """Trace the step on fake tensors.
+
+        Args:
+            mode: Mode in which the model was made with fake tensors; ``None``: the model has real tensors, or
+                a function makes it.
+        """
         mode = mode or FakeMode()
         fakes = Fakes(mode)
         given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
@@ -129,7 +134,14 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
 
 
 def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
-    """Return the given model or optimizer, or what the given function returns; ``None`` if none is given."""
+    """Return the given model or optimizer, or the one that the given function makes; ``None``: none is given.
+
+    Args:
+        name: Name of the argument of `estimate`, for messages.
+        kind: Class that the result must have.
+        given: Model, optimizer, or a function that makes it.
+        arguments: Arguments of the function.
+    """
     if given is None or isinstance(given, kind):
         return given
     made = given(*arguments) if callable(given) else given
@@ -149,10 +161,10 @@ def _is_batch(batch: Any) -> bool:
 
 
 def _names(step: Callable[..., object], values: dict[str, Any]) -> list[str]:
-    """Return the arguments that a step function asks for.
+    """Return the names of the given arguments that a step function has as parameters.
 
     Raises:
-        ConfigurationError: The step asks for an argument that `estimate` does not have, or did not get.
+        ConfigurationError: The step needs an argument that `estimate` does not have, or did not get.
     """
     asked = {
         name: parameter.default is not parameter.empty

@@ -1,4 +1,4 @@
-"""Real tensors with the memory layout of fake ones, with the same lengths or with others."""
+"""Real tensors with the memory layout of fake tensors, with the same lengths or with other lengths."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return the strides for other lengths: each stride changes with the lengths of the dimensions inside."""
+    """Return a tensor's strides for other lengths, with its dimensions in the same order in memory.
+
+    Each stride is proportional to the lengths of the dimensions with smaller strides.
+    """
     strides = tensor.stride()
     found = []
     for stride in strides:

@@ -1,7 +1,7 @@
-"""Memory of what operations on fake tensors return, to make the same results again in less time.
+"""Cache of the results of operations on fake tensors, to make equal results again in less time.
 
-Results follow from the shapes and types of an operation's arguments. Some operations return tensors with the
-shapes of their arguments, whatever these are: then one result of torch's is enough for all shapes.
+Results follow from the shapes and types of an operation's arguments. Some operations return tensors that
+always have the shapes of their arguments. For them, one result from torch is enough for all shapes.
 """
 
 # Some of the torch functions used here have no types.
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from memlog.estimates.fake_mode import FakeMode
 
 Repetition = Callable[..., Any]
-"""Function that makes the results of an operation from the mode and the arguments of its dispatch."""
+"""Function that makes the results of an operation again. It gets the `FakeMode` and the arguments of
+``__torch_dispatch__``."""
 
 _CPU: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
@@ -36,27 +37,28 @@ _LIKE_ARGUMENTS: Final = frozenset(
         *("zeros_like", "ones_like", "empty_like", "zero_", "fill_", "copy_"),
     )
 )
-"""Operations, besides those that torch marks as pointwise, whose results have their arguments' shape."""
+"""Operations whose results have their arguments' shape although torch does not mark them as pointwise."""
 _NORMALISATIONS: Final = frozenset(("aten::native_batch_norm", "aten::native_batch_norm_backward"))
-"""Operations whose results have the shape of the input or, like their other arguments, of its channels."""
+"""Operations whose arguments and results have the input's shape, or one value per channel of the input."""
 _MOST: Final = 100_000
-"""Maximum number of operations that are remembered: about 100 MB."""
+"""Maximum number of remembered repetitions (about 100 MB). Further repetitions are not remembered."""
 
 _known: dict[tuple[Any, ...], Repetition] = {}
 """Repetitions by the operation and the shapes, strides, types and values of its arguments."""
 _known_for_all_shapes: dict[tuple[Any, ...], _LikeArguments] = {}
-"""The same without shapes and strides, for arguments that are stored row by row."""
+"""Results for any shape, by the operation and the types and values of its arguments. The arguments must be
+stored row by row."""
 
 
 def known(key: tuple[Any, ...], func: Any, args: Any, kwargs: Any) -> Repetition | None:
     """Return a function that makes an operation's results; ``None`` if they are not known yet.
 
     Args:
-        key: The operation and everything that its results depend on; shapes and strides, and only these, are
-            tuples.
+        key: The operation and everything that its results depend on. Shapes and strides are tuples. Nothing
+            else in the key is a tuple.
         func: The operation.
-        args: Its arguments.
-        kwargs: Its arguments by name.
+        args: The operation's arguments.
+        kwargs: The operation's arguments by name.
     """
     again = _known.get(key)
     if again is None:
@@ -74,7 +76,7 @@ def known(key: tuple[Any, ...], func: Any, args: Any, kwargs: Any) -> Repetition
 def learn(
     key: tuple[Any, ...], mode: FakeMode, func: Any, args: Any, kwargs: Any, out: Any
 ) -> None:
-    """Remember an operation's result. ``key``, ``func``, ``args`` and ``kwargs`` are those of `known`."""
+    """Remember an operation's result ``out``. The other arguments are as in `known`."""
     given = _fakes((args, kwargs))
     again = _repetition(mode, given, args, out)
     if len(_known) < _MOST:
@@ -89,7 +91,7 @@ def _fakes(values: Any) -> list[Tensor]:
 
 
 def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return the key for arguments of any shape; empty if the results' shapes may be others."""
+    """Return the key without shapes and strides; empty if one result may not be enough for all shapes."""
     if not given or not all(_is_row_by_row(one) for one in given):
         return ()
     shape, name = given[0].shape, func.name().partition(".")[0]
@@ -106,7 +108,7 @@ def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) ->
 
 
 def _is_row_by_row(tensor: Tensor) -> bool:
-    """Return whether a tensor has the strides of a new one, also in dimensions of length 1."""
+    """Return whether a tensor has the strides of a new tensor, also in dimensions of length 1."""
     return tensor.stride() == torch.empty(tensor.shape, device=_META).stride()
 
 
@@ -123,16 +125,16 @@ class _NewTensors:
 
 
 class _LikeArguments(NamedTuple):
-    """Results of an operation that follow from arguments of any shape."""
+    """Results of an operation for arguments of any shape. Each new tensor has the layout of an argument."""
 
     again: Repetition
     """Repetition for the shapes that were seen first."""
     places: Sequence[int | None] = ()
-    """For each new tensor, the argument that it is like."""
+    """For each new tensor, the index of the argument whose shape and strides the tensor has."""
 
     @classmethod
     def of(cls, again: Repetition, given: Sequence[Tensor]) -> _LikeArguments | None:
-        """Return the results for any shape; ``None`` if a new tensor is like no argument."""
+        """Return the results for any shape; ``None`` if a new tensor does not have an argument's layout."""
         if again in (_nothing, _first_argument):
             return cls(again)
         if not isinstance(again, _NewTensors):
@@ -143,7 +145,7 @@ class _LikeArguments(NamedTuple):
         return cls(again, [one and layouts.index(one[:2]) for one in again.shapes])
 
     def repetition(self, given: Sequence[Tensor]) -> Repetition:
-        """Return the repetition for arguments of other shapes."""
+        """Return the repetition for the shapes of the arguments in ``given``."""
         if not isinstance(self.again, _NewTensors):
             return self.again
         shapes = [
@@ -170,7 +172,10 @@ def _repetition(mode: FakeMode, given: Sequence[Tensor], args: Any, out: Any) ->
 
 
 def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
-    """Return whether shape and type are enough to make the result again; add its storage to ``taken``."""
+    """Return whether a result can be made again from its shape and type alone.
+
+    Add the result's storage to ``taken``, the storages of arguments and earlier results.
+    """
     if (
         type(result) is not FakeTensor
         or result.constant is not None

@@ -1,4 +1,4 @@
-"""Values of fake tensors: a program may print them and calculate with them, but not decide by them."""
+"""Values of fake tensors. A program may print them and calculate with them, but not decide by them."""
 
 # Some of the torch functions used here have no types.
 # mypy: allow-untyped-calls
@@ -25,7 +25,8 @@ _CALCULATES = (
     "__abs__ __round__"
 )
 _LATE = 1000.0
-"""Value that optimizers read, such as their number of steps: too large for a change in their behaviour."""
+"""Value that optimizers read, for example as their number of steps. After so many steps, the behaviour of
+optimizers no longer changes."""
 _DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
 
 _READING: Final = frozenset((Tensor.item, Tensor.__format__, Tensor.numpy, Tensor.__array__))
@@ -38,8 +39,8 @@ class ValueUsedError(Exception):
 class UnknownNumber(float):
     """Number that stands for the value of a fake tensor (``loss.item()``).
 
-    Calculating with it gives another such number. Comparing it, or converting it to `int` or `bool`, raises
-    `ValueUsedError`, because the program's next step would depend on the value.
+    A calculation with it gives another unknown number. Comparing it, or converting it to `int` or `bool`,
+    raises `ValueUsedError`, because the program would then decide by the value.
     """
 
     __hash__ = float.__hash__
@@ -69,7 +70,7 @@ for _name in _DECIDES.split():
 def unknown_values() -> Iterator[None]:
     """Let programs read the values of fake tensors inside the block.
 
-    Torch's optimizers may also decide by these values, because no size depends on what they decide.
+    Torch's optimizers may also decide by these values, because no size depends on their decisions.
     """
     mode = _Reading()
     hooks = (
@@ -85,14 +86,14 @@ def unknown_values() -> Iterator[None]:
 
 
 class _Reading(TorchFunctionMode):
-    """Mode that answers torch's functions which read a tensor's value."""
+    """Mode that replaces torch's functions that read a tensor's value."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known = False
 
     def optimizer(self, stepping: Optimizer | None) -> None:
-        """Note that an optimizer's step begins; ``None``: that it ends.
+        """Remember that a step of ``stepping`` begins or, if ``stepping`` is ``None``, that the step ends.
 
         Raises:
             ConfigurationError: The optimizer has real parameters, because `memlog.estimate` did not get it.

@@ -8,7 +8,7 @@
     │   │   ├─ loss = model(x)
     │   │   ├─ loss.backward()
     │   │   └─ optimizer.step()                     Device (first seen), Parameters (once), Batch
-    │   │        └─ the loss, once it is known      Loss
+    │   │        └─ the loss, when it is known      Loss
     │   └─ end of the epoch                         Epoch
     ├─ minimize(loss_function):
     │   └─ every call of loss_function              Evaluation
@@ -34,7 +34,7 @@ New fields are added only at the end and with a default. An older reader then ig
 writer adds. Any other change of the format increases ``SCHEMA_VERSION``.
 
 Axes: ``step`` counts optimizer steps, ``evaluation`` counts calls of a loss function, ``epoch`` counts
-epochs. They are never mixed.
+epochs. These are three separate axes.
 """
 
 from __future__ import annotations
@@ -162,7 +162,12 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
 
 
 def field_names() -> dict[str, tuple[str, ...]]:
-    """Return the names of the fields, as they are written: of events by tag, of their parts by class name."""
+    """Return the names of all fields, in the order in which the journal stores them.
+
+    Returns:
+        Names of an event's fields by the event's tag, and names of the fields of a struct inside events (such
+        as `DeviceReading`) by its class name.
+    """
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
     parts: tuple[type[msgspec.Struct], ...] = (
         DeviceReading,

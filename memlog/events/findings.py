@@ -9,11 +9,11 @@ import msgspec
 from memlog.events.readings import Int, TensorInput
 
 OF_FINDING = "memlog: "
-"""Prefix of ``rule`` in an alert about a finding; the finding's kind follows."""
+"""Prefix of ``rule`` in an alert about a `Finding`. The finding's ``kind`` follows the prefix."""
 
 
 class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
-    """Alert: a rule's threshold was crossed, or memlog found a cause or a bad end."""
+    """Alert: a value crossed a rule's threshold, memlog found a cause of high memory, or a run failed."""
 
     time_us: Int
     step: Int | None
@@ -23,7 +23,7 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
     text: str
     value: float | None = None
     evaluation: Int | None = None
-    """Call of a loss function that triggered the rule, if no step did."""
+    """Index of the call of a loss function that triggered the rule, if no step did."""
     epoch: Int | None = None
     """Epoch that triggered the rule, if neither a step nor an evaluation did."""
 
@@ -34,7 +34,7 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
 
     @property
     def where(self) -> str | None:
-        """``step 120``, ``evaluation 3`` or ``epoch 1``; ``None`` if the alert lies on no axis."""
+        """Axis and index of the alert, such as ``step 120`` or ``epoch 1``; ``None`` if it has no index."""
         for axis in ("step", "evaluation", "epoch"):
             index = getattr(self, axis)
             if index is not None:
@@ -50,32 +50,32 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     at_peak: Int | None
     """Bytes that the layer held at the step's peak."""
     peak: Int | None
-    """Most bytes in use, by anything, while the layer ran."""
+    """Maximum number of bytes in use while the layer ran, by the layer and by everything else."""
     allocated: Int | None
     """Bytes that the layer allocated itself, without its child layers."""
     kept: Int | None
-    """Bytes still alive when the layer's forward returned, its child layers included: activations."""
+    """Activations: bytes that the layer's forward, with its child layers, left alive when it returned."""
     added: Int | None = None
-    """Most bytes that the layer and its child layers added to the bytes in use: in one call of its forward,
-    or in one uninterrupted part of its backward pass. ``None`` also for work outside all modules, and in a
-    journal of an older memlog."""
+    """Maximum number of bytes by which one call of the layer's forward, or one uninterrupted part of its
+    backward pass, raised the bytes in use. Child layers are included. ``None`` also for work outside all
+    modules, and in a journal of an older memlog."""
     in_series: bool = True
-    """True if trackers get this layer's figures. A run has series of a few layers only, the same in all of
-    its traces."""
+    """True if trackers get this layer's figures as time series. Only a few layers of a run have them."""
 
 
 class TracedLine(msgspec.Struct, frozen=True, array_like=True):
     """Line of the program that allocated memory outside all modules, in one traced step."""
 
     line: str
-    """Such as ``train.py:42 in step: cross_entropy``: file, line number, function, and the torch function it
-    calls."""
+    """File, line number, function, and the torch function that the line calls, such as
+    ``train.py:42 in step: cross_entropy``."""
     at_peak: Int
-    """Bytes that the line held at the step's peak, including its part of the backward pass."""
+    """Bytes that the line held at the step's peak. Bytes that its derivative allocated in the backward pass
+    are included."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
-    """Summary of a traced step; its raw events are in the artifact only."""
+    """Summary of a traced step. The single allocations are in the trace's artifact only."""
 
     time_us: Int
     step: Int | None
@@ -83,36 +83,36 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     exact: bool
     """True if the trace covers every allocation of a whole training iteration."""
     peak: Int | None
-    """Most bytes in use during the step."""
+    """Maximum number of bytes in use during the step."""
     at_peak: dict[str, Int]
     """Bytes in use at the peak, by category (parameters, gradients, activations, …)."""
     layers: tuple[TracedLayer, ...]
-    """Layers that held most at the peak, and those whose figures form series, the largest first."""
+    """Layers that held the most bytes at the peak, and layers with ``in_series``. The largest comes first."""
     unattributed: Int | None
     """Bytes at the peak that belong to no layer."""
     truncated: bool = False
-    """True if the step had more events than a trace may hold."""
+    """True if the step had more events than a trace stores. The figures nevertheless cover all events."""
     duration_us: Int = 0
     """Duration of the traced step."""
     skipped: Int = 0
     """Number of steps since the run began that were due to be traced, but could not be traced."""
     lines: tuple[TracedLine, ...] = ()
-    """Lines of the program that held most at the peak outside all modules, the largest first."""
+    """Lines of the program that held the most bytes outside all modules at the peak, the largest first."""
 
 
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
-    """Inputs of a step that raised the peak by 5 % or more, or of the last one known to have raised it."""
+    """Inputs of a step that raised the peak by 5 % or more, or of the last step known to have raised it."""
 
     time_us: Int
     step: Int
     device: str
     """``"host"``, or the device's name as in metric names."""
     peak: Int
-    """Most bytes in use between the end of the step before and the end of this one."""
+    """Maximum number of bytes in use from the end of the previous step to the end of this step."""
     inputs: tuple[TensorInput, ...]
     like_step: Int | None = None
-    """Earlier step with inputs of the same shapes and a clearly lower peak. If there is one, the inputs do
-    not explain the peak."""
+    """Earlier step with inputs of the same shapes and a clearly lower peak. If there is such a step, the
+    inputs do not explain the peak."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
@@ -125,10 +125,10 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """``"host"``, or the device's name as in metric names."""
     requested: Int | None
     free: Int | None
-    """Free bytes. On the host: bytes that were free at the peak of the process's memory, a lower bound of
-    those that were free at the failure."""
+    """Free bytes at the failure. On the host: bytes that were free at the peak of the process's memory, which
+    is a lower bound."""
     limit: Int | None
-    """Total bytes available: the device's capacity, or the tightest limit on the process."""
+    """Total bytes available: the device's capacity, or the smallest limit on the process."""
     limited_by: str | None
     """Short description of what sets the limit."""
     allocated: Int | None
@@ -137,16 +137,16 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     layer: str | None
     """Path of the module that was running."""
     phase: str | None
-    """``forward``, ``backward``, ``optimizer``."""
+    """Phase in which the allocation failed: ``forward``, ``backward`` or ``optimizer``."""
     message: str
     """Most informative line of the error."""
     free_after: Int | None = None
     """On the host: free bytes after the failed step's memory was released."""
     worker: str | None = None
-    """Other process in which the allocation failed, such as ``DataLoader worker process 0``; ``None`` for the
+    """Process in which the allocation failed, such as ``DataLoader worker process 0``; ``None``: the
     trainer itself."""
     raised_as: str | None = None
-    """Error that ended the program, if it is a different one caused by this failure."""
+    """Error that ended the program, if this failure caused a different error."""
     signal: str | None = None
     """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
     machine: Int | None = None
@@ -156,11 +156,11 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     idle: Int | None = None
     """On the host: bytes that the C library's allocator held unused when memlog handled the error."""
     inputs: tuple[TensorInput, ...] = ()
-    """Inputs of the step that failed, as far as its variables show them."""
+    """Inputs of the failed step that memlog found among the variables of the program's functions."""
 
     @property
     def capacity(self) -> int | None:
-        """Total bytes of the device or machine that failed, ignoring any limit."""
+        """Total bytes of the device or machine on which the allocation failed, ignoring any smaller limit."""
         return self.machine if self.device == "host" else self.limit
 
     @property
@@ -174,7 +174,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
 
     time_us: Int
     step: Int | None
-    """Step after which it was found; ``None`` before the first."""
+    """Last completed step when memlog found the cause; ``None`` before the first step."""
     kind: str
     """Kind of cause, such as ``kept_graph`` or ``worker_process``; ``growth`` if the cause is unknown."""
     title: str
@@ -184,9 +184,9 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
     since_step: Int | None
     """First step of the growth."""
     rate: float | None
-    """Bytes per step."""
+    """Growth in bytes per step."""
     forecast: tuple[Int, Int] | None
-    """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
+    """Earliest and latest step at which memory is expected to reach ``limit``; ``None`` if too uncertain."""
     limit: Int | None
     """Limit of the memory that grows, in bytes. ``forecast`` is about this limit."""
     evidence: tuple[str, ...] = ()

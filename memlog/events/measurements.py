@@ -1,4 +1,4 @@
-"""Events that hold measurements of memory, and the losses beside them."""
+"""Events that hold measurements of memory, and events that hold losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     rss: Int | None
     """Bytes of this process's resident set."""
     rss_peak: Int | None
-    """Highest ``rss``, in bytes. ``rss_peak_source`` tells whether it is the step's own."""
+    """Highest ``rss``, in bytes. ``rss_peak_source`` tells whether it was reached in this step."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
 
@@ -53,14 +53,15 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
     error: str | None = None
     """Type of the exception that ended the call."""
     iteration: Int | None = None
-    """Iteration of the optimiser that made the call, from 1; 0 is the starting point. ``None`` if nothing
-    counts iterations."""
+    """Iteration in which the optimiser made the call, counted from 1; 0: at the starting point. ``None`` if
+    memlog does not count this optimiser's iterations."""
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     """End of a watched block or function.
 
-    Sizes are changes during the block, but ``peak`` is an absolute size.
+    ``rss_change`` and the sizes in ``devices`` are changes during the block. Only a device's ``peak`` is an
+    absolute size.
     """
 
     time_us: Int
@@ -98,25 +99,26 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
     highest: dict[str, Int] = {}
-    """Most bytes in use that were read in the phase, by ``"host"`` or the device's name: a lower bound of a
-    peak that is not ``exact``. Memory is read when the phase begins and ends, and when a step or another
-    phase ends in it."""
+    """Highest reading of the bytes in use during the phase, by ``"host"`` or the device's name. It is a lower
+    bound of the phase's peak. Memory is read when the phase begins and ends, and when a step or another phase
+    ends within it."""
     error: str | None = None
     """Type of the exception that ended the phase."""
     step: Int | None = None
-    """Last completed step; before there is one, the number of the first step. ``None`` if the run has too
-    many labels, as in `Scope`."""
+    """Last completed step. If no step has completed, the number of the first step. ``None`` if the run has
+    too many labels, as in `Scope`."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """Readings that are too slow for the trainer.
+    """Readings of memory that take too long to be made in the trainer's process.
 
-    The helper process makes them about once a second, or earlier if many steps have ended meanwhile.
+    The helper process makes them about once a second, or earlier if many steps have ended since the last
+    sample.
     """
 
     time_us: Int
     step: Int | None
-    """Newest step in the journal at that moment; ``None`` before the first."""
+    """Newest step in the journal when memory was read; ``None`` before the first step."""
     tree_pss: Int | None
     """Proportional set size of the trainer and its descendants, without memlog's helper process."""
     tree_processes: Int | None
@@ -126,12 +128,12 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     cgroup_limit: Int | None
     """Smallest limit on the path from the process's cgroup to the root; ``None`` if there is no limit."""
     tree_file: Int | None = None
-    """Bytes of ``tree_pss`` that are pages of mapped files, which the kernel can take back when it needs
+    """Bytes of ``tree_pss`` that are pages of mapped files. The kernel can take them back when it needs
     memory."""
     children: tuple[ChildReading, ...] = ()
     """Descendants of the trainer, the oldest first; at most 32."""
     children_shared: Int | None = None
-    """Shared memory in the proportional set sizes of these descendants, in bytes."""
+    """Shared memory in the proportional set sizes of ``children``, in bytes."""
     host_limit: Int | None = None
     """Bytes that the trainer's processes may use together: ``cgroup_limit``, or the machine's memory."""
     devices: tuple[DeviceUse, ...] = ()
@@ -139,10 +141,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
 
 
 class RankSpread(msgspec.Struct, frozen=True, array_like=True):
-    """One kind of memory over the ranks of a training, in bytes."""
+    """Smallest, mean and largest value of one kind of memory over the ranks of a training, in bytes."""
 
     name: str
-    """``host/rss``, or ``device/`` and a field of `DeviceReading`. A rank's devices are added up."""
+    """Kind of memory: ``host/rss``, or ``device/`` and a field of `DeviceReading`. The values of a rank's
+    devices are added up."""
     smallest: Int
     smallest_rank: Int
     mean: float
@@ -153,7 +156,7 @@ class RankSpread(msgspec.Struct, frozen=True, array_like=True):
 class Ranks(msgspec.Struct, frozen=True, array_like=True, tag="ranks"):
     """Memory of all ranks of a training, published in the run of rank 0.
 
-    An event is about one step. From a run's 10,000th step on, it is about a range of steps, and has the
+    An event covers one step. From a run's 10,000th step on, an event covers a range of steps, and uses the
     highest memory of each rank in that range.
     """
 
@@ -161,7 +164,7 @@ class Ranks(msgspec.Struct, frozen=True, array_like=True, tag="ranks"):
     """Time at which the last rank completed the step, by that rank's clock."""
     step: Int
     reporting: Int
-    """Number of ranks whose memory at this step is known. Other ranks have ended, are late, or are not
-    recorded."""
+    """Number of ranks whose memory at this step is known. The other ranks have ended, are late, or have no
+    memlog run."""
     world_size: Int
     spreads: tuple[RankSpread, ...]

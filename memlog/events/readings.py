@@ -11,15 +11,17 @@ Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Whole number that trackers and databases can store. A journal line with a larger number is damaged."""
 
 Status: TypeAlias = Literal["finished", "failed", "killed"]
-"""How a run ended."""
+"""Outcome of a run."""
 
 PeakSource: TypeAlias = Literal["exact", "watermark", "sampled"]
-"""How a peak was obtained.
+"""Source of a peak.
 
-``exact``: the mark of the highest value rose in the event's own period, such as its step, so the peak was
-reached there. ``watermark``: the mark did not rise. It is an upper bound for the period: the highest value
-since the process began, or since other code reset the mark. ``sampled``: the highest value that was read, a
-lower bound."""
+The system keeps a mark: the highest value since the process began, or since other code reset the mark.
+
+- ``exact``: the mark rose in the event's own period, such as its step. So the mark is the period's peak.
+- ``watermark``: the mark did not rise in this period. It is only an upper bound of the period's peak.
+- ``sampled``: other code reset the mark in this period. The peak is the highest known value: a lower
+  bound."""
 
 
 def now_us() -> int:
@@ -40,33 +42,34 @@ class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
     """Highest ``allocated``. ``peak_source`` tells whether it was reached in the event's own period."""
     peak_source: PeakSource | None
     inactive_split: Int | None
-    """Free bytes in blocks that are partly in use: memory lost to fragmentation."""
+    """Free bytes in the allocator's segments that are partly in use: memory lost to fragmentation."""
 
 
 class ChildReading(msgspec.Struct, frozen=True, array_like=True):
     """Reading of one descendant of the trainer's process."""
 
     role: str
-    """Role in the program: ``DataLoader worker 3`` (numbered by start, from 0), or the program's name."""
+    """Role of the process: ``DataLoader worker 3`` (numbered by start, from 0), or the program's name."""
     pid: Int
     started: Int
     """Start of the process, Unix time in microseconds. Together with ``pid`` it identifies the process."""
     anon: Int | None
     """Resident bytes that are neither pages of mapped files nor shared memory."""
     own: Int | None = None
-    """Bytes of pages that the process has written and shares with no other, not even with its parent."""
+    """Bytes of pages that the process has written and shares with no other process, not even its parent."""
 
 
 class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
     """Memory in use on a whole device, in bytes."""
 
     name: str
-    """As in `DeviceReading`."""
+    """Device type and index, as in `DeviceReading`."""
     used: Int
-    """In use by all processes, and by the driver."""
+    """Bytes in use by all processes and by the driver."""
     other: Int | None = None
-    """``used`` minus the bytes that the trainer's caching allocator holds: other processes, CUDA's own
-    context and the libraries' buffers. ``None`` if the allocator's size changed in the last step."""
+    """``used`` minus the bytes that the trainer's caching allocator holds. These bytes belong to other
+    processes, CUDA's own context and the libraries' buffers. ``None`` if the allocator's size changed in the
+    last step."""
 
 
 class TensorInput(msgspec.Struct, frozen=True, array_like=True):
@@ -76,4 +79,4 @@ class TensorInput(msgspec.Struct, frozen=True, array_like=True):
     """Expression in the program, such as ``tokens`` or ``batch["input_ids"]``."""
     shape: tuple[Int, ...]
     dtype: str
-    """Such as ``int64``."""
+    """Type of the tensor's elements, such as ``int64``."""

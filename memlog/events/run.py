@@ -28,7 +28,7 @@ class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters")
 class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
     """Origin of a run, read by the helper process; ``None`` if unknown.
 
-    Trackers get it as parameters of the run.
+    Trackers get its fields as parameters of the run.
     """
 
     time_us: Int
@@ -60,7 +60,8 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
 
 REPORT_FILE = "report.html"
 REPORT_KIND = "report"
-"""Name and kind of the run's report, which memlog makes when the run ends. No file of the user's has both."""
+"""Kind of the artifact that is memlog's report of the run. Only this artifact has both this kind and the name
+`REPORT_FILE`."""
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
@@ -75,7 +76,7 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
 
     @property
     def is_report(self) -> bool:
-        """True for memlog's report of the run: one HTML file, which loads nothing."""
+        """True if the file is memlog's report of the run: one HTML file that loads no other file."""
         return (self.name, self.kind) == (REPORT_FILE, REPORT_KIND)
 
 
@@ -94,13 +95,12 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     unjudged: dict[str, str] = {}
     """At the end of the run: alert rules that could not be judged in the whole run, each with the reason."""
     tracing_ms: float = 0.0
-    """Extra time that traced steps have taken compared with other steps, in total and without
-    ``tracing_set_up_ms``."""
+    """Total extra time of the traced steps, compared with other steps, without ``tracing_set_up_ms``."""
     tracing_set_up_ms: float = 0.0
     """Extra time of the first two traced steps, which set up tracing."""
     steps: Int | None = None
-    """In the trainer's last health event: number of steps that ``overhead_total_ms`` covers. ``None`` in all
-    others."""
+    """Number of steps that ``overhead_total_ms`` covers; ``None`` in all but the trainer's last health
+    event."""
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):

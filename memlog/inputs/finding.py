@@ -1,4 +1,4 @@
-"""Finding that steps became larger because an input did."""
+"""Finding that steps need more memory because one of their inputs became larger."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
 
 MUCH_LARGER = 1.5
-"""A much larger step needs at least this many times the memory of a usual step. Memory that is in use after
-the steps does not count."""
+"""Minimum ratio of the memory that a much larger step needs to the memory that a usual step needs. Memory
+that is still in use after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
-"""Minimum difference, in bytes, between a much larger step and a usual one."""
+"""Minimum difference, in bytes, between the memory that a much larger step and a usual step need."""
 _FAR = 10
-"""Multiple of the rise so far. If the limit is farther away, the relation may no longer hold there."""
+"""Maximum distance of the limit for a forecast, as a multiple of the peaks' rise so far. At a greater
+distance, the relation may no longer hold."""
 
 
 def matters(found: Relation) -> bool:
-    """Return True if the step with the largest input needs far more than a usual step early in the run."""
+    """Return True if the step with the largest input needs far more memory than early, usual steps."""
     needed, usual = found.peak - found.level, found.usual_peak - found.level
     return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 
@@ -39,8 +40,8 @@ def larger_steps(
         step: Last complete step.
         highest: Highest peak of the run so far, in bytes.
         device: Memory that has the peak: ``host``, or an accelerator's name.
-        at_the_end: True if no larger step will come.
-        free: Bytes left until the limit; ``None``: unknown.
+        at_the_end: True if the run has ended, so that no larger step can come.
+        free: Bytes between the peak of ``found`` and the limit; ``None``: unknown.
     """
     of = "the process" if device == "host" else device
     return Finding(
@@ -65,9 +66,9 @@ def larger_steps(
 
 
 def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
-    """Return the steps between which a step's peak will reach the limit.
+    """Return the earliest and the latest step at which the peak is expected to reach the limit.
 
-    They are known only if the input grows from step to step, and the peak in proportion to it.
+    The result is ``None`` unless the input grows from step to step and the peak grows in proportion to it.
     """
     rise = found.peak - found.usual_peak
     if free is None or not found.rate or not found.is_linear or free > _FAR * rise:
@@ -92,7 +93,7 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
     longest = "longest" if found.is_length else "largest"
     if not at_the_end:
         longest += " so far"
-    # Not every step is looked at, so an even larger one may be unknown.
+    # memlog does not read the inputs of every step, so it can miss a larger one.
     missing = ceil(100 * (highest - found.peak) / highest)
     reached = "reached it" if missing <= 0 else f"came within {missing}% of it"
     if missing > 0:

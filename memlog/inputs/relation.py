@@ -1,18 +1,19 @@
 """Relation between the size of a step's inputs and its peak.
 
-Allocators keep one mark of the highest level. So the peak of a step is known only if the mark rose in the
-step. The peak of every other step is at most the mark.
+An allocator keeps only a mark: the most bytes that were ever in use. So the peak of a step is known only if
+the mark rose in the step. For every other step, the mark is an upper bound of its peak.
 
 A dimension of an input explains the peaks if all of these hold:
 
-- It has at least six different values in steps whose peaks are known.
-- A rising line or parabola fits: its distance from every known peak is at most a tenth of the peaks' range
-  (for a parabola with many values, 15 %), and it is not above the bound of any other step. So a larger input
-  whose peak was not higher refutes the relation.
+- The dimension has at least six different values in steps whose peaks are known.
+- A line or parabola that rises with the dimension fits all known peaks. Its distance from each is at most
+  10 % of the peaks' range, or 15 % for a parabola with many values.
+- The line or parabola does not exceed the upper bound of any other step by more than this distance. So a
+  larger input whose peak was not higher refutes the relation.
 - A fit without the largest input predicts that input's peak.
-- The memory in use after the steps did not rise as the peaks did: that would be growth.
+- The memory in use after the steps did not rise with the peaks. If it did, memory grows for another reason.
 
-If several dimensions vary independently, only one of them may explain the peaks.
+If several independent dimensions explain the peaks, no relation is found.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ from typing import Final, NamedTuple, TypeAlias
 from memlog.events import TensorInput
 
 FEWEST = 6
-"""Minimum number of different values of a dimension."""
+"""Minimum number of different values of a dimension for a relation."""
 _TOLERANCE = 0.1
-"""Share of the peaks' range by which a peak may differ from the fit."""
+"""Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
 _MANY = 12, 0.15
-"""Number of values from which a parabola has a wider tolerance, and that tolerance."""
+"""Number of values from which a parabola has a wider tolerance, and this tolerance (as `_TOLERANCE`)."""
 _FALLS = 0.05
-"""Share of the peaks' range by which a fit may fall. A parabola falls a little if the peaks of all small
-inputs are equal."""
+"""Maximum bytes by which a fit may fall, as a fraction of the peaks' range. A parabola falls a little if the
+peaks of all small inputs are equal."""
 _PREDICTED = 0.2
-"""Share of the peaks' range by which the largest input's peak may differ from its prediction."""
+"""Maximum distance of the largest input's peak from its prediction, as a fraction of the peaks' range."""
 _KEPT = 0.4
-"""Share of the rise of the peaks. If the memory in use after the steps rose by more, it was kept."""
+"""Maximum rise of the memory in use after the steps, as a fraction of the rise of the peaks. If it rose more,
+the program keeps memory from step to step."""
 _LEAST_RISE = 16 * 1024**2
-"""Minimum range of the peaks, in bytes. A smaller one may be noise of the allocator."""
+"""Minimum range of the peaks, in bytes. A smaller range can be noise of the allocator."""
 
 _FALLING: Final = 0.02
-"""A size rises from step to step if it falls in at most this share of the steps."""
+"""Maximum fraction of steps in which a rising size may fall."""
 _STEADY: Final = 0.5
-"""Share of the first half's rise per step that the second half has to reach."""
+"""Minimum rise per step in the second half of the steps, as a fraction of the rise per step in the first."""
 
 _Fit: TypeAlias = Callable[[float], float]
 
@@ -53,7 +55,7 @@ class StepPeak(NamedTuple):
     step: int
     inputs: tuple[TensorInput, ...]
     peak: int
-    """Bytes: the step's peak if ``known``, otherwise an upper bound."""
+    """The step's peak in bytes if ``known`` is true; otherwise, an upper bound of the peak."""
     known: bool
     after: int | None
     """Bytes in use after the step; ``None``: unknown."""
@@ -66,24 +68,24 @@ class Relation(NamedTuple):
     """The input's name in the program."""
     dimension: int
     is_length: bool
-    """True if it is the second dimension of a matrix of whole numbers, such as token ids."""
+    """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
     is_linear: bool
     slope: float
-    """Bytes by which the peak rises if the dimension grows by one, at its largest value."""
+    """Bytes by which the peak rises if the dimension grows by one to its largest value."""
     smallest: int
     largest: int
     step: int
-    """Step with the largest value."""
+    """Step in which the dimension has its largest value."""
     values: int
-    """Number of different values in steps whose peaks are known."""
+    """Number of different values of the dimension in steps whose peaks are known."""
     error: int
     """Largest difference between a known peak and the fit, in bytes."""
     usual_peak: int
-    """Bytes that the fit predicts for the median value of the steps' first half."""
+    """Peak that the fit predicts for the median value in the first half of the steps, in bytes."""
     peak: int
-    """Peak of the step with the largest value, in bytes."""
+    """Peak in bytes of ``step``, in which the dimension has its largest value."""
     level: int
-    """Fewest bytes in use after any of the steps; 0: unknown."""
+    """Minimum number of bytes in use after a step; 0: unknown."""
     begin: int = 0
     """First of the steps that were compared."""
     per_step: float = 0.0
@@ -91,7 +93,7 @@ class Relation(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Bytes per step by which the peaks rise now; ``None`` if the input's size only varies."""
+        """Bytes per step by which the peaks rise now; ``None`` if the input varies without steady growth."""
         return self.slope * self.per_step or None
 
 
@@ -136,7 +138,10 @@ def _is_kept(known: Sequence[StepPeak]) -> bool:
 
 
 def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
-    """Yield one dimension of each set that varies together: the sequence length, or else the first."""
+    """Yield one dimension of each set of dimensions that vary together.
+
+    This dimension is the sequence length if the set contains it, or else the set's first dimension.
+    """
     sets: list[tuple[list[int], list[_Dimension]]] = []
     for dimension, values in _varying(known):
         together = next((each for of, each in sets if _vary_together(of, values)), None)
@@ -149,7 +154,7 @@ def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
 
 
 def _varying(known: Sequence[StepPeak]) -> Iterator[tuple[_Dimension, list[int]]]:
-    """Yield each dimension that varies, with its values, of inputs that every step has."""
+    """Yield each varying dimension of the inputs that all steps have, with its values."""
     sizes = [_sizes(step) for step in known]
     for dimension in sizes[0]:
         values = [each[dimension] for each in sizes if dimension in each]
@@ -211,9 +216,12 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
 
 
 def _per_step(sizes: Sequence[tuple[int, int]]) -> float:
-    """Return the mean rise of sizes per step, in their second half.
+    """Return the mean rise per step in the second half of ``sizes``.
 
-    It is 0 if sizes often fall, or rise less than half as fast as in the first half.
+    The result is 0 if the sizes often fall, or if they rise less than half as fast as in the first half.
+
+    Args:
+        sizes: Pairs of a step and the size of the dimension in it.
     """
     falls = sum(after < before for (_, before), (_, after) in pairwise(sizes))
     if falls > _FALLING * len(sizes):
@@ -234,7 +242,10 @@ def _holds(
     bounds: Sequence[tuple[float, float]],
     wide: float,
 ) -> bool:
-    """Return True if a fit rises, is near all points, below all bounds, and predicts the largest point."""
+    """Return True if a fit rises, is near all points and below all bounds.
+
+    A second fit without the largest point must also predict that point.
+    """
     sizes = sorted({size for size, _ in points})
     fitted = [fit(size) for size in sizes]
     falls = max(high - now for high, now in zip(accumulate(fitted, max), fitted, strict=True))
@@ -282,7 +293,7 @@ def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | No
 
 
 def _solved(rows: list[list[float]]) -> list[float]:
-    """Solve linear equations by elimination. The matrix is positive definite, so no rows are exchanged."""
+    """Solve linear equations by elimination. The matrix must be positive definite: no rows are exchanged."""
     count = len(rows)
     for at in range(count):
         rows[at] = [each / rows[at][at] for each in rows[at]]

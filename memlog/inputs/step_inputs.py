@@ -15,9 +15,9 @@ from memlog.inputs.tensors import TensorFinder
 _FRAMES = 64
 """Maximum number of frames to look at."""
 _MOST = 300
-"""Maximum number of variables of a frame."""
+"""Maximum number of variables to read in a frame."""
 _INPUTS = 12
-"""Maximum number of inputs."""
+"""Maximum number of inputs to return. Further inputs are left out."""
 _MODULE_CALL = "_call_impl"
 """Function of ``torch.nn.Module`` that runs a module's ``forward``."""
 _MEMLOG = str(Path(__file__).parents[1]) + "/"
@@ -26,8 +26,8 @@ _MEMLOG = str(Path(__file__).parents[1]) + "/"
 def inputs_at_step_end() -> tuple[TensorInput, ...]:
     """Return the tensors among the variables of the functions that called the optimizer's step.
 
-    The variables of the innermost function come first. Tensors that require gradients, such as parameters,
-    are no inputs.
+    The variables of the innermost function come first. Tensors that require gradients, such as parameters, do
+    not count as inputs.
     """
     if "torch" not in sys.modules:
         return ()
@@ -44,8 +44,8 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
         frames: The frames of the failure, the outermost first.
 
     Returns:
-        The tensors that the program's functions held outside the model, and the arguments of the model that
-        are not among them.
+        The tensors that the program's functions held outside the model, then any other arguments of the
+        model.
     """
     outside: list[FrameType] = []
     inside: list[FrameType] = []
@@ -81,7 +81,10 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
 
 
 def _variables(frame: FrameType) -> list[tuple[str, object]]:
-    """Return the names and values of a frame's variables; at module level, only those that its code uses."""
+    """Return the names and values of a frame's variables.
+
+    If the frame runs a module's own code, return only the variables that this code uses.
+    """
     code = frame.f_code
     if code.co_flags & CO_OPTIMIZED:
         return list(local_variables(frame).items())[:_MOST]

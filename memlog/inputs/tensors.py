@@ -1,7 +1,7 @@
 """Tensors among a program's variables, by name and shape.
 
-No code of the program runs: only C-level functions of Python's own types are used, and only plain tensors
-are read, with the overrides of ``__torch_function__`` switched off.
+The search runs no code of the program. It calls only C-level functions of Python's own types. It reads only
+plain tensors, while overrides of ``__torch_function__`` are switched off.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from memlog._internal.inert_access import bases, class_namespace, instance_dict
 from memlog.events import TensorInput
 
 _DEPTH = 3
-"""Maximum depth of containers in containers."""
+"""Maximum depth of containers in containers. Deeper values are not looked at."""
 _ITEMS = 16
-"""Maximum number of items of a container. A longer one is a data set or a history, and no batch."""
+"""Maximum number of items of a container. A longer container is a data set or a history, not a batch."""
 _VALUES = 2_000
-"""Maximum number of values to look at."""
+"""Maximum number of values to look at in one search."""
 _FOUND = 32
-"""Maximum number of tensors to find."""
+"""Maximum number of tensors to find in one search."""
 _NAME = 60
-"""Maximum length of a name."""
+"""Maximum number of characters in a tensor's name. Tensors with longer names are left out."""
 _WITHOUT_TENSORS = frozenset(
     id(kind)
     for kind in (
@@ -40,7 +40,7 @@ _WITHOUT_TENSORS = frozenset(
     )
 )
 """Identities of types whose instances contain no tensors. The types themselves are not compared, because a
-metaclass may define ``__eq__`` and ``__hash__``."""
+metaclass can define ``__eq__`` and ``__hash__``."""
 
 
 class TensorFinder:
@@ -61,7 +61,7 @@ class TensorFinder:
         self.found: list[TensorInput] = []
 
     def add(self, variables: Iterable[tuple[str, object]]) -> None:
-        """Add the tensors of some variables, each tensor once: under the first name that is found."""
+        """Add the tensors of some variables. A tensor with several names is added under the first name."""
         if self._tensor is None or self._without_overrides is None:
             return
         overrides: AbstractContextManager[object] = self._without_overrides()
@@ -93,7 +93,7 @@ class TensorFinder:
 
 
 def _items(name: str, value: object, kind: type) -> Iterator[tuple[str, object]]:
-    """Yield the items of a container with their names; nothing if it is none, or too large."""
+    """Yield the items of a container with their names; nothing if ``value`` is no container, or too large."""
     kinds = bases(kind)
     if _is_among(dict, kinds):
         yield from _dict_items(name, cast("dict[object, object]", value))

@@ -13,32 +13,33 @@ from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
 
 _WARM_UP = 3
-"""Number of first steps whose inputs are not read: they set up buffers and the optimizer's state."""
+"""Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Factor by which a peak must exceed the last record to be a new one."""
+"""Minimum ratio of a peak to the last record peak to be a new record. Each record is published."""
 _RISEN = 1.01
-"""Factor by which a peak must rise for its step's inputs to be read, and to count as growth of steps."""
+"""Minimum ratio of a peak to the last risen peak to count as risen. The inputs of such a step are read."""
 _SHARE = 0.002
-"""Share of the run's time that reading the inputs of other steps may take."""
+"""Maximum fraction of the run's time for reading inputs. Above it, only inputs of risen steps are read."""
 _EVENTS = 200
-"""Maximum number of events of a run."""
+"""Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
-"""Maximum number of steps that are remembered. Then every other one is dropped."""
+"""Maximum number of steps to remember. When it is reached, every other remembered step is dropped."""
 _EULER, _OF_SQUARES = 0.5772, 1.6449
-"""Limits of the sum of 1/k less ln(n), and of the sum of 1/k²."""
+"""Limits for large n: of the sum of 1/k (k = 1 to n) minus ln(n), and of the sum of 1/k²."""
 _SIGMAS = 3
-"""The number of rises is not chance if it is this many standard deviations above the mean."""
+"""Number of standard deviations above the mean from which the number of rises is not chance."""
 
 
 class StepInputsWatch:
-    """Subscriber that is called at each step's end, while the functions that made the step still run.
+    """Subscriber of the event bus that reads the inputs of a step from the variables of running functions.
 
-    The bus calls it on the trainer's thread, within the call of the optimizer's step.
+    The bus calls it on the trainer's thread, within the call of the optimizer's step. At this moment, the
+    functions that ran the step still have their variables.
 
     Args:
-        publish: Takes the events.
-        diagnostics: Counts errors.
-        host_free: Returns the bytes that the process can still take; ``None``: unknown.
+        publish: Function that publishes an event.
+        diagnostics: Counter of memlog's internal errors.
+        host_free: Function that returns the bytes that the process can still take; ``None``: unknown.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class StepInputsWatch:
     def finish(self, step: int | None) -> None:
         """Publish the inputs of the newest step that raised the peak, and the finding, if there are any.
 
-        Called at the end of the run.
+        Call it at the end of the run.
 
         Args:
             step: Last complete step; ``None``: there was none.
@@ -144,22 +145,22 @@ class StepInputsWatch:
         )
 
     def _varying_first(self, inputs: tuple[TensorInput, ...]) -> tuple[TensorInput, ...]:
-        """Return the inputs, first those that differ between steps: the tensors of a data set do not."""
+        """Return the inputs that differ between steps, then the others, such as a whole data set."""
         constant = set(inputs).intersection(*(step.inputs for step in self._steps))
         return tuple(sorted(inputs, key=lambda each: each in constant))
 
     def _publish_largest(self) -> None:
-        """Publish the newest step that raised the peak, if it came after the last published one."""
+        """Publish the inputs of the newest step that raised the peak, unless they are published already."""
         newest = next((step for step in reversed(self._steps) if step.known), None)
         if self._published and newest is not None and newest.step > self._newest_published:
             self._publish_inputs(newest)
 
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
-        """Publish the finding if steps become far larger and an input explains it.
+        """Publish the finding if steps become far larger and the size of an input explains this.
 
         Args:
             step: Last complete step.
-            at_the_end: True to publish it again, with the largest step of the run.
+            at_the_end: True to publish the finding again, now with the largest step of the run.
         """
         before = self._found
         if (before is not None and not at_the_end) or not self._steps_grow():
@@ -203,11 +204,11 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return the reading of the accelerator with the highest peak; without one, that of the process.
+    """Return the reading of the accelerator with the highest peak; without accelerator, that of the process.
 
     Returns:
-        The name, the bytes in use after the step, the highest bytes in use, and whether they were reached in
-        this step.
+        The name, the bytes in use after the step, the peak in bytes, and whether the peak was reached in this
+        step.
     """
     known = [each for each in batch.devices if each.peak is not None]
     if known:

@@ -1,12 +1,12 @@
 """Accounting of a trace: totals per layer, and the storages that are live at the peak.
 
 The accountant processes the stream in pieces and keeps no piece. The first pass over a piece finds the
-piece's highest number of live bytes. If that is a new peak, a second pass replays the piece up to the peak to
-find the storages that were live then. So the figures are exact for a trace of any length, and the memory used
-grows with the live storages only.
+piece's highest number of live bytes. If this number is a new peak, a second pass replays the piece up to the
+peak and finds the storages that were live at the peak. So the figures are exact for a trace of any length.
+The memory that the accountant uses grows with the live storages only.
 
 Live bytes count from 0 at the start of the trace. Bytes from before the trace are added at the end, because
-some become known late (an optimizer's state when it first steps).
+some become known late. An example is an optimizer's state, known when the optimizer first steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LiveStorage:
 
     @property
     def final_category(self) -> int:
-        """The category; if undecided, the one that follows from the phase."""
+        """Category of the storage. If it is undecided, the phase determines the category."""
         if self.category != UNDECIDED:
             return self.category
         if self.phase == BEFORE:
@@ -73,7 +73,7 @@ class Row:
     """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
     def raise_peak(self, level: int) -> None:
-        """Set the peak to ``level`` live bytes if that is higher."""
+        """Raise the peak to ``level`` live bytes, if the peak is lower."""
         if self.peak is None or level > self.peak:
             self.peak = level
 
@@ -90,13 +90,13 @@ class _Frame:
         self.storages: list[LiveStorage] = []
 
     def add(self, storage: LiveStorage) -> None:
-        """Add a storage allocated here; if the list is long, drop the freed ones."""
+        """Add a storage that was allocated in this frame. If the list is long, drop the freed storages."""
         self.storages.append(storage)
         if len(self.storages) >= PIECE:
             self.storages = [storage for storage in self.storages if storage.alive]
 
     def mark_activations(self) -> None:
-        """Classify the live, undecided storages that were allocated here as activations."""
+        """Classify the live, undecided storages that were allocated in this frame as activations."""
         for storage in self.storages:
             if storage.alive and storage.category == UNDECIDED:
                 storage.category = ACTIVATION
@@ -107,8 +107,8 @@ class _Frames:
     """The running modules of each thread.
 
     Attributes:
-        added: By layer, the most bytes that one call of its forward, or one uninterrupted part of its
-            backward pass, has added to the live bytes.
+        added: Maximum number of bytes by which one call of a layer's forward, or one uninterrupted part of
+            its backward pass, has raised the live bytes, by layer.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class _Frames:
         self.raise_peaks(live)
 
     def raise_peaks(self, live: int) -> None:
-        """Set the peak of each thread's innermost frame to ``live`` bytes if that is higher."""
+        """Raise the peak of each thread's innermost frame to ``live`` bytes, if the peak is lower."""
         for stack in self._stacks.values():
             stack[-1].peak = max(stack[-1].peak, live)
 
     def _stack(self, thread: int, live: int) -> list[_Frame]:
-        """Return a thread's frames; the first is its work outside all modules, and never closes."""
+        """Return a thread's frames. The first frame is its work outside all modules, and never closes."""
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = [_Frame(OUTSIDE, FORWARD, 0, live)]
@@ -144,7 +144,7 @@ class _Frames:
         self._stack(event.thread, live).append(frame)
 
     def exit(self, event: StreamEvent, live: int) -> None:
-        """Close a module's frame and those inside it, unless it began before the trace did."""
+        """Close a module's frame and the frames inside it. Ignore a module that began before the trace."""
         stack = self._stack(event.thread, live)
         if not any(frame.layer == event.layer for frame in stack[1:]):
             return
@@ -154,7 +154,7 @@ class _Frames:
             self._close_innermost(event.thread, event.time_ns, live)
 
     def change_phase(self, event: StreamEvent, live: int) -> None:
-        """Close the thread's frame of its last phase, and open one for a backward pass or optimizer step."""
+        """Close the frame of a backward pass or optimizer step that ends, and open one if another begins."""
         stack = self._stack(event.thread, live)
         parts = self._parts(event.thread)
         if stack[-1].phase in (BACKWARD, OPTIMIZER):
@@ -208,18 +208,19 @@ class Accountant:
     Args:
         by_readings: True: READING events give the live bytes (a sampler records no allocations). False: live
             bytes are those allocated minus those freed.
-        layers_around: Returns a layer and the layers that contain it; by default, no layer contains another.
+        layers_around: Function that returns a layer and the layers that contain it; by default, no layer
+            contains another.
 
     Attributes:
-        live_bytes: Bytes live now, minus those at the start.
+        live_bytes: Bytes live now, minus the bytes live at the start of the trace.
         before_bytes: Bytes that were live before the trace.
         peak_bytes: The highest `live_bytes` so far.
         peak_ns: Time of the peak, in nanoseconds since the trace began.
         at_peak: Storages live at the peak.
         rows: Figures by layer and phase.
-        added: By layer, the most bytes that one call of its forward, or one uninterrupted part of its
-            backward pass, has added to the live bytes, including the layers in it.
-        lines: Bytes allocated outside all modules, by the number of the line.
+        added: Maximum number of bytes by which one call of a layer's forward, or one uninterrupted part of
+            its backward pass, has raised the live bytes, by layer. Inner layers are included.
+        lines: Bytes allocated outside all modules, by the number of the program's line.
         last_ns: Time of the last event.
         unmatched_frees: Number of frees without a recorded allocation.
     """
@@ -286,7 +287,7 @@ class Accountant:
         self.at_peak += [storage for storage in self._created[replayed:] if storage.phase == BEFORE]
 
     def _replay(self, live: dict[int, LiveStorage], piece: bytes) -> tuple[list[LiveStorage], int]:
-        """Return the storages that are live after ``piece``, and its number of allocations."""
+        """Return the storages that are live after ``piece``, and the number of allocations in ``piece``."""
         count = 0
         for event in encoding.decode(piece):
             if event.kind == encoding.ALLOC:

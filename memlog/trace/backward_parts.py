@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 LayersAround = Callable[[int], Sequence[int]]
-"""Returns the numbers of a layer and of the layers that contain it; none for work outside all modules."""
+"""Function that returns the numbers of a layer and of all layers that contain it. It returns no number for
+work outside all modules."""
 
 
 class BackwardParts:
-    """Uninterrupted parts of one thread's backward pass, for each layer and the layers that contain it.
+    """Parts of one thread's backward pass, and the bytes that each part adds.
+
+    A part is the time in which the backward pass is in one layer, or in layers inside it, without
+    interruption.
 
     Args:
-        layers_around: Returns a layer and the layers that contain it.
-        added: Called with a layer and the bytes that one of its parts added.
+        layers_around: Function that returns a layer and the layers that contain it.
+        added: Function that is called when a part ends, with the layer and the bytes that the part added.
     """
 
     def __init__(self, layers_around: LayersAround, added: Callable[[int, int], object]) -> None:
@@ -24,7 +28,7 @@ class BackwardParts:
         self._peaks: dict[int, int] = {}
 
     def begin(self, layer: int, live: int) -> None:
-        """Begin a part of a layer at ``live`` bytes, and end the parts of layers that do not contain it."""
+        """Begin a layer's part at ``live`` bytes, and end the parts of all layers that do not contain it."""
         around = self._layers_around(layer)
         for interrupted in [known for known in self._open if known not in around]:
             self._end(interrupted)
@@ -33,7 +37,7 @@ class BackwardParts:
             self._peaks.setdefault(containing, live)
 
     def reach(self, live: int) -> None:
-        """Raise the peaks of the open parts to ``live`` bytes if that is higher."""
+        """Raise the peaks of the open parts to ``live`` bytes, if they are lower."""
         for layer, peak in self._peaks.items():
             if live > peak:
                 self._peaks[layer] = live

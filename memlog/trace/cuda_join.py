@@ -1,9 +1,9 @@
 """Join of a device allocator's own history with the layers.
 
-Hooks number each change of layer (a mark) and pass the number to the allocator as a note. The allocator
-attaches the note to every later event of that thread, so each allocation names the last mark before it
-exactly. If an allocator takes no notes (XPU), the mark is found by time, and marks within one microsecond may
-be confused.
+A mark is a change of layer that a hook records. Hooks number the marks, and pass the newest number to the
+allocator as a note. The allocator attaches the note to every later event of the thread. So each allocation
+names exactly the last mark before it. If an allocator takes no notes (XPU), the mark is found by time. Then
+marks within one microsecond can be confused.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Mark(NamedTuple):
     owner: tuple[int, int] = (OUTSIDE, FORWARD)
     """Layer and phase of the thread's work from this mark on."""
     address: int = 0
-    """Address of the storage that a CLASSIFY is about."""
+    """Address of the storage that a CLASSIFY mark classifies."""
     inputs: tuple[int, int] = (0, 0)
     """Addresses of a module's inputs; the stream holds their serials instead (see ENTER in
     `memlog.trace.encoding`)."""
     category: int = UNDECIDED
     reading: tuple[int, int] | None = None
-    """Bytes allocated and reserved."""
+    """Bytes that the allocator has allocated and reserved; ``None``: not read at this mark."""
 
 
 class ExistingStorage(NamedTuple):
-    """A known storage. It is from before the trace window unless the history holds its allocation."""
+    """Storage of a known layer and category. It is older than the trace window, or allocated in it."""
 
     address: int
     size: int
@@ -64,7 +64,7 @@ class ExistingStorage(NamedTuple):
 
 
 def label(number: int) -> str:
-    """Return the note for mark ``number``: at most 15 characters, which C++ stores without an allocation."""
+    """Return the note for mark ``number``. C++ stores up to 15 characters without an allocation."""
     return f"{_PREFIX}{number:x}"
 
 
@@ -84,7 +84,7 @@ def rounded(size: int) -> int:
 
 
 def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
-    """Return the first entry of each address: if it is a free, the storage is from before the history."""
+    """Return the first entry of each address. If it is a free, the storage is older than the history."""
     first: dict[int, Any] = {}
     for entry in history:
         if entry.get("action") in ("alloc", "free_requested"):
@@ -97,7 +97,7 @@ class Join:
 
     Args:
         marks: Marks by number.
-        existing: Storages known to be live when the window began.
+        existing: Storages of known layers and categories. Those that the history allocates are ignored.
         opening: Bytes allocated when the window began; ``None``: unknown.
         started_us: Unix time in microseconds at which the window began.
         by_time: True if the history holds no notes, so that marks are found by time.
@@ -145,9 +145,9 @@ class Join:
         yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield an ALLOC for each storage from before the window, and one for all other bytes.
+        """Yield an ALLOC for each known storage from before the window, and one for all other bytes.
 
-        These storages are the known ones, and those that the history frees but does not allocate.
+        Known storages are those in ``existing``, and those that the history frees but does not allocate.
         """
         known = 0
         first = _first_entries(history)
@@ -175,7 +175,7 @@ class Join:
         return noted if noted is not None and noted < len(self._marks) else None
 
     def _marks_until(self, last: int) -> Iterator[bytes]:
-        """Yield the events of the marks up to number ``last`` that are not yet in the stream."""
+        """Yield the events of all marks up to number ``last`` that are not yet in the stream."""
         while self._next_mark <= last:
             mark = self._marks[self._next_mark]
             if mark.kind == ENTER and mark.phase == FORWARD and mark.thread == 0:

@@ -29,7 +29,7 @@ _STYLE = (
 
 
 def result_html(result: TraceResult) -> str:
-    """Return the peak, its categories as a bar, and a table of the layers that hold most."""
+    """Return HTML with the peak, its categories as a bar, and a table of the layers that hold most."""
     parts = [*_head(result), *_categories(result), *_layers(result), *_notes(result)]
     return f'<div class="memlog"><style>{_STYLE}</style>{"".join(parts)}</div>'
 

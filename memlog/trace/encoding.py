@@ -1,7 +1,7 @@
 """Encoding of the event stream that every engine records, 32 bytes an event.
 
-An event is one `bytes` of fixed size. A finalizer can run at any point of the program; it appends an event to
-a ``bytearray`` in a single atomic call, without a lock.
+An event is one `bytes` object of fixed size. A finalizer, which can run at any point of the program, can
+append an event to a ``bytearray`` in a single atomic call without a lock.
 
 ============  =================  ===================  ==============================================
 kind          key                size                 meaning
@@ -25,7 +25,7 @@ LINE          serial             number               A line of the program made
 ============  =================  ===================  ==============================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase
-``BEFORE`` stands for a storage that was live when the trace began; it may come at any place in the stream.
+``BEFORE`` stands for a storage that was live when the trace began. It can come at any place in the stream.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class StreamEvent(NamedTuple):
 
 
 pack = _LAYOUT.pack
-"""Encodes the fields of a `StreamEvent`, in its order."""
+"""Function that encodes the fields of a `StreamEvent`, in the order of the fields."""
 
 
 def decode(events: bytes | memoryview) -> Iterator[StreamEvent]:

@@ -20,7 +20,7 @@ def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:
 
 
 def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
-    """Compute fragmentation from a snapshot's segments and their blocks; ``None`` if the device has none.
+    """Compute fragmentation from a snapshot's segments; ``None`` if the device has no segments.
 
     ``inactive_split`` counts the free blocks of segments that are partly in use: no other pool and no other
     process can use these blocks.

@@ -1,4 +1,4 @@
-"""Live bytes of a traced training step at the end of each phase, and the highest level in each."""
+"""Live bytes of a traced training step at the end of each phase, and the highest live bytes in each phase."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ class PhaseLevel(msgspec.Struct):
     """Live bytes of one phase."""
 
     after: int
-    """Live bytes when the phase ended for the last time. If there are several forward passes (accumulated
-    gradients), those when the first one ended."""
+    """Live bytes when the phase ended for the last time. For ``forward``: when it ended for the first time. A
+    step with accumulated gradients has several forward passes."""
     highest: int
     """Highest number of live bytes in the phase."""
 
 
 def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
-    """Return the levels of each phase that a traced step reached.
+    """Return the live bytes of each phase that a traced step reached.
 
     ``data`` is the time before the first call of a module. ``end`` is the time after a backward pass or an
-    optimizer's step that belongs to no other phase. ``None`` if the trace does not hold every event, or the
-    live bytes are unknown.
+    optimizer's step that belongs to no other phase.
+
+    Returns:
+        The live bytes by phase; ``None`` if the trace does not hold every event, or does not know the live
+        bytes.
     """
     before = trace.result.before
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:
@@ -43,7 +46,7 @@ def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
 
 
 class _PhaseTracker:
-    """Levels of the phases, computed event by event."""
+    """Live bytes of the phases, computed event by event."""
 
     def __init__(self, before: int) -> None:
         self.levels: dict[PhaseName, PhaseLevel] = {}
@@ -51,7 +54,7 @@ class _PhaseTracker:
         self._current: PhaseName = "data"
 
     def apply(self, event: encoding.StreamEvent, allocation: encoding.StreamEvent | None) -> None:
-        """Process one event; ``allocation`` is the ALLOC of its storage."""
+        """Process one event. ``allocation`` is the ALLOC of the event's storage."""
         if event.kind == encoding.ALLOC:
             if event.phase != encoding.BEFORE:
                 self._live += event.size
@@ -72,7 +75,7 @@ class _PhaseTracker:
             self.begin("end")
 
     def begin(self, phase: PhaseName) -> None:
-        """End the current phase and begin another, unless it is the same."""
+        """End the current phase and begin ``phase``, unless ``phase`` is the current one."""
         if phase == self._current:
             return
         known = self.levels.get(self._current)

@@ -10,18 +10,24 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 EngineName: TypeAlias = Literal["native", "dispatch", "sampler"]
-"""``native``: reads the device allocator's own history. ``dispatch``: records the results of every operation
-on the CPU. ``sampler``: reads the allocator's statistics when modules begin and end."""
+"""Engine that records a trace.
+
+``native``: reads the device allocator's own history. ``dispatch``: records the results of every operation on
+the CPU. ``sampler``: reads the allocator's statistics when modules begin and end."""
 
 EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
 """The engine that a user selects; ``auto``: the best one for the device."""
 
 Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled", "none"]
-"""``exact``: every allocation is known. ``lower bound``: every allocation is known except those inside some
-operations or compiled code, which ``unseen`` lists. ``approximate``: tracing changed what operations allocate
-(``unseen`` lists how), so the peak of an untraced step may be lower or higher. ``sampled``: a peak between
-two readings is missed, so each peak is a lower bound. ``none``: bytes are unknown; only calls and times are
-known."""
+"""Exactness of a trace's bytes.
+
+- ``exact``: every allocation is known.
+- ``lower bound``: every allocation is known except those inside some operations or compiled code, which
+  ``unseen`` lists.
+- ``approximate``: tracing changed what operations allocate (``unseen`` lists how). So the peak of an untraced
+  step can be lower or higher.
+- ``sampled``: a peak between two readings is missed. So each peak is a lower bound.
+- ``none``: bytes are unknown. Only calls and times are known."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):
@@ -30,19 +36,20 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     phase: str
     """``forward``, ``backward``, ``recompute`` or ``optimizer``."""
     calls: int
-    """Calls of its ``forward``; in the backward pass: uninterrupted sequences of its operations."""
+    """Number of calls of the layer's ``forward``. In the backward pass: number of uninterrupted sequences of
+    the layer's operations."""
     allocations: int | None
     """Number of allocations by the layer itself. ``allocations``, ``allocated`` and ``frees`` are ``None`` if
     the sampler ran."""
     allocated: int | None
     """Bytes that the layer itself allocated, without its children."""
     frees: int | None
-    """Number of these allocations that were freed before the trace ended."""
+    """Number of the layer's own allocations that were freed before the trace ended."""
     peak: int | None
     """Highest number of live bytes in the whole process while the layer or a child was active."""
     kept: int | None
-    """Live bytes at its exits minus live bytes at its entries, summed over its calls; children included.
-    ``None`` if bytes are unknown."""
+    """Live bytes at the layer's exits minus live bytes at its entries, summed over all calls. Children are
+    included. ``None`` if bytes are unknown."""
     time_ms: float
     """Time from entry to exit, with children and the cost of tracing."""
 
@@ -69,8 +76,9 @@ class LayerFigures(msgspec.Struct, frozen=True):
     fragmentation: float | None = None
     """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits."""
     added: int | None = None
-    """Most bytes that one call of its ``forward``, or one uninterrupted part of its backward pass, added to
-    what was live when it began, children included. ``None`` also for work outside all modules."""
+    """Maximum number of bytes by which one call of the layer's ``forward``, or one uninterrupted part of its
+    backward pass, raised the live bytes. Children are included. ``None`` also for work outside all
+    modules."""
 
     def phase(self, name: str) -> PhaseFigures | None:
         """Return the figures of one phase; ``None`` if the layer was not active in it."""
@@ -78,7 +86,7 @@ class LayerFigures(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A part of the bytes that were live at the peak."""
+    """Bytes live at the peak that have the same layer, phase, category and line."""
 
     path: str
     phase: str
@@ -87,11 +95,11 @@ class Share(msgspec.Struct, frozen=True):
     size: int
     line: str = ""
     """Line of the program that allocated the bytes, if no module did. In the backward pass: the line whose
-    derivative was computed. Empty if unknown."""
+    derivative was computed. Empty if unknown or if a module allocated the bytes."""
 
     @property
     def holder(self) -> str:
-        """The program line that allocated the bytes outside all modules, or else the layer."""
+        """``line`` if it is known, otherwise ``path``."""
         return self.line or self.path
 
 
@@ -99,12 +107,12 @@ class LineFigures(msgspec.Struct, frozen=True):
     """Bytes that one line of the program allocated outside all modules."""
 
     line: str
-    """``train.py:42 in step: cross_entropy``: file, line number, function, and the function of torch or
-    another package that the line calls."""
+    """File, line number, function, and the function of torch or another package that the line calls, such as
+    ``train.py:42 in step: cross_entropy``."""
     allocated: int
-    """Bytes that the line allocated, with its part of the backward pass."""
+    """Bytes that the line allocated, and bytes that its derivative allocated in the backward pass."""
     at_peak: int
-    """Bytes of these that were live at the peak."""
+    """Bytes of ``allocated`` that were live at the peak."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True):
@@ -128,14 +136,14 @@ class TraceResult(msgspec.Struct, frozen=True):
     device: str
     exactness: Exactness
     started_us: int
-    """Unix time in microseconds."""
+    """Start of the trace, Unix time in microseconds."""
     duration_ms: float
     before: int | None
-    """Known bytes that were live when the trace began; ``unseen`` lists what this omits."""
+    """Known bytes that were live when the trace began. ``unseen`` lists the memory that is not known."""
     peak: int | None
-    """Highest number of live bytes, with the bytes from before the trace."""
+    """Highest number of live bytes, including the bytes from before the trace."""
     peak_ms: float | None
-    """Time of the peak since the trace began."""
+    """Time from the start of the trace to the peak."""
     end: int | None
     """Bytes live when the trace ended."""
     categories: dict[str, int]
@@ -154,13 +162,13 @@ class TraceResult(msgspec.Struct, frozen=True):
     events: int
     """Number of events that were recorded."""
     kept_events: int
-    """Number of events that are stored one by one; the others count in the totals only."""
+    """Number of events that are stored one by one. The other events count in the totals only."""
     truncated: bool
     """True if there were more events than ``max_events``. Totals and peaks are complete nevertheless."""
     dropped: dict[str, int]
-    """Number of things missing from the totals, by reason."""
+    """Number of events, operations, modules or errors that make the totals incomplete, by reason."""
     unseen: tuple[str, ...]
-    """Whole sentences, each naming something that this engine can't see."""
+    """Whole sentences, each about memory or events that this engine can't see."""
     lines: tuple[LineFigures, ...] = ()
     """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
 
@@ -188,6 +196,6 @@ class RecordedTrace(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
     """Class names of the layers, with the same index; empty in a trace of an older memlog."""
     optimizers: tuple[str, ...] = ()
-    """Class names of the optimizers, one for each step, in order; empty in a trace of an older memlog."""
+    """Class name of the optimizer in each optimizer step, in order; empty in a trace of an older memlog."""
     lines: tuple[str, ...] = ()
     """Lines of the program; the line with number 1 in the events comes first."""

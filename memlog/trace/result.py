@@ -76,9 +76,9 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
 
 
 def with_parents(path: str, root: str) -> list[str]:
-    """Return a module's path after those of its parents, outermost first: ``root, "blocks", "blocks.0"``.
+    """Return the paths of a module and its parents, the outermost first: ``root, "blocks", "blocks.0"``.
 
-    ``root`` is the path of the model itself, which is no prefix of the other paths.
+    ``root`` is the path of the model itself. The other paths do not begin with it.
     """
     if path in (root, OUTSIDE_PATH):
         return [path]
@@ -89,7 +89,7 @@ def with_parents(path: str, root: str) -> list[str]:
 
 
 def common_length(left: Sequence[str], right: Sequence[str]) -> int:
-    """Return the number of first items that two sequences share."""
+    """Return the length of the longest beginning that two sequences have in common."""
     for number, (ours, theirs) in enumerate(zip(left, right, strict=False)):
         if ours != theirs:
             return number
@@ -108,7 +108,7 @@ def _shares(
 ) -> tuple[Share, ...]:
     sizes: Counter[tuple[int, int, int, int]] = Counter()
     for storage in storages:
-        # A gradient that a line made may later be classified as a layer's.
+        # A gradient that a line allocated can later be classified as a layer's. Then the line does not count.
         line = storage.line if storage.layer == OUTSIDE else 0
         sizes[storage.layer, storage.phase, storage.final_category, line] += storage.size
     return tuple(
@@ -135,7 +135,7 @@ def _lines(accountant: Accountant, lines: Sequence[str]) -> tuple[LineFigures, .
 
 
 def _attribution(accountant: Accountant) -> tuple[int, dict[str, int]]:
-    """Return bytes that modules allocated, and bytes allocated outside all modules by phase."""
+    """Return the bytes that modules allocated, and by phase the bytes allocated outside all modules."""
     in_modules, outside = 0, dict.fromkeys((PHASES[FORWARD], PHASES[BACKWARD]), 0)
     for (layer, phase), row in accountant.rows.items():
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
@@ -165,7 +165,11 @@ def _layers(
 def _with_children(
     rows: dict[int, dict[int, Row]], own: Counter[int], paths: Sequence[str]
 ) -> tuple[Counter[str], dict[str, dict[int, int]]]:
-    """Return, by path and with children, bytes live at the peak and the highest level of each phase."""
+    """Return the bytes of each layer and its children at the peak, and the highest live bytes of each phase.
+
+    Returns:
+        Bytes live at the peak by path, and highest live bytes by path and phase.
+    """
     root = paths[1] if len(paths) > 1 else ""
     totals: Counter[str] = Counter()
     peaks: defaultdict[str, dict[int, int]] = defaultdict(dict)

@@ -1,8 +1,8 @@
 """Type and uses of a storage, as the stream of events encodes them.
 
-The storage's FREE event holds them, or a USES event if the storage is live when the trace ends. Both events
-hold them in fields that they do not use otherwise. A moment is the serial of the storage that was allocated
-last before it.
+The storage's FREE event holds its type and uses. If the storage is live when the trace ends, a USES event
+holds them. Both events store them in fields that have another meaning in other events. A moment is given as
+the serial of the last storage that was allocated before it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Uses(NamedTuple):
     casts: int
     """Number of matrix products and convolutions of the forward pass that read the storage."""
     cast_first: int
-    """Moment at which the first of them read it; 0: none did."""
+    """Moment of the first read that `casts` counts; 0: there is none."""
     cast_last: int
-    """Moment at which the last product or convolution read it, in the forward or the backward pass."""
+    """Moment of the last read by a product or convolution, in the forward or the backward pass."""
     used: int
-    """Moment at which any other operation read it last; 0: none did."""
+    """Moment of the last read by any other operation; 0: there is none."""
     backward_layer: int
-    """Layer whose backward pass read it first; 0: unknown."""
+    """Layer whose backward pass was the first to read the storage; 0: unknown."""
 
 
 NOTHING_KNOWN: Final = Uses(UNKNOWN_TYPE, 0, 0, 0, 0, 0)

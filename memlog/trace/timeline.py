@@ -31,7 +31,7 @@ class LayerMemoryStats:
     avg_fragmentation: float | None
     """Mean of ``(reserved - allocated) / reserved``, 0 to 1; ``None`` on the CPU."""
     duration_ms: float
-    """Time in forward and recompute, with children, and the layer's own part of backward."""
+    """Time in forward and recompute, including children, plus the layer's own time in backward."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _sum(counts: Iterable[int | None]) -> int:
 
 
 def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
-    """Yield the stored events with running totals, which include the bytes from before the trace."""
+    """Yield the stored events with running totals. The totals include the bytes from before the trace."""
     live: int | None = trace.result.before
     reserved: int | None = None
     ratio: float | None = None

@@ -20,10 +20,10 @@ from memlog.trace.exporters.stacks import ThreadStacks
 from memlog.trace.records import RecordedTrace
 
 MAX_PROFILER_TRACE = 1 << 30
-"""Largest size of a profiler's trace that is read, in bytes after decompression."""
+"""Maximum size of a profiler's trace, in bytes after decompression. A larger file is refused."""
 
 PROCESS = "memlog"
-"""Process name of memlog's tracks. Not a number, so it can't equal a process id of the profiler's."""
+"""Process id of memlog's tracks. It is not a number, so it differs from all process ids of the profiler."""
 
 _MAX_COUNTERS = 100_000
 _NS_PER_US = 1e3
@@ -66,7 +66,14 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """Return the profiler's document with memlog's events added, shifted to the profiler's clock."""
+    """Return the profiler's document with memlog's events added.
+
+    The times of memlog's events are converted to the profiler's clock.
+
+    Args:
+        ours: Document of `chrome_trace`.
+        profilers: Document of `read_profiler_trace`.
+    """
     shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [
         {**event, "ts": event["ts"] + shift} if "ts" in event else event
@@ -105,7 +112,10 @@ def _slice(name: str, at: float, thread: int, *, opens: bool) -> dict[str, Any]:
 
 
 def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
-    """Yield live bytes by the phase of their allocation, at up to `_MAX_COUNTERS` evenly chosen events."""
+    """Yield counters of live bytes by phase of allocation, at evenly chosen events.
+
+    The number of counters is at most `_MAX_COUNTERS`.
+    """
     every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
     live = dict.fromkeys(encoding.PHASES, 0)
     live["before"] = trace.result.before or 0

@@ -32,9 +32,9 @@ _OF_LAYERS = (
     "the categories of these bytes."
 )
 _SMALLEST = 0.001
-"""Share of all bytes below which a box is not drawn: it would be narrower than a pixel."""
+"""Minimum fraction of all bytes for a box to be drawn. A smaller box would be narrower than a pixel."""
 _SMALLEST_WITH_TEXT = 0.012
-"""Share of all bytes below which a box has no room for a text."""
+"""Minimum fraction of all bytes for a box with text. A smaller box has no room for text."""
 _MOST_ROWS = 25
 
 _STYLE = """
@@ -73,7 +73,7 @@ class _Box(msgspec.Struct, frozen=True):
     size: int
     depth: int
     left: float
-    """Distance from the left edge, as a share of the width."""
+    """Distance from the left edge of the drawing, as a fraction of its width."""
 
 
 def flame_page(
@@ -84,7 +84,8 @@ def flame_page(
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
         intro: Sentence on the content of the drawing.
-        holder: Heading for the innermost frames that are no categories: they hold the bytes.
+        holder: Column heading of the table of frames that hold bytes: the innermost frames that are no
+            categories.
     """
     profile = document["profiles"][0] if document["profiles"] else {}
     if profile.get("unit") != "bytes" or not profile["endValue"]:
@@ -112,7 +113,7 @@ def _is_category(name: str) -> bool:
 
 
 def _boxes(root: _Node) -> Iterator[_Box]:
-    """Yield a box for each node below ``root`` that is large enough; of siblings, the largest is leftmost."""
+    """Yield a box for each node below ``root`` that is large enough. The largest child is leftmost."""
     waiting = [(root, 0, 0.0)]
     while waiting:
         node, depth, left = waiting.pop()

@@ -1,9 +1,10 @@
 """Colours of frames in speedscope.
 
-Speedscope sorts a profile's frames by file and name, and a frame's place in that order sets its colour. The
-names of categories stand together in the alphabet, so they would all have nearly the same colour. Here each
-frame gets a "file" that sets its place: the categories lie at equal distances, and the layers between them in
-the model's order. The file's name is a number of invisible characters (the place), then the layer's class.
+Speedscope sorts a profile's frames by file and name. A frame's place in this order sets its colour. The names
+of all categories begin with "[". So the categories would be neighbours and have nearly the same colour. To
+prevent this, each frame gets a "file" that sets the frame's place. The categories get places at equal
+distances. The layers get the places between the categories, in the model's order. The file's name begins with
+invisible characters, whose number sets the place. The layer's class follows them.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _MARK = "\N{WORD JOINER}"
 def files_by_frame(
     categories: Sequence[str], layers: Iterable[str], kinds: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the "file" of each frame, by its name.
+    """Return the "file" of each frame, by the frame's name.
 
     Args:
-        categories: Frames of categories.
-        layers: All other frames, in the model's order.
-        kinds: Classes of layers, by their frames.
+        categories: Names of the frames of categories.
+        layers: Names of all other frames, in the model's order.
+        kinds: Class names of layers, by the names of their frames.
     """
     between = list(layers)
     count = max(len(categories), 1)

@@ -13,7 +13,7 @@ from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope
 from memlog.trace.exporters.stacks import Stack
 
 _MAX_SAMPLES = 200_000
-"""Largest number of samples in the whole file. The page loads such a file in about three seconds."""
+"""Maximum number of samples in the whole file. Speedscope loads such a file in about three seconds."""
 _PROFILES_PER_DEVICE = 4
 _MAX_FRAMES = 200
 
@@ -30,10 +30,11 @@ class SnapshotGraph(NamedTuple):
 
 
 def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
-    """Build a snapshot's flame graphs: live and reserved bytes now, and bytes of its history.
+    """Build a snapshot's flame graphs: live bytes, live bytes at the peak, reserved bytes, all allocations.
 
     Live bytes are shown below the stack that allocated them. If no stack was recorded, they are shown below
-    the allocator's note (``user_metadata``); without a note, below the blocks' size.
+    the allocator's note (``user_metadata``). Without a stack and a note, they are shown below the size of
+    their blocks.
 
     Raises:
         SnapshotError: The snapshot has another form than torch writes, or holds no allocation.
@@ -54,19 +55,23 @@ def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
 
 
 class _Stacks:
-    """Lookup of an allocation's stack: its frames, outermost first, or the allocator's note, or the size.
+    """Lookup of an allocation's stack.
+
+    A stack consists of the recorded frames, the outermost first. Without frames, it consists of the
+    allocator's note. Without a note, it consists of the block's size.
 
     Attributes:
-        has_frames: True if any entry had frames.
+        has_frames: True if any entry so far had frames.
     """
 
     def __init__(self) -> None:
         self.has_frames = False
-        # The key is id(): a snapshot shares most of its lists of frames, and lives longer than this object.
+        # Stacks by the id() of the list of frames: entries of a snapshot share most of these lists. An id()
+        # stays valid because the snapshot lives longer than this object.
         self._known: dict[int, Stack] = {}
 
     def of(self, *sources: dict[str, Any] | None, size: int) -> Stack:
-        """Return the frames of the first source that has any, or else the first note, or else the size."""
+        """Return the frames of the first source that has frames, or else the first note, or else the size."""
         for source in sources:
             stack = None if source is None else self._frames(source.get("frames"))
             if stack:
@@ -140,7 +145,7 @@ def _reserved(device: Device) -> Iterator[tuple[Stack, int]]:
 
 
 def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    """Yield stacks and bytes at the history's peak: find the peak, then replay the history up to it."""
+    """Yield the stacks that held bytes at the history's peak, each with its bytes, the largest first."""
     if not device.history:
         return
     peak = _peak(device)
@@ -157,7 +162,7 @@ def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
 
 
 def _peak(device: Device) -> int:
-    """Return the number of changes that lead to the history's peak."""
+    """Return the number of changes in the history up to its peak."""
     live = {address: size for address, (_, size) in device.before().items()}
     level = highest = sum(live.values())
     peak = 0

@@ -1,6 +1,7 @@
-"""Reading of an allocator's snapshot, which is untrusted input: it may hold plain types in any shape.
+"""Reading of an allocator's snapshot.
 
-A snapshot is refused if it has another form than torch writes, or too many entries or devices.
+A snapshot is untrusted input: it can hold plain types in any shape. It is refused if it has another form than
+torch writes, or too many entries or devices.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Device:
         return {change.address: change.source for change in self.history if change.is_alloc}
 
     def before(self) -> dict[int, tuple[dict[str, Any] | None, int]]:
-        """Return the blocks that were live when the history began: entry (if known) and bytes, by address."""
+        """Return the blocks that were live when the history began: by address, entry (if known) and bytes."""
         first: dict[int, Change] = {}
         for change in self.history:
             first.setdefault(change.address, change)
@@ -70,7 +71,7 @@ class Device:
 
 
 def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, Device]:
-    """Return the devices of a snapshot that have blocks or a history, by number.
+    """Return the devices of a snapshot that have blocks or a history, by the device's number.
 
     Raises:
         SnapshotError: The snapshot has another form than torch writes.
@@ -136,7 +137,7 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
 
 
 def _require_distinct(lists: Sequence[Any]) -> None:
-    """Refuse lists that are one object: a small file that shares a list can have countless entries."""
+    """Refuse a list that is used in several places: it would let a small file have countless entries."""
     if len({id(entries) for entries in lists}) < len(lists):
         raise ValueError("it refers to one list in several places, as no snapshot of torch's does")
 
@@ -147,7 +148,7 @@ def _pool(identity: Any) -> str:
 
 
 def _add_entry(device: Device, entry: dict[str, Any]) -> None:
-    """Add an entry to the device's history; entries with an unknown action are ignored."""
+    """Add an entry to the device's history. Entries with an unknown action are ignored."""
     action = entry["action"]
     if action in ("alloc", "free_requested"):
         address = _whole_number(entry["addr"], "an address", 1 << 64)
@@ -173,6 +174,11 @@ def _requested_size(block: Block) -> int:
 
 
 def printable(text: str, *, end: bool = False) -> str:
-    """Return a snapshot's text with control characters replaced, cut to its beginning (``end``: its end)."""
+    """Return a snapshot's text cut to `_MAX_TEXT` characters, with control characters replaced.
+
+    Args:
+        text: The text.
+        end: True to keep the end of the text; by default, its beginning is kept.
+    """
     cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
     return "".join(character if character.isprintable() else "?" for character in cut)

@@ -53,7 +53,7 @@ def _title(trace: RecordedTrace, where: str) -> str:
 
 
 def _files(trace: RecordedTrace, names: Sequence[str]) -> dict[str, str]:
-    """Return the files of the frames at the peak, which set their colours."""
+    """Return the "file" of each frame at the peak. It sets the frame's colour (see `files_by_frame`)."""
     categories = [f"[{category}]" for category in trace.result.categories]
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))
     others = [frame for frame in names if frame not in categories]
@@ -68,7 +68,7 @@ def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
 
 
 def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
-    """Yield every stored allocation below its phase, then the sum of those that are not stored."""
+    """Yield every stored allocation below its phase, then the sum of the allocations that are not stored."""
     stored = 0
     lines = {
         event.key: (trace.lines[event.size - 1],)
@@ -111,7 +111,7 @@ class _Thread:
         self._emit([(True, "trace")])
 
     def apply(self, event: encoding.StreamEvent) -> int:
-        """Open and close the frames that an event changes; return the number of entries added."""
+        """Open and close the frames that an event changes, and return the number of entries added."""
         self._at = max(self._at, event.time_ns / _NS_PER_MS)
         return self._emit(self._stacks.after(event))
 

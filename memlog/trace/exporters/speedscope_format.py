@@ -1,8 +1,8 @@
 """Parts of flame graph files for https://www.speedscope.app.
 
-The page checks little. A negative weight, samples and weights of different length, or events that cross or go
-back in time break it. An ``endValue`` other than the sum of the weights, or one name for two frames, gives
-wrong figures without an error.
+Speedscope checks little in a file. It breaks on a negative weight, on samples and weights of different
+length, and on events that cross or go back in time. It shows wrong figures without an error if ``endValue``
+is not the sum of the weights, or if two frames have one name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from memlog.trace.exporters.stacks import Stack
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 _MAX_SAMPLES = 100_000
-"""Largest number of samples in a profile. The page needs five seconds or more to load half a million."""
+"""Maximum number of samples in a profile. Speedscope needs at least five seconds to load 500,000 samples."""
 _MAX_FRAMES = 10_000_000
-"""Largest number of frames in all samples of a profile together."""
+"""Maximum number of frames in all samples of a profile together."""
 
 
 class Frames:
@@ -28,7 +28,7 @@ class Frames:
         self.names: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of a name, from 0; a new name is added."""
+        """Return the number of a frame's name, counted from 0. A new name is added to the table."""
         return self.names.setdefault(name, len(self.names))
 
 
@@ -40,8 +40,8 @@ def sampled(
 ) -> dict[str, Any] | None:
     """Build a profile of bytes by stack, outermost frame first; ``None`` if there are no stacks.
 
-    Bytes beyond ``max_samples`` samples, or beyond ten million frames, are one additional sample, so that the
-    sum is right.
+    Bytes beyond ``max_samples`` samples, or beyond ten million frames, become one additional sample. So the
+    sum of all samples is right.
     """
     samples: list[list[int]] = []
     weights: list[int] = []
@@ -84,8 +84,8 @@ def speedscope_file(
     Args:
         name: Title of the document.
         frames: The frames of all profiles.
-        profiles: The profiles; the first is shown.
-        files: Files of frames, by name; other frames have none.
+        profiles: The profiles. Speedscope shows the first one when it opens the file.
+        files: Files of frames, by the frame's name. Frames that it does not contain have no file.
     """
     known = files or {}
     return {

@@ -19,9 +19,9 @@ Stack = tuple[str, ...]
 
 
 def path_stack(path: str, paths: Sequence[str]) -> Stack:
-    """Return a layer's path after those of its parents, outermost first.
+    """Return the paths of a layer's parents, the outermost first, and then the layer's own path.
 
-    ``paths[1]`` is the model's path, if a module was called.
+    If a module was called, ``paths[1]`` is the path of the model.
     """
     return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
 
@@ -37,7 +37,11 @@ class ThreadStacks:
         self._open: Stack = ()
 
     def after(self, event: StreamEvent) -> list[tuple[bool, str]]:
-        """Process an ENTER, EXIT or PHASE_CHANGE; return frames that it closes (False) or opens (True)."""
+        """Process an ENTER, EXIT or PHASE_CHANGE, and return the frames that it closes or opens.
+
+        Returns:
+            Pairs of ``True`` and a frame that opens, or of ``False`` and a frame that closes, in order.
+        """
         if event.kind == ENTER:
             self._modules.append((event.layer, event.phase))
         elif event.kind == EXIT:

@@ -1,7 +1,7 @@
 """Drawing of an allocator's snapshot: each storage is a band from its allocation to its free.
 
-PyTorch's own page for this loads a library from the network. This page is HTML with an SVG drawing: it has no
-script and fetches nothing.
+PyTorch's own page for such drawings loads a library from the network. memlog's page is HTML with an SVG
+drawing. It has no script and fetches nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memlog._internal.units import format_bytes
 from memlog.trace.exporters.snapshot_reading import Change, Device, printable, read_devices
 
 _MAX_BANDS = 400
-"""Number of the largest storages, which get a band each. All others form one grey band on top."""
+"""Maximum number of storages with a band of their own: the largest ones. All others form one grey band."""
 _MAX_DEVICES = 8
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
@@ -97,7 +97,7 @@ class _Drawing:
 
 
 def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
-    """Draw a snapshot of torch's or memlog's as HTML.
+    """Draw a snapshot that torch or memlog wrote, as an HTML page.
 
     Raises:
         SnapshotError: The snapshot has another form than torch writes.
@@ -121,7 +121,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
 
 
 def _changes(device: Device) -> list[Change]:
-    """Return the device's history, with an allocation first for each storage from before it."""
+    """Return an allocation for each storage from before the device's history, followed by the history."""
     before = [
         Change(address, size, True, source or {})
         for address, (source, size) in device.before().items()
@@ -130,7 +130,7 @@ def _changes(device: Device) -> list[Change]:
 
 
 def _largest(changes: list[Change]) -> set[int]:
-    """Return the numbers of the changes that are the largest allocations."""
+    """Return the indices of the largest allocations among ``changes``."""
     numbers = [number for number, change in enumerate(changes) if change.is_alloc and change.size]
     numbers.sort(key=lambda number: -changes[number].size)
     return set(numbers[:_MAX_BANDS])
@@ -178,6 +178,6 @@ def _label(change: Change) -> str:
 
 
 def _colour(label: str) -> str:
-    """Return a colour that is the same for storages with the same stack."""
+    """Return the colour of a storage. Storages with the same stack have the same colour."""
     origin = label.partition("\n")[2]
     return f"hsl({zlib.crc32(origin.encode('utf-8', 'replace')) % 360} 60% 60%)"

@@ -1,9 +1,11 @@
-"""Prediction of the modules to checkpoint, and of the peak with these checkpointed.
+"""Prediction of the modules to checkpoint, and of the peak if they are checkpointed.
 
-A checkpointed module keeps its inputs and nothing else. It keeps them even if its first operation would not
-(ReLU, dropout and pooling free theirs at once). All else that its forward keeps for the backward pass is
-freed at the end of the forward. When the backward pass reaches the module, the forward runs again and
-allocates all of it again, with its temporaries.
+A checkpointed module keeps its inputs and nothing else. It keeps the inputs even if its first operation would
+free them at once, as ReLU, dropout and pooling do. All other storages that the module's forward keeps for the
+backward pass are freed at the end of the forward. When the backward pass reaches the module, the forward runs
+again. It then allocates these storages and its temporaries again.
+
+A moment is the index of an event in the trace's stream.
 """
 
 from __future__ import annotations
@@ -23,33 +25,33 @@ from memlog.trace.predict.lifetimes import (
 )
 
 _MIN_SHARE = 0.02
-"""Smallest part of the peak that a group of modules must drop to be considered."""
+"""Minimum bytes that a group of modules must drop to be considered, as a fraction of the peak."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""A call's result is the newest storage that outlives the call. Storages that are more than this many times
-smaller than the largest one do not count: a norm's statistics, which follow its result, are small."""
+"""A call's result is the newest storage that outlives the call. Storages more than 20 times smaller than the
+largest one do not count: a norm allocates small statistics after its result."""
 _RNG_STATE_BYTES = 5056
-"""Bytes of the CPU random number generator's state, kept for each call (`torch.get_rng_state`)."""
+"""Bytes of the state of the CPU's random number generator. Each checkpointed call keeps them."""
 _SAME_PEAK = 1.005
-"""Peaks that differ by less than half a per cent count as the same."""
+"""Maximum ratio of two peaks that count as the same."""
 
 
 class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """Storages that are freed in the forward pass, and when: at the end of a call, or, for the call's result,
-    when the modules that read it end."""
+    """Storages that checkpointing frees in the forward pass, and the moment at which each is freed. It is the
+    end of a call. For this call's own result, it is the end of the last module that reads the result."""
     recompute_at: int
-    """When the forward runs again."""
+    """Moment at which the second forward begins."""
     recompute_bytes: float
     """Highest number of bytes that the second forward needs."""
     released_at: int
-    """When the backward pass frees the last of the dropped storages."""
+    """Moment at which the backward pass frees the last of the dropped storages."""
     inputs: tuple[StorageLifetime, ...]
-    """Storages that are kept until `released_at`."""
+    """Inputs of the call. Checkpointing keeps them until `released_at`."""
     forward_begin: int
-    """When the forward runs first."""
+    """Moment at which the first forward begins."""
 
 
 _CallsByLayer: TypeAlias = dict[int, list[RecomputedCall]]
@@ -63,7 +65,7 @@ class Plan(NamedTuple):
 
 
 def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
-    """Return the batch norms inside ``modules``: a second forward updates their running statistics again."""
+    """Return the batch norms inside ``modules``. A second forward updates their running statistics again."""
     inside = tuple(f"{module}." for module in modules)
     return [
         path
@@ -75,7 +77,12 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
 def best_plan(traced: TracedStep, peak: int) -> Plan | None:
     """Find the sibling modules whose checkpointing gives the lowest peak.
 
-    ``None`` if no such plan lowers ``peak``, the peak in bytes without checkpointing.
+    Args:
+        traced: The traced step.
+        peak: The peak without checkpointing, in bytes.
+
+    Returns:
+        The modules and the predicted peak; ``None`` if no plan lowers the peak.
     """
     calls = _recomputed_calls(traced)
     plans = [
@@ -89,7 +96,7 @@ def best_plan(traced: TracedStep, peak: int) -> Plan | None:
 
 
 def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -> Plan:
-    """Drop the last module from a plan if that keeps the peak.
+    """Return a plan without its last module if the peak stays the same, otherwise the plan itself.
 
     The last module's forward runs again right after its first run, so checkpointing it seldom saves anything.
     """
@@ -108,7 +115,7 @@ def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
-    """Return groups of siblings that would drop much, those that drop most first."""
+    """Return the groups of sibling modules that would drop enough bytes, the group that drops most first."""
     siblings: dict[str, list[int]] = {}
     for layer in calls:
         siblings.setdefault(traced.layers.paths[layer].rpartition(".")[0], []).append(layer)
@@ -126,7 +133,7 @@ def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[i
 
 
 def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
-    """Return each layer's calls as checkpointing would change them, if they would drop anything."""
+    """Return, by layer, the calls in which checkpointing would drop storages."""
     if not traced.records_inputs:
         return {}
     excluded = traced.recomputed() | {call.layer for call in traced.calls if call.inputs is None}
@@ -146,10 +153,10 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return the storages that only autograd keeps, and when each would be freed otherwise.
+    """Return the storages that only autograd keeps, and the moment at which each would be freed without it.
 
-    Without autograd, a storage that a module allocates and does not return is freed when that module's
-    forward ends. The innermost such module counts.
+    Without autograd, a storage that a module allocates and does not return is freed when the module's forward
+    ends. If modules are nested, the innermost one counts.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -172,9 +179,9 @@ def _recomputed_call(
     call: Call,
     later: RecomputedCall | None,
 ) -> RecomputedCall | None:
-    """Return a call as checkpointing would change it; ``None`` if it would drop nothing.
+    """Return a call as checkpointing would change it; ``None`` if checkpointing would drop nothing.
 
-    ``later`` is the next call of the same module, which the backward pass reaches first.
+    ``later`` is the next call of the same module. The backward pass reaches ``later`` before ``call``.
     """
     allocated = _transients(traced, call)
     left = [storage for storage in allocated if storage.end > call.end]
@@ -231,7 +238,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return when the backward pass enters the call's module for the last time before ``first_free``."""
+    """Return the moment of the backward pass's last entry into the call's module before ``first_free``."""
     inside = traced.layers.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):
@@ -242,9 +249,9 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return when the backward pass enters a module again, after it has finished a later call of the module.
+    """Return the moment at which the backward pass enters a module's call, after the module's ``later`` call.
 
-    The pass enters both calls at the same layer: the one that ran last in their forward.
+    The backward pass enters both calls at the same layer: the layer that ran last in the module's forward.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)
@@ -256,7 +263,7 @@ def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
 
 
 def _peak(traced: TracedStep, calls: _CallsByLayer, group: Sequence[int]) -> int:
-    """Compute the peak if the modules of a group are checkpointed, in bytes."""
+    """Compute the peak in bytes if the modules of a group are checkpointed."""
     checkpointed = [call for layer in group for call in calls[layer]]
     kept: dict[StorageLifetime, int] = {}
     for call in checkpointed:

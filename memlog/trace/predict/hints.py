@@ -18,14 +18,14 @@ from memlog.trace.records import RecordedTrace, TraceResult
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 WORTH = 0.01
-"""Smallest part of the held bytes that a hint must save, here and in a post-mortem report."""
+"""Minimum bytes that a hint must save, as a fraction of the held bytes, here and in a post-mortem report."""
 _NAMED = 6
-"""Largest number of modules that a sentence names."""
+"""Maximum number of modules or optimizers that a sentence names."""
 _LAYERS = 8
 _TWO_MOMENTS = 2
 _8_BIT = 1 + 4 / 256
-"""Bytes of a value: one, plus four for each block of 256 values (Dettmers et al., "8-bit Optimizers via
-Block-wise Quantization", 2022, as in bitsandbytes)."""
+"""Bytes of a value in the state of an 8-bit optimizer: one, plus four for each block of 256 values (Dettmers
+et al., "8-bit Optimizers via Block-wise Quantization", 2022, as in bitsandbytes)."""
 
 
 class HeldByLayer(msgspec.Struct, frozen=True):
@@ -50,12 +50,12 @@ class Hint(msgspec.Struct, frozen=True):
     saved: int
     """Bytes by which the change lowers the peak."""
     share: float
-    """Saved bytes as a part of the peak without the change, 0 to 1."""
+    """Saved bytes as a fraction of the peak without the change, 0 to 1."""
     modules: tuple[str, ...] = ()
     """Paths of the modules to checkpoint."""
     time: float | None = None
-    """Time that the change adds, as a part of the step's; ``None``: not measured. For checkpointing, that is
-    the measured time of its modules' forward pass, which then runs twice."""
+    """Time that the change adds, as a fraction of the step's time; ``None``: not measured. For checkpointing,
+    it is the measured time of the forward of the checkpointed modules, which then runs twice."""
 
     def sentence(self) -> str:
         """Return one line of text for a user."""
@@ -72,14 +72,14 @@ class Advice(msgspec.Struct, frozen=True):
     engine: str
     traced_peak: int | None
     peak: int | None
-    """Peak of a later step, which has the optimizer's state from its start. Hints compare with this peak.
+    """Peak of a step in which the optimizer's state exists from the start. Hints compare with this peak.
     ``None`` if the trace is not complete."""
     categories: dict[str, int]
     """Bytes live at the traced peak by category, largest first."""
     layers: tuple[HeldByLayer, ...]
-    """Layers that held most at the traced peak, largest first."""
+    """Layers that held the most bytes at the traced peak, largest first."""
     hints: tuple[Hint, ...]
-    """Changes, the one that saves most first."""
+    """Changes. The change that saves most comes first."""
     notes: tuple[str, ...]
     """Whole sentences about the limits of these figures."""
 
@@ -91,8 +91,8 @@ def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
 
     Args:
         trace: Trace of the step.
-        held: Bytes that the process (or the device's allocator) held in the step. A hint must save a
-            hundredth of them. ``None``: unknown, so a hint must save a hundredth of the step's peak.
+        held: Bytes that the process (or the device's allocator) held in the step; ``None``: unknown. A hint
+            must save 1 % of these bytes or of the step's peak, whichever is larger.
     """
     result = trace.result
     peak, hints, notes = _predictions(trace, held)
@@ -111,7 +111,7 @@ def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
 def steady_peak_of(trace: RecordedTrace) -> int | None:
     """Return the steady peak of a traced step, in bytes; ``None`` if the trace is not complete.
 
-    The steady peak is that of a later step, which has the optimizer's state from its start.
+    The steady peak is the peak of a step in which the optimizer's state exists from the start.
     """
     return None if _incomplete(trace) else scaling.steady_peak(TracedStep(trace))
 
@@ -119,7 +119,7 @@ def steady_peak_of(trace: RecordedTrace) -> int | None:
 def _predictions(
     trace: RecordedTrace, held: int | None
 ) -> tuple[int | None, tuple[Hint, ...], tuple[str, ...]]:
-    """Return the step's steady peak, hints, and notes; no peak and no hint if the trace is not complete."""
+    """Return the step's steady peak, hints and notes. If the trace is not complete, return notes only."""
     incomplete = _incomplete(trace)
     if incomplete is not None:
         return None, (), (incomplete,)
@@ -131,7 +131,7 @@ def _predictions(
 
 
 def _incomplete(trace: RecordedTrace) -> str | None:
-    """Return the reason why a trace is not complete, as a note; ``None`` if it is."""
+    """Return the reason why a trace is not complete, as a note; ``None`` if the trace is complete."""
     result = trace.result
     if result.exactness != "exact":
         return "The trace does not hold every allocation, so nothing can be predicted from it."
@@ -225,7 +225,7 @@ def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _forward_time(result: TraceResult, modules: Sequence[str]) -> float | None:
-    """Return the time of modules' forward passes as a part of the step's."""
+    """Return the time of the modules' forward passes, as a fraction of the step's time."""
     if not result.duration_ms:
         return None
     phases = (layer.phase("forward") for layer in result.layers if layer.path in modules)
@@ -241,7 +241,7 @@ def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
-    """Yield hints that replace all optimizers at once by lighter ones, or delete those that did not step."""
+    """Yield hints that replace all optimizers by lighter ones, or delete the optimizers that did not step."""
     idle = optimizers.idle_bytes(traced)
     if idle:
         what = (
@@ -272,9 +272,9 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:
-    """Name optimizers and the number of values that each keeps.
+    """Return text that names optimizers and the number of values that each keeps.
 
-    They are named together because two of them may keep state for the same parameters.
+    One text names all optimizers, because two optimizers can keep state for the same parameters.
     """
     keeps = [f"{one.values} numbers" if one.values > 1 else "one number" for one in kept]
     if len(kept) == 1:

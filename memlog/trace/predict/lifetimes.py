@@ -1,6 +1,6 @@
 """Lifetimes of a traced step's storages, and the calls and phases around them.
 
-Moments are indices of events in the trace's stream; -1 is before it.
+A moment is the index of an event in the trace's stream; -1 is the time before the first event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START = -1
 
 
 class ParameterKey(NamedTuple):
-    """Layer and bytes, which a parameter, its gradient and its state have in common."""
+    """Layer and size in bytes. A parameter, its gradient and its optimizer state have the same key."""
 
     layer: int
     size: int
@@ -41,7 +41,7 @@ class StorageLifetime:
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
-        """When the trace last set its category; for an optimizer's state, when the optimizer stepped."""
+        """Moment at which the trace last set the category. For optimizer state: in the optimizer's step."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -57,7 +57,7 @@ class StorageLifetime:
 
     @property
     def key(self) -> ParameterKey:
-        """Layer and bytes."""
+        """Layer and size of the storage."""
         return ParameterKey(self.layer, self.size)
 
 
@@ -70,12 +70,12 @@ class Call(NamedTuple):
     end: int
     thread: int
     inputs: tuple[StorageLifetime, ...] | None
-    """The two largest tracked storages among its positional arguments; ``None`` if no positional argument is
-    a tensor."""
+    """The largest tracked storages among the positional arguments, at most two; ``None`` if no positional
+    argument is a tensor."""
 
 
 class PhaseChange(NamedTuple):
-    """A moment from which a thread's work outside modules belongs to another layer and phase."""
+    """Moment from which on a thread's work outside modules belongs to ``layer`` and ``phase``."""
 
     at: int
     layer: int
@@ -221,9 +221,9 @@ class TracedStep:
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
         optimizer_steps: Steps of optimizers, in order; each ends at the moment before its ``end``.
-        first_activity: When the first call of a module began, or the first phase changed.
+        first_activity: Moment at which the first call of a module begins or the phase first changes.
         length: Number of events. It is also the ``end`` of a storage that is never freed.
-        records_inputs: True if the trace holds the inputs of modules; traces of an older memlog do not.
+        records_inputs: True if the trace holds the inputs of modules. Traces of an older memlog lack them.
     """
 
     def __init__(self, trace: RecordedTrace) -> None:
@@ -253,7 +253,10 @@ class TracedStep:
         return any(change.phase == BACKWARD for change in self._phase_changes)
 
     def allocated_after(self, serial: int) -> int:
-        """Return when the next storage after ``serial`` was allocated; `length` if there is none."""
+        """Return the moment at which the next storage after ``serial`` was allocated.
+
+        Return `length` if no storage was allocated after ``serial``.
+        """
         following = bisect_right(self._serials, serial)
         return self._allocated_at[following] if following < len(self._allocated_at) else self.length
 
@@ -263,7 +266,7 @@ class TracedStep:
         return [storage for storage in self._by_begin[first:last] if storage.thread == call.thread]
 
     def outermost_calls(self) -> list[Call]:
-        """Return the calls in a forward pass that lie in no other call, the last one first."""
+        """Return the calls of forward passes that lie in no other call, the last call first."""
         found: list[Call] = []
         for call in reversed(self.calls):
             if call.phase == FORWARD and all(
@@ -274,13 +277,13 @@ class TracedStep:
         return found
 
     def optimizer_step_at(self, at: int) -> int:
-        """Return the number of the optimizer step that contains a moment, or else follows it."""
+        """Return the index of the optimizer step that contains a moment, or of the first one after it."""
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
     def between_steps(self, at: int) -> Interval:
-        """Return the time from the last optimizer step before a moment to the next one after it.
+        """Return the time from the last optimizer step before a moment to the first one after it.
 
-        The optimizer step at its end uses the gradients of all passes in this time.
+        The optimizer step after this time uses the gradients of all passes in it.
         """
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps
@@ -298,16 +301,16 @@ class TracedStep:
         return self._phase_changes[bisect_left(self._phase_changes, at, key=_moment) :]
 
     def backward_after(self, at: int) -> int:
-        """Return when the first backward pass after a moment begins; `length` if there is none."""
+        """Return the moment at which the first backward pass after ``at`` begins; `length`: there is none."""
         changes = self.phase_changes_from(at)
         return next((change.at for change in changes if change.phase == BACKWARD), self.length)
 
     def next_phase_change(self, at: int) -> int:
-        """Return when the phase next changes after a moment; `length` if it does not."""
+        """Return the moment of the first phase change after ``at``; `length`: there is none."""
         return next((change.at for change in self.phase_changes_from(at + 1)), self.length)
 
     def parameters(self) -> dict[int, list[int]]:
-        """Return the bytes of each parameter of each layer that has any."""
+        """Return the bytes of each parameter, by layer."""
         found: dict[int, list[int]] = {}
         for storage in self.storages:
             if storage.category == PARAMETER:
@@ -315,13 +318,16 @@ class TracedStep:
         return found
 
     def recomputed(self) -> set[int]:
-        """Return the layers whose forward runs again in the backward pass: they are checkpointed."""
+        """Return the checkpointed layers: those whose forward runs again in the backward pass."""
         return {call.layer for call in self.calls if call.phase == RECOMPUTE}
 
     def intervals(
         self, sizes: Mapping[StorageLifetime, float] | None = None
     ) -> list[SizedInterval]:
-        """Return time and bytes of each storage in a later step; ``sizes`` replaces the bytes of some."""
+        """Return the time and bytes of each storage in a step whose optimizer state exists from the start.
+
+        ``sizes`` replaces the bytes of some storages.
+        """
         changed = sizes or {}
         return [
             SizedInterval(steady_begin(storage), storage.end, changed.get(storage, storage.size))
@@ -334,7 +340,7 @@ def _moment(change: PhaseChange) -> int:
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return when a storage begins in a later step, which has the optimizer's state from its start."""
+    """Return the moment at which a storage begins in a step whose optimizer state exists from the start."""
     return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 

@@ -1,4 +1,4 @@
-"""Prediction of the peak with other optimizers, from the state that those of the traced step keep."""
+"""Prediction of the peak with other optimizers, from the state that the traced step's optimizers keep."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from memlog.trace.predict.lifetimes import (
 from memlog.trace.storage_uses import HALF_NOW
 
 _COUNTERS = 8
-"""Largest size of a counter of steps, in bytes."""
+"""Maximum size of an optimizer's step counter on the CPU, in bytes."""
 _ALLOCATOR_BLOCK = 512
-"""Bytes to which CUDA's and XPU's allocators round up a counter."""
+"""Maximum size of an optimizer's step counter on CUDA and XPU, in bytes: their allocators round up to it."""
 _ALMOST_ALL = 0.95
-"""Smallest part of a state's bytes that must have the same whole number of values per parameter. Also the
-smallest part of the bytes of parameters with gradients for which there must be such a state."""
+"""Minimum fraction of a state's bytes that must have the same whole number of values per parameter. Also the
+minimum fraction of the bytes of parameters with gradients that must have such a state."""
 
 
 class State(NamedTuple):
@@ -39,23 +39,23 @@ class State(NamedTuple):
     values: int
     """Values per parameter: two in Adam, one in SGD with momentum."""
     parameters: int
-    """Bytes of the parameters that have this state: those with gradients."""
+    """Bytes of the parameters that have this state. They are parameters with gradients."""
     value_bytes: int
     """Bytes of one value of the state."""
 
 
 def state_bytes(traced: TracedStep) -> int:
-    """Return the bytes of the state of optimizers that stepped."""
+    """Return the bytes of the state of all optimizers that stepped."""
     return sum(storage.size for storage in traced.storages if _is_in_use(traced, storage))
 
 
 def idle_bytes(traced: TracedStep) -> int:
-    """Return the bytes of the state of optimizers that exist but did not step."""
+    """Return the bytes of the state of all optimizers that exist but did not step."""
     return sum(storage.size for storage in traced.storages if _is_idle(traced, storage))
 
 
 def without_idle(traced: TracedStep) -> int:
-    """Compute the peak without the state of optimizers that did not step, in bytes."""
+    """Compute the peak in bytes without the state of optimizers that did not step."""
     return highest(
         traced.intervals(
             {storage: 0.0 for storage in traced.storages if _is_idle(traced, storage)}
@@ -65,14 +65,14 @@ def without_idle(traced: TracedStep) -> int:
 
 
 def kept_states(traced: TracedStep) -> list[State]:
-    """Return the state that each optimizer keeps, in the order of their steps.
+    """Return the state that each optimizer keeps, in the order of the optimizers' steps.
 
-    A parameter's state has the size and the layer of the parameter. States of a few bytes do not count (Adam
-    has a counter of steps for each parameter). The trace classifies an optimizer's state when the optimizer
-    steps, which separates two optimizers over one model's parameters.
+    A parameter's state has the size and the layer of the parameter. States of a few bytes do not count, such
+    as the counter of steps that Adam has for each parameter. The trace classifies an optimizer's state when
+    the optimizer steps. This distinguishes the states of two optimizers over one model's parameters.
 
     The list is empty if the optimizers keep no state, or if an optimizer's state is not a whole number of
-    times the parameters' bytes. Adafactor's is not: it keeps sums over rows and columns.
+    times as large as its parameters. Adafactor is such an optimizer: it keeps sums over rows and columns.
     """
     names = traced.trace.optimizers
     named = len(names) == len(traced.optimizer_steps)
@@ -98,9 +98,9 @@ def kept_states(traced: TracedStep) -> list[State]:
 
 
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
-    """Compute the peak with other optimizers, whose steps allocate only their state, in bytes.
+    """Compute the peak in bytes with other optimizers. Their steps must allocate only their state.
 
-    ``sizes`` are the bytes of each new state, by the `State.step` of the state that it replaces.
+    ``sizes`` holds the bytes of each new state, by the `State.step` of the state that it replaces.
     """
     intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))
@@ -114,9 +114,10 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 
 
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
-    """Return the last of the ``known`` steps up to the storage's step.
+    """Return the last of the ``known`` steps that is not after the storage's step.
 
-    An optimizer that steps again, as a critic's may, is known from its first step only.
+    ``known`` has only the first step of each optimizer in the trace. An optimizer can step several times in
+    one trace, for example a critic's.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -125,7 +126,7 @@ def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[in
 
 
 class _Whole(NamedTuple):
-    """State with the same whole number of values for each of some parameters."""
+    """State that has the same whole number of values for each of its parameters."""
 
     values: int
     size: int
@@ -134,7 +135,7 @@ class _Whole(NamedTuple):
 
 
 def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
-    """Count each optimizer's states by the step in which the trace classifies them."""
+    """Count the storages of optimizer state, by the optimizer step in which the trace classifies them."""
     smallest = _smallest(traced)
     found: dict[int, Counter[ParameterKey]] = {}
     for storage in traced.storages:
@@ -145,7 +146,7 @@ def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
 
 
 def _value_bytes(traced: TracedStep, step: int) -> int:
-    """Return 2 if most of a state has two bytes a value, as the state of bfloat16 parameters does; else 4."""
+    """Return the bytes of one value in most of a state: 2, as for bfloat16 parameters, or else 4."""
     half = Counter[bool]()
     for storage in traced.storages:
         if _is_in_use(traced, storage) and traced.optimizer_step_at(storage.classified_at) == step:
@@ -170,7 +171,7 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Find the number of values kept per parameter; ``None`` if that is not a whole number."""
+    """Find the number of values that are kept per parameter; ``None`` if it is not a whole number."""
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
         kept, stepped = _by_size(kept), _by_size(stepped)
@@ -194,11 +195,11 @@ def _of_layers(counts: Counter[ParameterKey], layers: AbstractSet[int]) -> Count
 def _candidates(
     step: int, groups: Mapping[int, Counter[ParameterKey]], stepped: Counter[ParameterKey]
 ) -> Counter[ParameterKey]:
-    """Return the parameters whose state an optimizer may keep."""
+    """Return the parameters whose state the optimizer of ``step`` may keep."""
     layers = {key.layer for key in groups[step]}
     if OUTSIDE not in layers:
         return _of_layers(stepped, layers)
-    # The trace ends before it names the layers of this state: exclude the layers of other optimizers' states.
+    # The trace ended before it named this state's layers: exclude the layers of other optimizers' states.
     others = {key.layer for other, kept in groups.items() if other != step for key in kept}
     rest = Counter({key: count for key, count in stepped.items() if key.layer not in others})
     return rest or stepped
@@ -225,7 +226,7 @@ def _is_in_use(traced: TracedStep, storage: StorageLifetime) -> bool:
 
 
 def _is_idle(traced: TracedStep, storage: StorageLifetime) -> bool:
-    """Return True for the state of an optimizer that existed before the trace, and did not step in it."""
+    """Return True for the state of an optimizer that existed before the trace but did not step in it."""
     known_before = storage.begin == START and storage.classified_at < traced.first_activity
     return bool(traced.optimizer_steps) and _is_state(storage) and known_before
 

@@ -1,13 +1,13 @@
 """Prediction of the peak under bfloat16 autocast.
 
-Under autocast, matrix products and convolutions compute and return two bytes a value instead of four.
-Operations after them keep the type of their input. Parameters keep their type; autocast copies each one that
-a product uses, and the copy lives as long as the backward pass needs it. Results of the loss keep four bytes
-a value.
+Under autocast, matrix products and convolutions compute and return two bytes a value instead of four. Other
+operations keep the type of their input. Parameters keep their type. Autocast makes a bfloat16 copy of each
+parameter that a product uses. The copy lives as long as the backward pass needs it. Results of the loss keep
+four bytes a value.
 
 A trace that was recorded operation by operation holds the type of each storage
-(`memlog.tracer.engines.cpu.autocast_types`). The recording assumes that a parameter belongs to a product or a
-norm. So there is a prediction only if all parameters and buffers belong to torch's own layers with known
+(`memlog.tracer.engines.cpu.autocast_types`). The recording assumes that each parameter is used by a product
+or a norm. So there is a prediction only if all parameters and buffers belong to torch's own layers with known
 operations.
 """
 
@@ -29,7 +29,7 @@ from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE, WIDE
 
 _HALF = 0.5
 _NAMED = 6
-"""Largest number of kinds of layers that a sentence names."""
+"""Maximum number of classes of layers that a sentence names."""
 PRODUCTS = frozenset(
     (
         "Linear",
@@ -39,7 +39,7 @@ PRODUCTS = frozenset(
         *(f"ConvTranspose{dimensions}d" for dimensions in (1, 2, 3)),
     )
 )
-"""Layers that multiply matrices or convolve."""
+"""Classes of layers that multiply matrices or convolve."""
 _OTHERS = frozenset(
     (
         "Embedding",
@@ -51,16 +51,16 @@ _OTHERS = frozenset(
         *(f"InstanceNorm{dimensions}d" for dimensions in (1, 2, 3)),
     )
 )
-"""Layers whose parameters are in no product, and whose results have the type of their input, or float32.
-RMSNorm is not one of them: its result is float32 on the CPU, and depends on torch's version on a GPU. LSTM,
-GRU and RNN are not either: what they keep depends on the library that runs them."""
+"""Classes of layers whose parameters are in no product, and whose results have the type of their input, or
+float32. RMSNorm is missing: its result is float32 on the CPU, but on a GPU it depends on torch's version.
+LSTM, GRU and RNN are missing: the storages that they keep depend on the library that runs them."""
 
 
 def with_autocast(traced: TracedStep) -> int | None:
     """Compute the peak under bfloat16 autocast, in bytes.
 
     Returns:
-        ``None`` if `why_not` gives a reason, autocast is already on, or it would cast nothing.
+        The peak; ``None`` if `why_not` gives a reason, autocast is already on, or there is nothing to cast.
     """
     if (
         why_not(traced) is not None
@@ -73,7 +73,7 @@ def with_autocast(traced: TracedStep) -> int | None:
 
 
 def why_not(traced: TracedStep) -> str | None:
-    """Return the reason why no prediction is possible, as the end of a sentence; ``None`` if one is."""
+    """Return the reason why no prediction is possible, as the end of a sentence; ``None``: it is possible."""
     unknown = _unknown_kinds(traced)
     if unknown and traced.trace.kinds:
         named = ", ".join(unknown[:_NAMED])
@@ -93,7 +93,7 @@ def _is_on(traced: TracedStep) -> bool:
 
 
 def _unknown_kinds(traced: TracedStep) -> list[str]:
-    """Return the kinds of layers whose parameters or buffers may be used by operations that are not known."""
+    """Return the classes of layers with parameters or buffers that unknown operations may use."""
     holding = {
         storage.layer for storage in traced.storages if storage.category in (PARAMETER, BUFFER)
     }
@@ -102,7 +102,7 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
 
 
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
-    """Yield a storage as it would be under autocast, and its copies for products."""
+    """Yield the time and bytes that a storage, and its copies for products, would have under autocast."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
     if uses.type == HALF and _varies(storage) and "Loss" not in traced.layers.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)
@@ -117,7 +117,7 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
     in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
     if storage.category == PARAMETER:
-        # One copy serves the whole forward pass, and lives until the backward pass needs it no more.
+        # The whole forward pass uses one copy, which lives until the backward pass no longer needs it.
         until, copies = max(last, min(traced.backward_after(first), traced.length)), 1
     intervals = list(_between_steps(traced, first, until))
     for interval in intervals:
@@ -131,7 +131,10 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
 
 
 def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: int) -> bool:
-    """Return True if only autograd keeps a model's input. An input that the program keeps lives longer."""
+    """Return True if a storage ends in the first backward pass after ``at``.
+
+    Then only autograd kept the storage. A model's input that the program keeps lives longer.
+    """
     backward = traced.backward_after(at)
     changes = traced.phase_changes_from(backward)
     end = next((change.at for change in changes if change.phase != BACKWARD), traced.length)
@@ -139,7 +142,7 @@ def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: in
 
 
 def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interval]:
-    """Yield the parts of an interval outside optimizer steps: no copy outlives such a step."""
+    """Yield the parts of an interval that lie between optimizer steps. No copy outlives an optimizer step."""
     for step in traced.optimizer_steps[traced.optimizer_step_at(first) :]:
         if step.begin >= last:
             break
@@ -151,7 +154,7 @@ def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interv
 
 
 def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
-    """Yield float32 copies of the models' results, which a loss needs until its backward pass ends."""
+    """Yield the float32 copies of the models' results. A loss needs them until its backward pass ends."""
     inputs = {storage for call in traced.outermost_calls() for storage in call.inputs or ()}
     for call in traced.outermost_calls():
         left = [
@@ -164,12 +167,15 @@ def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
 
 
 def _varies(storage: StorageLifetime) -> bool:
-    """Return True if each pass allocates the storage anew; it may be an input that another model made."""
+    """Return True if each pass allocates the storage anew.
+
+    Such a storage can also be a model's input, if it was made in the step, for example by another model.
+    """
     return storage.transient or (storage.category == INPUT and storage.begin > START)
 
 
 def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInterval:
-    """Return the bytes that a float32 copy of a result adds, and their time."""
+    """Return the bytes that a float32 copy of a result adds, and the time in which they are live."""
     used = traced.allocated_after(result.uses.used)
     if result.uses.used and used < traced.backward_after(at):
         # The loss (cross entropy) does not keep the result for the backward pass.
@@ -180,7 +186,7 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInter
 
 
 def _backward_into(traced: TracedStep, at: int) -> int:
-    """Return when the backward pass after a moment enters its first layer."""
+    """Return the moment at which the first backward pass after ``at`` enters its first layer."""
     changes = traced.phase_changes_from(at)
     inside = (one.at for one in changes if one.phase == BACKWARD and one.layer != OUTSIDE)
     return next(inside, traced.length)

@@ -18,25 +18,34 @@ from memlog.trace.predict.precision import PRODUCTS
 
 
 def steady_peak(traced: TracedStep) -> int:
-    """Compute the peak of a later step, which has the optimizer's state from its start, in bytes."""
+    """Compute the peak in bytes of a step in which the optimizer's state exists from the start."""
     return highest(traced.intervals(), traced.length)
 
 
 def with_batch(traced: TracedStep, share: float) -> int:
-    """Compute the peak with another batch size, in bytes; a ``share`` of 0.5 is half of the traced step's.
+    """Compute the peak in bytes with another batch size.
 
-    The inputs grow with the batch, and so does all that a pass allocates, except gradients and copies of
+    Inputs grow with the batch. Everything that a pass allocates grows too, except gradients and copies of
     parameters.
+
+    Args:
+        traced: The traced step.
+        share: The new batch size divided by the traced step's batch size.
     """
     return highest(traced.intervals(_with_batch(traced, share)), traced.length)
 
 
 def accumulated(traced: TracedStep, share: float) -> int:
-    """Compute the peak with a ``share`` of the batch size and accumulated gradients, in bytes.
+    """Compute the peak in bytes with another batch size, if gradients are accumulated over several batches.
 
-    From the second batch on, the accumulated gradients are live from the previous optimizer step on, and
-    replace gradients that were still live then. The backward pass allocates the new gradients in addition,
-    adds them to the accumulated ones, and frees them.
+    The result is the peak of the second batch and of later ones. There, the accumulated gradients are live
+    from the previous optimizer step on. They replace gradients that were still live at that time. The
+    backward pass allocates the new gradients in addition, adds them to the accumulated gradients, and frees
+    the new ones.
+
+    Args:
+        traced: The traced step.
+        share: The new batch size divided by the traced step's batch size.
     """
     gradients = [
         storage
@@ -67,7 +76,10 @@ def accumulated(traced: TracedStep, share: float) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the old gradients that end before new ones begin, and when accumulated ones replace each."""
+    """Return the moment at which accumulated gradients replace an old gradient, by the old gradient.
+
+    Old gradients are those that end before the new gradients of the same parameters begin.
+    """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
         time = traced.between_steps(storage.begin).begin, storage.begin
@@ -98,11 +110,12 @@ def _with_batch(traced: TracedStep, share: float) -> dict[StorageLifetime, float
 
 
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
-    """Return sizes of storages that depend on a layer's parameters, not on the batch, by layer and phase.
+    """Return, by layer and phase, the sizes of storages that depend on parameters and not on the batch.
 
-    In the backward pass such a storage is a gradient before it is accumulated. Under autocast it is a copy
-    with half the bytes, or the copy's gradient. A product layer of torch that is called once per step
-    allocates only the gradient that stays: any other storage of that size depends on the batch.
+    In the backward pass, such a storage is a gradient before it is accumulated. Under autocast, such a
+    storage is a copy of a parameter with half the bytes, or the gradient of the copy. A layer of `PRODUCTS`
+    that is called one time per step allocates no gradient but the final one. Other storages of this size then
+    depend on the batch.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
