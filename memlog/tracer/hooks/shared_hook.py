@@ -1,4 +1,4 @@
-"""Changes to the process, each made once and kept while anything needs it."""
+"""Hooks, patches and filters of the process, each installed one time and kept while anything needs it."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Steps that need clearly more memory than the traced ones, after which a step is traced again."""
+"""Detection of steps that need clearly more memory than the traced steps. A step is then traced again."""
 
 from __future__ import annotations
 
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Factor by which a step's peak must exceed the highest level of the traced steps."""
+"""Minimum ratio of a larger step's peak to the highest peak until the newest traced step."""
 _LEAST = 16 * 1024**2
-"""Bytes by which it must exceed that level, too: less may be noise of an allocator."""
+"""Minimum difference of these two peaks, in bytes. A smaller one may be noise of an allocator."""
 
 
 class LargerSteps:
-    """Subscriber that compares each step's peak with the highest level until the newest traced step.
+    """Subscriber that compares each step's peak with the highest peak until the newest traced step.
 
-    Peaks are those of the accelerators, or of the process if the run uses none.
+    Peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
         seen: True if a step since the newest traced one had a peak well above the traced ones.
@@ -34,13 +34,13 @@ class LargerSteps:
             self.seen |= rose and peak >= max(_LARGER * level, level + _LEAST)
 
     def step_was_traced(self) -> None:
-        """Compare later steps with the highest level until now: the newest step was traced."""
+        """Compare later steps with the highest peak until now. Call this when a step was traced."""
         self._traced = dict(self._marks)
         self.seen = False
 
 
 def _peaks(batch: Batch) -> list[tuple[str, int, bool]]:
-    """Return the name of each device (or the host), its highest level, and whether this step reached that."""
+    """Return for each device (or the host) its name, its highest peak, and whether this step reached it."""
     devices = [
         (each.name, each.peak, each.peak_source == "exact")
         for each in batch.devices
