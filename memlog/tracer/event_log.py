@@ -1,4 +1,4 @@
-"""Bounded log that an engine writes its events to. Finalizers may append to it."""
+"""Log of limited size that an engine writes its events to. Finalizers of storages also append to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventLog:
         append: Function that appends packed events in one atomic call, from any thread.
         events: Number of events that have been folded.
         overflowed: True as soon as ``most_events`` events have been folded.
-        on_overflow: Called at each fold while ``overflowed`` is true.
+        on_overflow: Function that is called without arguments at each fold while ``overflowed`` is true.
         began_us: Start of the log, in microseconds since the epoch.
     """
 

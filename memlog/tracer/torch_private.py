@@ -20,7 +20,7 @@ NO_TASK = -1
 """Value of `graph_task` outside the backward pass."""
 
 _NO_SEQUENCE = 2**62
-"""Minimum sequence number of an autograd node that no forward operation made. It accumulates gradients."""
+"""Minimum sequence number of the autograd nodes that no forward operation made. They accumulate gradients."""
 
 
 def _find(path: str) -> Callable[..., Any] | None:

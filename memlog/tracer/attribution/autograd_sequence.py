@@ -35,9 +35,9 @@ class SequenceMap:
         self._layers.append(layer)
 
     def since(self, number: int, layer: int) -> None:
-        """Record that ``layer`` made the operations from ``number`` or from the last mark on.
+        """Record that ``layer`` made the operations from ``number`` on.
 
-        The later of the two counts.
+        Operations before the last mark keep their layer.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)
@@ -49,14 +49,14 @@ class SequenceMap:
 
 
 class GraphOwners:
-    """Owners of the operations in one thread's graph. Each has a layer and a line of the program."""
+    """Owners of the operations in one thread's graph. An owner is a layer and a line of the program."""
 
     def __init__(self) -> None:
         self._layers = SequenceMap()
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Number that was next at the last `made_by_backward`; ``None`` if no backward pass makes a graph."""
+        """Next operation number when `made_by_backward` last ran; ``None`` since `backward_ends`."""
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""

@@ -194,7 +194,7 @@ def _kind(module: Any) -> str:
 
 
 def _name_beside_children(root: Any) -> str:
-    """Return the name of a model's class, changed until no child has it."""
+    """Return the name of a model's class, with " (model)" appended if a child has that name."""
     name, inside = _kind(root), root
     while _COMPILED in registered(inside, "_modules"):
         inside = registered(inside, "_modules")[_COMPILED]

@@ -43,7 +43,7 @@ class ThreadState:
         outside_owner: Layer and phase that operations outside ``forward`` count for.
         backward_layer: Layer whose forward operation was differentiated last.
         line: Number of the program's line whose forward operation was differentiated last; 0: unknown.
-        node: Number of the autograd node that ran last; ``None`` if the node accumulates gradients.
+        node: Number of the autograd node whose operation ran last; ``None`` if it accumulates gradients.
         inputs: The two largest inputs of the module that is about to begin, by serial or by address. An
             engine writes them with the module's ENTER event.
     """

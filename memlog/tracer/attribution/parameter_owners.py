@@ -124,7 +124,7 @@ def _members(model: Any, registry: str, method: str) -> Iterator[_Member]:
     Args:
         model: The root module.
         registry: Attribute in which a module holds its parameters or buffers by name.
-        method: Method that yields them for a TorchScript module, which has no such attribute.
+        method: Method that yields parameters or buffers of a TorchScript module, which lacks the attribute.
     """
     seen: set[int] = set()
     for prefix, module in unique_modules(model):

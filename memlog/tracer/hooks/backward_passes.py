@@ -18,7 +18,7 @@ class BackwardListener(Protocol):
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:
-        """Return a context for one pass. Entering and leaving it never raises.
+        """Return a context for one backward pass. Entering and leaving the context never raises.
 
         Args:
             outputs: Tensors, or edges of the graph, that are differentiated.

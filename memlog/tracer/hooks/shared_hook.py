@@ -42,7 +42,7 @@ class SharedHook(Generic[_Holder]):
                 self._uninstall()
 
     def _install(self) -> None:
-        """Make the change."""
+        """Install the hook, patch or filter."""
 
     def _uninstall(self) -> None:
-        """Undo the change."""
+        """Remove the hook, patch or filter."""

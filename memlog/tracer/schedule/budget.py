@@ -18,7 +18,7 @@ _LEAST_SECONDS = 60.0
 as a run of this duration: 0.6 s with the default share. That is enough for networks of hundreds of narrow
 layers, whose traced step takes as long as ten plain steps."""
 _EARLY_SHARES = 5
-"""Maximum cost of one trace early in a run, as a multiple of the share times the run's duration so far."""
+"""Maximum cost of one trace early in a run: this number times the share times the run's duration so far."""
 _EARLY_SPACING = 29
 """Minimum number of plain steps between traces early in a run. With this number, the steps that are traced
 after set-up (steps 0 and 2) are 32, 64, 128 and so on."""
@@ -31,7 +31,7 @@ _LEAST = 0.05
 
 
 class Budget:
-    """Account of what tracing costs.
+    """Account of the cost of tracing.
 
     The cost of a traced step is its duration minus the median of the newest plain steps, plus the time that
     tracing takes between steps. The cost of set-up is counted separately. Set-up is the first two traced
@@ -114,7 +114,7 @@ class Budget:
 
     @property
     def median_step(self) -> float | None:
-        """Median seconds of a step without tracing; ``None`` if there was none yet."""
+        """Median seconds of a step without tracing; ``None`` if there was no such step yet."""
         return statistics.median(self._plain) if self._plain else None
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:

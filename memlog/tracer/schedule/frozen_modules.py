@@ -31,9 +31,10 @@ class FrozenStart:
         self._matches = False
 
     def is_step_start(self, module: Any) -> bool:
-        """Return whether the window should open at this call of ``module``, which is not trained.
+        """Return whether a window should open at this call of ``module``, which is not trained.
 
-        Only calls on the thread that was traced last count. Other threads may call modules to prepare data.
+        It should if the step that was traced last also began with a call of ``module``. Only the thread of
+        that step counts, because other threads may call modules to prepare data.
         """
         thread = threading.get_ident()
         if thread in self._first_called:
@@ -56,7 +57,7 @@ class FrozenStart:
         self.reset()
 
     def forget(self) -> None:
-        """Forget the usual first module.
+        """Forget the module with which the last traced step began.
 
         Call this when a window is abandoned. The calls before that window were not part of a training step.
         """

@@ -83,24 +83,24 @@ class KeptTrace:
         self._publish(step_trace.event)
 
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
-        """Add the first trace of a session. It is published later.
+        """Add the first trace of a session, and publish it later.
 
-        The next optimizer step shows whether the trace is of a whole iteration. It is if that optimizer also
-        stepped in the trace. Until then, the guess ``whole`` counts.
+        The next optimizer step shows whether the trace covers a whole iteration. The trace does if that
+        optimizer also stepped in the trace. Until then, the guess ``whole`` counts.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Decide whether the first trace is whole. Call this when the next optimizer step begins."""
+        """Publish the first trace, if it waits. Call this when the next optimizer step begins."""
         if self._undecided is not None:
             members = self._undecided[0].members
             self._decide(whole=any(member() is optimizer for member in members))
 
     def step_ended(self) -> None:
-        """Publish the first trace with the guess about it, if no later optimizer step has decided.
+        """Publish the first trace, if it still waits. Call this at the end of the next step.
 
-        Call this when the next step ends. Without an optimizer's step in it, the user marks the steps.
+        If no optimizer has stepped since the trace, the user marks the steps, and the guess ``whole`` holds.
         """
         self._decide()
 

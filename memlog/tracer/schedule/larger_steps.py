@@ -1,4 +1,7 @@
-"""Detection of steps that need clearly more memory than the traced steps. A step is then traced again."""
+"""Detection of steps that need clearly more memory than the traced steps.
+
+After such a step, a step is traced again as soon as the budget allows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from memlog.events import Batch, Event
 _LARGER = 1.1
 """Minimum ratio of a larger step's peak to the highest peak until the newest traced step."""
 _LEAST = 16 * 1024**2
-"""Minimum difference of these two peaks, in bytes. A smaller one may be noise of an allocator."""
+"""Minimum bytes by which a larger step's peak exceeds the highest peak until the newest traced step. Less may
+be noise of an allocator."""
 
 
 class LargerSteps:
@@ -16,7 +20,7 @@ class LargerSteps:
     Peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if a step since the newest traced one had a peak well above the traced ones.
+        seen: True if a step after the newest traced step had a much higher peak than all steps until then.
     """
 
     def __init__(self) -> None:

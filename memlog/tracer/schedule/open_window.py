@@ -130,6 +130,6 @@ class WindowSlot:
         return opened
 
     def end(self) -> None:
-        """Prevent that another window opens."""
+        """Prevent further windows from opening."""
         with self._lock:
             self.ended = True

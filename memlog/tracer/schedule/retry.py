@@ -34,7 +34,7 @@ class RetryPolicy:
         self._failures = 0
 
     def postpone(self) -> None:
-        """Postpone the next attempt. Each further failure doubles the number of steps until the next one."""
+        """Let some steps pass before the next attempt. Each further failure doubles the number of steps."""
         self._pause = min(2**self._failures, _LONGEST) - 1
         self._failures += 1
 

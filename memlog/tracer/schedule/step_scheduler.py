@@ -116,7 +116,7 @@ class PeriodicTracer:
             self._close()
         with self._diagnostics.contained("waiting for a step to trace"):
             if not self.tracing:
-                if self._waiter.waiting and not self._may_wait():  # something was compiled since
+                if self._waiter.waiting and not self._may_wait():  # code was compiled since then
                     self._waiter.stop_or_pause()
                 self.costs.settle(now)
                 if self._retry.next_step(
@@ -146,7 +146,7 @@ class PeriodicTracer:
             deferred_removal.remove_waiting()
 
     def _optimizer_ended(self, optimizer: Any) -> None:
-        """Close the window if ``optimizer`` is the last one of the step. It may step after the clock."""
+        """Close the window if all optimizers of the step have stepped. Some may step after the clock."""
         self._kept_trace.optimizer_ended(optimizer)
         if self.tracing and self._iteration.steps and self._iteration.is_done:
             self._close()
@@ -154,7 +154,7 @@ class PeriodicTracer:
     def _is_outdated(self) -> bool:
         """Return whether an optimizer without a step in the kept trace now takes part.
 
-        It counts only if an optimizer of the kept trace takes part, too.
+        Such an optimizer counts only if an optimizer of the kept trace takes part, too.
         """
         return self._schedule.has_joined(self._kept_trace.members)
 

@@ -71,7 +71,7 @@ class AutocastTypes:
         self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
         """Inputs and results of the last product."""
         self._latest = WIDE
-        """Type of the last result in a backward pass whose operation had floating-point arguments."""
+        """Type of the last result in a backward pass, among operations with floating-point arguments."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
         """Set the types of an operation's results.
@@ -206,9 +206,9 @@ def _type_from_inputs(
 
 @functools.cache
 def _role_of(func: Any) -> int:
-    """Return an operation's role.
+    """Return an operation's role: `_PRODUCT`, `_LOSS`, `_SAFE_SOFTMAX`, or a negative number.
 
-    If the type of the results follows from leading arguments, the role is minus the number of these.
+    A negative role is minus the number of leading arguments that decide the type of the results.
     """
     name = torch_private.operation_name(func)
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

@@ -14,7 +14,7 @@ class CurrentOwner:
     Args:
         stack: Stack of the running modules.
         lines: Lines of the program.
-        events: Writer of storages' events. Its ``line`` is set: 0 within a module.
+        events: Writer of storages' events. Its ``line`` is set to the current line, or to 0 within a module.
     """
 
     def __init__(self, stack: ModuleStack, lines: CallingLines, events: StorageEvents) -> None:

@@ -1,10 +1,10 @@
 """Copies that torch makes only while a dispatch mode is active.
 
 While a mode is active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in its sources).
-Instead of writing into a tensor that has no other owner, it makes a new tensor and frees the old one at once.
-This happens when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a
+Instead of writing into a tensor without another owner, torch makes a new tensor and frees the old one at
+once. This happens when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a
 derivative fills a tensor of zeros, and when ``linear`` and attention add to a product. An untraced step has
-one tensor in these places, so the tracer counts the new and the old one as one.
+one tensor in these places, so the tracer counts the new and the old tensor as one.
 """
 
 from __future__ import annotations

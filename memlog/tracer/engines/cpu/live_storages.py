@@ -28,8 +28,8 @@ from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Maximum number of live storages of any size that are tracked. Each takes about 700 bytes of the tracer's
-memory, including the bytes for the analysis."""
+"""Number of tracked storages from which on only large ones are added (`SMALL`). Each takes about 700 bytes of
+the tracer's memory, including the bytes for the analysis."""
 SMALL = 64 * 1024
 """Minimum size, in bytes, of storages that are tracked beyond `MOST_LIVE`. The tracer thus takes 8.8 MB, plus
 at most 1 % of the live bytes."""

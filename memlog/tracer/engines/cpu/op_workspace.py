@@ -153,7 +153,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
 
 @contextmanager
 def of_fakes(measure: MeasureFakes) -> Iterator[None]:
-    """Find the workspace of operations on fake tensors with ``measure`` inside the block."""
+    """Use ``measure`` inside the block to find the workspace of operations on fake tensors."""
     global _of_fakes  # noqa: PLW0603 - the dispatch mode that calls `run` has no argument for it
     _of_fakes = measure
     try:

@@ -164,7 +164,7 @@ class StorageEvents:
         return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
 
     def finalizer(self, storages: dict[int, TrackedStorage]) -> Callable[[TrackedStorage], None]:
-        """Return the callback for freed storages. It may interrupt memlog's own code, so it takes no lock."""
+        """Return the callback for freed storages. The callback may interrupt memlog, so it takes no lock."""
         append, now, pending = self._log.append, self._log.now, self._pending
 
         def storage_freed(tracked: TrackedStorage) -> None:
