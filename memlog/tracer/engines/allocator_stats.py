@@ -18,7 +18,7 @@ NOTHING_RESERVED = "the CPU has no caching allocator, so nothing is reserved"
 def reader(device: torch.device) -> Callable[[], Reading] | None:
     """Return a function that reads a device's statistics; ``None`` for the CPU.
 
-    On the CPU only the size of the process's resident set is known. It does not change from layer to layer.
+    On the CPU only the resident set of the process is known. Its size does not change from layer to layer.
     """
     if device.type in ("cuda", "xpu"):
         return _caching_reader(device)

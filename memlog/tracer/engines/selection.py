@@ -40,7 +40,7 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
 
     Args:
         models: Models. If ``named`` is ``None``, the device of their first parameter or buffer is returned.
-            If they have neither, it is the CUDA device if one is in use, else the CPU.
+            If they have neither, the CUDA device is returned if one is in use, else the CPU.
         named: Device as torch writes it; ``None``: the models' device.
 
     Raises:

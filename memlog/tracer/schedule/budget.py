@@ -69,9 +69,7 @@ class Budget:
     def plain_step(self, seconds: float) -> None:
         """Record the duration of a step without tracing, in seconds."""
         self._plain.append(seconds)
-        if (
-            self._unsettled
-        ):  # set-up steps that were charged in full, because no plain step was known
+        if self._unsettled:  # set-up steps that were charged in full
             self.set_up = max(self.set_up - self._unsettled * seconds, 0.0)
             self._unsettled = 0
         self._since += 1

@@ -92,7 +92,7 @@ class KeptTrace:
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Publish the first trace, if it waits. Call this when the next optimizer step begins."""
+        """Decide whether the first trace is whole, and publish it. Call this at the next optimizer step."""
         if self._undecided is not None:
             members = self._undecided[0].members
             self._decide(whole=any(member() is optimizer for member in members))

@@ -20,7 +20,7 @@ class LargerSteps:
     Peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if a step after the newest traced step had a much higher peak than all steps until then.
+        seen: True if a step after the newest traced step had a peak well above all peaks before.
     """
 
     def __init__(self) -> None:

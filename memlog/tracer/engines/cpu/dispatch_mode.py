@@ -126,9 +126,7 @@ class ObservingMode(TorchDispatchMode):
             _remove_finished_from_top()
             removed = not any(mode is self for mode in torch_private.mode_stack())
         else:
-            removed = (
-                thread is not None and not thread.is_alive()
-            )  # the thread's stack is freed with it
+            removed = thread is not None and not thread.is_alive()  # its stack is freed with it
         if removed:
             self._removed_from_stack()  # also if another mode's exit removed it
         return not self._inside

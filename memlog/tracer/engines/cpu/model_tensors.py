@@ -67,7 +67,7 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of an optimizer's state again, to mark its first step in the window."""
+        """Write the category of an optimizer's state again at the optimizer's first step, to mark it."""
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
             for state in optimizer_tensors(optimizer):
