@@ -1,4 +1,4 @@
-"""Bounded log that an engine writes its events to. Finalizers may append to it."""
+"""Log of limited size that an engine writes its events to. Finalizers of storages also append to it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Number of events that are gathered before each fold, once the log no longer keeps events."""
+"""Number of appended events that triggers a fold after the log has stopped keeping single events."""
 
 
 class EventLog:
     """Log that keeps the first events individually and folds all events into totals.
 
     Args:
-        max_events: Number of events to keep.
+        max_events: Maximum number of events to keep individually.
         most_events: Number of folded events at which the log overflows; ``None``: no limit.
 
     Attributes:
         append: Function that appends packed events in one atomic call, from any thread.
         events: Number of events that have been folded.
-        overflowed: True once ``most_events`` events have been folded.
-        on_overflow: Called at each fold while ``overflowed`` is true.
+        overflowed: True as soon as ``most_events`` events have been folded.
+        on_overflow: Function that is called without arguments at each fold while ``overflowed`` is true.
         began_us: Start of the log, in microseconds since the epoch.
     """
 
@@ -46,7 +46,7 @@ class EventLog:
         self.append = self._appended.extend
 
     def begin(self) -> None:
-        """Set time 0 to now."""
+        """Set the start of the log to now. Times of events count from it."""
         self.began_us = time.time_ns() // 1000
         self._began_ns = time.perf_counter_ns()
 
@@ -55,7 +55,7 @@ class EventLog:
         return time.perf_counter_ns() - self._began_ns
 
     def fold_when_full(self) -> None:
-        """Fold the appended events if there are many. Finalizers must not call this."""
+        """Fold the appended events if their number has reached the limit. Finalizers must not call this."""
         if len(self._appended) >= self._limit:
             self.fold()
 

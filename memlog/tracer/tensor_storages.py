@@ -43,8 +43,8 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
 def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold the bytes of a tensor, which may be lazy or wrapped by ``torch.func``.
 
-    A parameter of a lazy module holds nothing before the first call. A tensor that a transformation of
-    ``torch.func`` has wrapped has no storage of its own, so the tensor inside the wrapper is used.
+    Yield nothing for a parameter of a lazy module before the module's first call. A wrapper of ``torch.func``
+    has no storage of its own, so the tensor inside the wrapper is used.
     """
     if (
         torch_private.is_functorch_wrapper is not None
@@ -103,7 +103,7 @@ class StateTensor(NamedTuple):
 
     Attributes:
         parameter: Parameter under which the optimizer keeps the tensor.
-        shared: True if the state belongs to all parameters. LBFGS keeps all its state under the first one.
+        shared: True if the state belongs to all parameters. LBFGS keeps such state under the first parameter.
         tensor: The tensor.
     """
 

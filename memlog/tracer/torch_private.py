@@ -20,7 +20,7 @@ NO_TASK = -1
 """Value of `graph_task` outside the backward pass."""
 
 _NO_SEQUENCE = 2**62
-"""Lower bound for the numbers of nodes that no forward operation made (they accumulate gradients)."""
+"""Minimum sequence number of the autograd nodes that no forward operation made. They accumulate gradients."""
 
 
 def _find(path: str) -> Callable[..., Any] | None:
@@ -94,10 +94,10 @@ def remove_mode_for_node(mode: Any) -> bool:
 
 
 def allow_higher_order_ops(kind: type) -> None:
-    """Register a class of modes with every higher-order operation, so that modes can pass these through.
+    """Register a class of modes with every higher-order operation, so that its modes can pass these through.
 
-    Needed for torch without ``supports_higher_order_operators``. Operations that are created later still
-    refuse to run.
+    Needed for torch without ``supports_higher_order_operators``. Higher-order operations that are created
+    later still refuse to run under such a mode.
     """
     for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
         table = getattr(operation, "python_key_table", None)
@@ -225,7 +225,7 @@ def sequence_number(node: Any) -> int | None:
 
 
 def onednn_precisions() -> tuple[str, ...]:
-    """Return the precisions in which oneDNN may compute. They decide what it copies."""
+    """Return the precisions in which oneDNN may compute. They decide which arguments oneDNN copies."""
     getter = _find("_C._get_fp32_precision_getter")
     try:
         if getter is None:

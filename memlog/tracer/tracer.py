@@ -1,4 +1,4 @@
-"""`MemoryTracer`, the public tracer, with the methods of the tracer that memlog replaces."""
+"""`MemoryTracer`, the public tracer. It replaces ``gpu_optimizer.MemoryTracer`` and has the same methods."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class MemoryTracer:
     Tracers may be nested, and several threads may trace at once with one tracer each.
 
     Args:
-        max_events: Number of events to keep individually, 32 bytes each. Beyond it, totals and peaks stay
-            complete, and `result` says ``truncated``.
+        max_events: Maximum number of events to keep individually, 32 bytes each. If there are more events,
+            totals and peaks stay complete, and ``result.truncated`` is true.
         device: Device to trace, as torch writes it (``"cpu"``, ``"cuda:0"``). ``None``: the model's device.
         enable_fragmentation_tracking: On a GPU, True to read the allocator's reserved bytes at every
             module entry and exit (about 20 µs each).
@@ -85,7 +85,7 @@ class MemoryTracer:
 
     @contextmanager
     def trace(self, model: Any = None) -> Iterator[MemoryTracer]:
-        """Trace a block: any number of training steps, or a part of one.
+        """Trace a block of code: any number of training steps, or a part of a step.
 
         Args:
             model: A ``torch.nn.Module``. ``None``: the first module that is called.
@@ -196,7 +196,7 @@ class MemoryTracer:
         raise KeyError(path)
 
     def get_phase_levels(self) -> dict[PhaseName, PhaseLevel] | None:
-        """Return the live bytes at the end of each phase of a step, and the most in each phase.
+        """Return, for each phase of a step, the live bytes at its end and the maximum during the phase.
 
         ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
         ``end`` follow if the step reached them. ``None`` if the sampler ran, or if the trace does not keep
@@ -242,8 +242,8 @@ class MemoryTracer:
     def print_summary(self) -> None:
         """Print the peak, its categories, and the layers that hold most of it.
 
-        ``kept fwd`` is the sum over a layer's forward calls of live bytes at exit minus live bytes at entry,
-        children included. Bytes that a later call frees are not subtracted.
+        The column ``kept fwd`` is a sum over a layer's forward calls, children included. Each call adds the
+        live bytes at its exit minus those at its entry. Bytes that a later call frees are not subtracted.
 
         Raises:
             ConfigurationError: No trace has ended yet, or the last trace could not begin.

@@ -21,12 +21,13 @@ _COMPILED = "The model is compiled: there are no layers inside it."
 
 
 def may_open() -> bool:
-    """Return whether a window that hooks open and close may open on this thread.
+    """Return whether hooks may open a window on this thread.
 
-    Such a window adds and removes its dispatch mode in hooks, which does not nest with the user's own modes.
-    It therefore opens only if no mode is active. It does not open while a graph is compiled or in a backward
-    pass. It does not open in a transformation of ``torch.func``, in which tensors have no storage. It does
-    not open while ``torch.jit.trace`` records, because that runs the model twice and compares the records.
+    The dispatch mode of such a window is added in one hook and removed in another. It would not nest with the
+    user's own modes, so the window opens only if no mode is active. It does not open while a graph is
+    compiled or in a backward pass. It does not open in a transformation of ``torch.func``, in which tensors
+    have no storage. It does not open while ``torch.jit.trace`` records a graph, because ``torch.jit.trace``
+    records the model twice and compares the two graphs.
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
@@ -35,31 +36,32 @@ def may_open() -> bool:
     if torch_private.in_functorch_transform():
         return False
     if torch_private.missing():
-        return True  # the sampler runs then, which needs no mode
+        return True  # the sampler runs instead of the dispatch engine, and needs no mode
     return not torch_private.mode_stack()
 
 
 class TraceWindow:
-    """Trace from `start` to `stop`, which hooks may call.
+    """Trace of everything between `start` and `stop`. Hooks may call both.
 
     Args:
         model: A ``torch.nn.Module``. ``None``: the first module that is called.
-        others: Further root modules, which no module calls. The window finds any other when it is called.
-        optimizers: Optimizers whose state exists already. The window finds any other when it steps.
+        others: Further root modules: modules that no module calls. The window finds each root module that is
+            not given here when it is called.
+        optimizers: Optimizers whose state exists already. The window finds each other optimizer at its step.
         device: Device as torch writes it. ``None``: the model's device.
         engine: ``"auto"``, or the name of an engine.
-        max_events: Number of events to keep individually.
+        max_events: Maximum number of events to keep individually.
         readings: On a GPU, True to read the allocator's statistics at every change of layer.
         diagnostics: Counter of the tracer's own errors. ``None``: a new one.
-        types: True to find out the type of each storage under autocast, for `memlog advise`. It makes
-            tracing about a fifth slower.
+        types: True to find out the type of each storage under autocast, for `memlog advise`. Tracing is then
+            about a fifth slower.
         most_events: Number of events after which the window stops recording and waits to be closed.
             ``None``: no limit.
 
     Attributes:
         health: Counter of the tracer's own errors.
         torch_device: Device that is traced.
-        choice: Engine that runs, and the reason.
+        choice: Engine that runs, and the reason for it.
 
     Raises:
         ConfigurationError: The device does not exist, or the engine can't trace it.
@@ -124,9 +126,9 @@ class TraceWindow:
         return self._log.overflowed
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """Record the begin of the call in which the window was opened.
+        """Record the begin of the module call in which the window was opened.
 
-        torch does not call the window's hooks for it, because `start` added them after the call began.
+        torch does not call the window's hooks for that call, because `start` added them after its begin.
         """
         with self.health.contained("noticing that a module begins"):
             self._engine.module_begins(module, args)
@@ -172,7 +174,7 @@ class TraceWindow:
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if `stop` could not; return True once nothing is left in torch.
+        """Remove the dispatch mode if `stop` could not; return True if nothing of the window is left.
 
         `stop` can't remove the mode if another mode lies on top of it, or if the window belongs to another
         thread. Until it is removed, the mode passes every operation through.

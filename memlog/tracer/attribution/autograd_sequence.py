@@ -16,7 +16,7 @@ the maximum, the oldest half is dropped."""
 class SequenceMap:
     """Map from operation numbers of one thread to the layers (or lines) that made the operations.
 
-    Serves one thread: each thread has its own numbers. Numbers only rise, so the spans are sorted.
+    Each thread has its own numbers. They only rise, so the spans are sorted.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,10 @@ class SequenceMap:
         self._layers.append(layer)
 
     def since(self, number: int, layer: int) -> None:
-        """Record that ``layer`` made the operations from ``number`` on, except those marked since."""
+        """Record that ``layer`` made the operations from ``number`` on.
+
+        Operations before the last mark keep their layer.
+        """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)
 
@@ -46,14 +49,14 @@ class SequenceMap:
 
 
 class GraphOwners:
-    """Layers and lines of the program that made the operations of one thread's graph."""
+    """Owners of the operations in one thread's graph. An owner is a layer and a line of the program."""
 
     def __init__(self) -> None:
         self._layers = SequenceMap()
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Number of the next operation, as last read, if the backward pass makes a graph of its own."""
+        """Next operation number when `made_by_backward` last ran; ``None`` since `backward_ends`."""
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""
@@ -83,11 +86,11 @@ class GraphOwners:
             self._backward_mark = number
 
     def backward_ends(self, layer: int) -> None:
-        """End the graph of a backward pass: ``layer`` makes the next operations."""
+        """Record that a backward pass has ended its graph, and that ``layer`` makes the next operations."""
         if self._backward_mark is not None:
             self._layers.since(self._backward_mark, layer)
             self._backward_mark = None
 
     def owner_of(self, number: int) -> tuple[int, int]:
-        """Return the layer that made operation ``number``, and the line; 0: unknown."""
+        """Return the layer and the line that made operation ``number``; 0 for each that is unknown."""
         return self._layers.layer_of(number) or OUTSIDE, self._lines.layer_of(number) or 0

@@ -14,9 +14,9 @@ import torch
 from memlog._internal.source_name import source_name
 
 MAX_LINES: Final = 1000
-"""Maximum number of different lines."""
+"""Maximum number of different lines. All further lines have number 0."""
 _LONGEST: Final = 40
-"""Maximum characters of a name."""
+"""Maximum length of a name, in characters. Longer names are cut."""
 _MEMLOG: Final = f"{Path(__file__).absolute().parents[2]}{os.sep}"
 _TORCH: Final = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 _INSTALLED: Final = (
@@ -27,7 +27,7 @@ _INSTALLED: Final = (
     ),
 )
 _ELSEWHERE: Final = frozenset(("site-packages", "dist-packages"))
-"""Folders of packages that are installed in another way, such as in a parent environment."""
+"""Names of folders with packages that are installed elsewhere, such as in a parent environment."""
 Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
@@ -36,8 +36,9 @@ class CallingLines:
     """Numbers of the program's lines: 1 for the line that calls first, and so on.
 
     Attributes:
-        lines: ``train.py:42 in step: cross_entropy``: the file name and line number, the function that
-            contains the line, and the Python function of torch or of another package that the line called.
+        lines: Texts of the lines, such as ``train.py:42 in step: cross_entropy``: the file name and line
+            number, the function that contains the line, and the Python function of torch or of another
+            package that the line called.
     """
 
     def __init__(self) -> None:
@@ -49,8 +50,9 @@ class CallingLines:
     def current_line(self) -> int:
         """Return the number of the program's line that is calling; 0 if there is none, or beyond `MAX_LINES`.
 
-        That is the innermost line outside torch, memlog and installed packages. If there is none, because the
-        trainer is itself an installed package, it is the innermost line outside torch and memlog.
+        The program's line is the innermost line outside torch, memlog and installed packages. If there is no
+        such line, because the trainer is an installed package, the innermost line outside torch and memlog
+        counts.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None

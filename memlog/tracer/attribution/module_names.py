@@ -24,7 +24,7 @@ class RootModule(NamedTuple):
     Attributes:
         module: The module, held weakly.
         path: Its path.
-        prefix: Prefix of the paths of the modules in it.
+        prefix: Prefix of the paths of the modules inside this module.
     """
 
     module: weakref.ref[Any]
@@ -47,7 +47,7 @@ class ModuleNames:
     Attributes:
         paths: Paths by number. The first is "outside all modules", the second the model.
         kinds: Names of the modules' classes, by the same numbers.
-        optimizers: Name of the optimizer's class for each step.
+        optimizers: Name of the optimizer's class for each optimizer step.
         omitted: Number of modules beyond `MAX_NAMES`.
         roots: Root modules in the order in which they were found.
     """
@@ -92,7 +92,7 @@ class ModuleNames:
         return entry[1] if entry is not None and entry[0]() is module else ()
 
     def number(self, path: str, kind: str = "") -> int:
-        """Return the number of a path; a new path is added, or counts as "outside" beyond `MAX_NAMES`."""
+        """Return the number of a path. A new path is added; beyond `MAX_NAMES`, it counts as "outside"."""
         number = self._numbers.get(path)
         if number is None:
             if len(self.paths) >= MAX_NAMES:
@@ -145,9 +145,9 @@ class ModuleNames:
         return name
 
     def _add_modules(self, root: Any, path: str, prefix: str) -> None:
-        # A shared module comes once for each of its paths, of which there may be any number.
+        # The limit is for shared modules: each comes one time for each of its paths.
         for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
-            # A module without a name is the root, or is inside torch.compile's wrapper: the same layer.
+            # A module without a name is the root, or the module in torch.compile's wrapper: one layer.
             self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
     def _remember(self, module: Any, path: str) -> None:
@@ -194,7 +194,7 @@ def _kind(module: Any) -> str:
 
 
 def _name_beside_children(root: Any) -> str:
-    """Return the name of a model's class, changed until no child has it."""
+    """Return the name of a model's class, with " (model)" appended if a child has that name."""
     name, inside = _kind(root), root
     while _COMPILED in registered(inside, "_modules"):
         inside = registered(inside, "_modules")[_COMPILED]

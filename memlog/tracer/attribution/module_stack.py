@@ -23,12 +23,13 @@ from memlog.tracer.attribution.autograd_sequence import GraphOwners
 from memlog.tracer.attribution.module_names import ModuleNames
 
 _MAX_THREADS = 256
-"""Maximum number of threads: the thread is one byte of an event."""
+"""Maximum number of threads in a window, because the thread is one byte of an event. Operations of further
+threads are not recorded."""
 _MAX_STEPS = 1000
-"""Maximum number of steps whose optimizers' names are kept."""
+"""Maximum number of optimizer steps in a window for which the optimizer's name is kept."""
 
 NO_INPUTS: Final = (-1, 0)
-"""Value for a module that was called without a tensor among its positional arguments."""
+"""Value of `ThreadState.inputs` for a module that is called without a tensor as positional argument."""
 
 
 class ThreadState:
@@ -36,14 +37,15 @@ class ThreadState:
 
     Attributes:
         number: Number of the thread; 0 is the one that began the window.
-        stack: Running modules, each as its layer, the backward pass in which it began, and its identity. The
-            first entry stands for "outside all modules".
+        stack: Running modules, the innermost last: layer, number of the backward pass in which the module
+            began, and identity of the module. The first entry stands for "outside all modules".
         optimizing: Identity of the optimizer whose step runs.
-        outside_owner: Layer and phase of what happens outside ``forward``.
-        backward_layer: Layer of the last backward operation.
-        line: Number of the program's line that made the last backward operation; 0: unknown.
-        node: Number of the last backward node; ``None`` if it accumulates gradients.
-        inputs: Inputs of the module that is about to begin; an engine writes them with its ENTER event.
+        outside_owner: Layer and phase that operations outside ``forward`` count for.
+        backward_layer: Layer whose forward operation was differentiated last.
+        line: Number of the program's line whose forward operation was differentiated last; 0: unknown.
+        node: Number of the autograd node whose operation ran last; ``None`` if it accumulates gradients.
+        inputs: The two largest inputs of the module that is about to begin, by serial or by address. An
+            engine writes them with the module's ENTER event.
     """
 
     def __init__(self, number: int) -> None:
@@ -62,8 +64,8 @@ class ModuleStack:
 
     Args:
         emit: Called with kind, layer, phase and thread state at each change.
-        all_threads: True if all threads that call the model's modules take part. If not, only the thread that
-            began the window and those that run its backward pass do.
+        all_threads: True if all threads that call the model's modules take part. False if only the thread
+            that began the window takes part, with the threads that run its backward pass.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class ModuleStack:
         self._all_threads = all_threads
         self._thread_states: dict[int, ThreadState] = {}
         self._graph = GraphOwners()
-        """Owners in the graph of the thread that began the window."""
+        """Owners of the operations in the graph of the thread that began the window."""
         self.closed = False
 
     def begin(self) -> None:
@@ -127,7 +129,7 @@ class ModuleStack:
     def module_ends(self, module: Any) -> int | None:
         """Record the end of a module's ``forward``, and of all modules that began in it; return its layer.
 
-        ``None`` if no begin was recorded: torch calls the end hook even if another hook raised before
+        Return ``None`` if no begin was recorded. torch calls the end hook even if another hook raised before
         memlog's begin hook ran.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
@@ -162,7 +164,7 @@ class ModuleStack:
             self.set_phase(thread_state, OUTSIDE, FORWARD)
 
     def set_phase(self, thread_state: ThreadState, layer: int, phase: int) -> None:
-        """Assign what happens outside ``forward`` from now on to ``layer`` and ``phase``."""
+        """Assign operations outside ``forward`` from now on to ``layer`` and ``phase``."""
         if thread_state.outside_owner != (layer, phase):
             thread_state.outside_owner = (layer, phase)
             self._emit_event(PHASE_CHANGE, layer, phase, thread_state)
@@ -213,7 +215,7 @@ class ModuleStack:
             self._graph.mark_line(line)
 
     def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Return layer and phase of this thread's work until the next change."""
+        """Return the layer and phase that this thread's operations count for until the next change."""
         if len(thread_state.stack) == 1:
             return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]

@@ -24,8 +24,8 @@ class _Owner(NamedTuple):
 
     Attributes:
         module: The module, held weakly.
-        name: Name of the parameter in it.
-        layer: Its layer.
+        name: Name of the parameter in the module.
+        layer: Layer of the module.
         root_layer: Layer of the root module.
     """
 
@@ -37,7 +37,7 @@ class _Owner(NamedTuple):
     def parameter(self, default: Any = None) -> Any:
         """Return the parameter; ``None`` if the module was deleted.
 
-        ``default`` if the module lacks the parameter, or has no registry of parameters (TorchScript).
+        Return ``default`` if the module lacks the parameter, or has no registry of parameters (TorchScript).
         """
         module = self.module()
         return None if module is None else registered(module, "_parameters").get(self.name, default)
@@ -46,8 +46,8 @@ class _Owner(NamedTuple):
 class ParameterOwners:
     """Layers of the parameters in a window, by the parameters' identity.
 
-    Only the modules are held weakly: ``torch.utils.swap_tensors``, with which modules may be converted to
-    another type or device, refuses tensors that have weak references.
+    Modules are held weakly. Parameters get no weak reference, because ``torch.utils.swap_tensors`` refuses
+    tensors that have one. A module can use that function to convert itself to another type or device.
     """
 
     def __init__(self, names: ModuleNames) -> None:
@@ -59,7 +59,7 @@ class ParameterOwners:
         """Register the parameters of root modules that were found since the last call.
 
         Returns:
-            Their parameters, buffers and gradients, each with its layer and category.
+            Parameters, buffers and gradients of these root modules, each with its layer and category.
         """
         found: list[tuple[Tensor, int, int]] = []
         for root in self._names.roots[self._registered :]:
@@ -110,7 +110,7 @@ class ParameterOwners:
 
 
 class _Member(NamedTuple):
-    """A parameter or buffer, the module that has it, its name there, and its path in the model."""
+    """A parameter or buffer, the module that has it, its name in the module, and its path in the model."""
 
     module: Any
     name: str
@@ -123,8 +123,8 @@ def _members(model: Any, registry: str, method: str) -> Iterator[_Member]:
 
     Args:
         model: The root module.
-        registry: Attribute of a module that holds them by name.
-        method: Method that yields them for a TorchScript module, which has no such attribute.
+        registry: Attribute in which a module holds its parameters or buffers by name.
+        method: Method that yields parameters or buffers of a TorchScript module, which lacks the attribute.
     """
     seen: set[int] = set()
     for prefix, module in unique_modules(model):

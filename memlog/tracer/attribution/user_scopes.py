@@ -17,7 +17,7 @@ _MAX_LENGTH = 100
 
 
 class Scope(NamedTuple):
-    """Placeholder that hooks handle like a module."""
+    """Placeholder for a running scope. Hooks handle it like a module."""
 
     name: str
 

@@ -10,7 +10,7 @@ import torch
 from memlog.trace.records import Fragmentation
 
 Reading: TypeAlias = tuple[int, int | None]
-"""Bytes allocated, and bytes reserved if known."""
+"""Allocated bytes and reserved bytes; ``None`` if the reserved bytes are unknown."""
 
 NOTHING_RESERVED = "the CPU has no caching allocator, so nothing is reserved"
 
@@ -18,7 +18,7 @@ NOTHING_RESERVED = "the CPU has no caching allocator, so nothing is reserved"
 def reader(device: torch.device) -> Callable[[], Reading] | None:
     """Return a function that reads a device's statistics; ``None`` for the CPU.
 
-    The CPU has only the resident set, which does not change with layers.
+    On the CPU only the resident set of the process is known. Its size does not change from layer to layer.
     """
     if device.type in ("cuda", "xpu"):
         return _caching_reader(device)
@@ -32,7 +32,8 @@ def fragmentation(
 ) -> tuple[Fragmentation | None, str | None]:
     """Return the current fragmentation of a device, or the reason why it is unknown.
 
-    With a snapshot of the allocator, it is computed from the blocks.
+    If there is a ``snapshot`` of the allocator, the fragmentation is computed from its blocks. Otherwise it
+    is computed from statistics.
     """
     read = reader(device)
     if read is None:

@@ -22,14 +22,14 @@ class EngineReport(msgspec.Struct, frozen=True):
     lines: tuple[str, ...] = ()
     """Lines of the program, in the order of their numbers in events."""
     exactness: Exactness | None = None
-    """Exactness of the peaks; ``None``: the one in the engine's `Choice` holds."""
+    """Exactness of the peaks; ``None``: the exactness in the engine's `Choice` holds."""
 
 
 class Engine(Protocol):
     """Recorder of one window, which writes to an `EventLog`."""
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording on this thread; ``optimizers`` are those that are known already."""
+        """Start recording on this thread; ``optimizers``: optimizers that are known already."""
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of a module's ``forward``.
@@ -41,7 +41,7 @@ class Engine(Protocol):
         """Stop recording, and write the remaining events."""
 
     def stop_recording(self) -> None:
-        """Record nothing more. Hooks stay until `stop`. May be called from anywhere."""
+        """Record nothing more. Hooks stay until `stop`. Can be called on any thread and within hooks."""
 
     def leave(self) -> bool:
-        """Remove what `stop` could not remove; return True once nothing is left in torch."""
+        """Remove what `stop` could not remove; return True if nothing of the engine is left in torch."""

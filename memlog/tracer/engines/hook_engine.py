@@ -25,7 +25,7 @@ class HookEngine:
         self._stopped = False
 
     def leave(self) -> bool:
-        """Return True once stopped: hooks leave nothing behind."""
+        """Return whether the engine has stopped. A stopped engine has left nothing in torch."""
         return self._stopped
 
     def stop_recording(self) -> None:

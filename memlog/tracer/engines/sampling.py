@@ -1,7 +1,7 @@
 """Engine for any device: reads the allocator's statistics as modules begin and end.
 
-It misses a peak between two readings. The CPU has nothing to read (the resident set does not change with
-layers), so there the engine only counts calls and measures times.
+The engine misses a peak between two readings. On the CPU there is nothing to read, because the resident set
+does not change from layer to layer. The engine then only counts calls and measures times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SamplerEngine(HookEngine):
         self._read = allocator_stats.reader(device)
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording. Known optimizers make no difference to statistics."""
+        """Start recording. ``optimizers`` are ignored, because they make no difference to statistics."""
         del optimizers
         self._module_stack.begin()
         self._sample(0, 1, 0)

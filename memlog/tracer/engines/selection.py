@@ -39,8 +39,8 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """Return the device to trace.
 
     Args:
-        models: Models whose first parameter or buffer decides if ``named`` is ``None``. If they have none,
-            the result is the CUDA device if one is in use, else the CPU.
+        models: Models. If ``named`` is ``None``, the device of their first parameter or buffer is returned.
+            If they have neither, the CUDA device is returned if one is in use, else the CPU.
         named: Device as torch writes it; ``None``: the models' device.
 
     Raises:
@@ -59,7 +59,12 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
 
 
 def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Choice:
-    """Return the engine for a device, given the one that the user asked for.
+    """Return the engine for a device.
+
+    Args:
+        device: Device to trace.
+        wanted: Engine that the user asked for, or ``"auto"``.
+        compiled: True if a part of the models was passed to ``torch.compile``.
 
     Raises:
         ConfigurationError: The engine that the user asked for can't trace the device.
@@ -98,7 +103,7 @@ def build(
     readings: bool,
     types: bool,
 ) -> Engine:
-    """Create the engine of a choice, not started. See `memlog.tracer.window.TraceWindow` for arguments."""
+    """Create the engine of a choice, without starting it. `memlog.tracer.window` explains the arguments."""
     if choice.engine == "native":
         return NativeEngine(log, names, diagnostics, AllocatorHistory(device), readings=readings)
     if choice.engine == "dispatch":

@@ -1,8 +1,8 @@
-"""Hooks that follow the backward pass from layer to layer if its operations are not visible one by one.
+"""Hooks that follow the backward pass from layer to layer, for engines that do not see single operations.
 
 A hook on the graph node that made a module's output runs when the backward pass reaches that module. A hook
-on the node that made its input runs when the pass leaves it. Autograd runs device work on threads of its own,
-and these hooks run there.
+on the node that made the module's input runs when the backward pass leaves the module. Autograd runs the
+work of a GPU on threads of its own. The hooks run on these threads, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memlog.tracer.tensor_storages import tensors_in
 
 
 class BackwardMarks:
-    """Hooks on nodes of the graph. They are freed with the graph, and do nothing after the window.
+    """Hooks on nodes of the graph. They are freed with the graph, and do nothing after the window's end.
 
     Args:
         reached: Called with the layer that the backward pass reaches, on the thread that runs it.
@@ -29,7 +29,7 @@ class BackwardMarks:
         self._marked: set[int] = set()
 
     def close(self) -> None:
-        """Disable the hooks: the window is over."""
+        """Disable the hooks. Call this at the end of the window."""
         self._reached = None
 
     def mark(self, values: Any, layer: int) -> None:

@@ -18,7 +18,7 @@ class BackwardListener(Protocol):
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:
-        """Return a context for one pass. Entering and leaving it never raises.
+        """Return a context for one backward pass. Entering and leaving the context never raises.
 
         Args:
             outputs: Tensors, or edges of the graph, that are differentiated.
@@ -49,7 +49,7 @@ class _BackwardPasses(SharedHook[BackwardListener]):
                 setattr(torch.autograd, torch_private.ENGINE, self._replacement)
 
     def _uninstall(self) -> None:
-        """Restore the original. If another patch lies on top, this one stays below it without listeners."""
+        """Restore the original. Keep the patch, without listeners, if another patch lies on top of it."""
         if getattr(torch.autograd, torch_private.ENGINE, None) is self._replacement:
             setattr(torch.autograd, torch_private.ENGINE, self._original)
             self._original = None

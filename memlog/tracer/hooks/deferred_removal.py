@@ -1,7 +1,7 @@
 """Closed windows whose dispatch mode could not be removed yet.
 
-A mode can't be removed if another mode lies on top of it, or if another thread than the one that opened the
-window closed it. A hook tries again at each module call.
+A mode can't be removed if another mode lies on top of it. It can't be removed either if one thread opened the
+window and another thread closed it. A hook tries again at each module call.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class ClosedWindow(Protocol):
     """A closed window, or its engine."""
 
     def leave(self) -> bool:
-        """Try to remove what is left; return True once nothing is left in torch. Never raises."""
+        """Try to remove what the window has left in torch; return True if nothing is left. Never raises."""
 
 
 class _WaitingWindows(SharedHook[ClosedWindow]):
-    """Closed windows that wait, and the hook that tries again."""
+    """Closed windows that wait for the removal of their modes, and the hook that tries again."""
 
     def __init__(self) -> None:
         super().__init__()
         self._handle: Any = None
 
     def attempt(self) -> None:
-        """Remove what can be removed on this thread now."""
+        """Remove the modes that can be removed on this thread now."""
         for window in self.holders:
             if window.leave():
                 self.remove(window)
@@ -53,7 +53,7 @@ def remove_when_possible(window: ClosedWindow) -> None:
     if not window.leave():
         _waiting.add(window)
     else:
-        _waiting.attempt()  # its mode may have covered one that waits
+        _waiting.attempt()  # the removed mode may have been on top of one that waits
 
 
 def _module_called(_module: Any, _inputs: Any) -> None:

@@ -5,7 +5,8 @@ hooks break models with in-place activations. Global hooks do not run in a compi
 
 torch iterates over its table of optimizer hooks while it calls them, and raises into the training loop if
 that table changes meanwhile. Code that opens and closes windows in such hooks therefore keeps an
-`OptimizerSubscription` of its own for as long as windows may open. Windows then only add further listeners.
+`OptimizerSubscription` of its own for as long as windows may open. Windows then only add further listeners,
+and torch's table does not change.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class OptimizerSubscription:
     """Subscription to optimizer steps until `remove`. torch keeps the hooks while there is a subscription.
 
     Errors of the listener are counted and not raised. Within an optimizer's step, do not create the process's
-    first subscription, and do not remove its last.
+    first subscription, and do not remove the process's last one.
     """
 
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
@@ -134,8 +135,8 @@ class OptimizerSubscription:
     def remove(self) -> None:
         """Report the end of this thread's open steps to the listener, and stop. A second call is harmless.
 
-        A step can be open here: a session's own hook closes a window before the end of the last step is
-        reported. A step on another thread goes on, and its optimizer's state is not part of this window.
+        A step can be open, because a session's own hook closes a window before the end of the last step is
+        reported. A step on another thread goes on. The state of its optimizer is not part of this window.
         """
         if not self._removed:
             here = threading.get_ident()
@@ -168,7 +169,7 @@ class OptimizerSubscription:
 
 
 class _OptimizerHooks(SharedHook[OptimizerSubscription]):
-    """The process's only pair of optimizer hooks, and its subscriptions."""
+    """The process's only pair of optimizer hooks, and all subscriptions to it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Changes to the process, each made once and kept while anything needs it."""
+"""Hooks, patches and filters of the process, each installed one time and kept while anything needs it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SharedHook(Generic[_Holder]):
                 self._uninstall()
 
     def _install(self) -> None:
-        """Make the change."""
+        """Install the hook, patch or filter."""
 
     def _uninstall(self) -> None:
-        """Undo the change."""
+        """Remove the hook, patch or filter."""

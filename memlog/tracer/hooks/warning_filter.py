@@ -1,7 +1,7 @@
 """Filter for a warning of torch that memlog's global hooks would cause.
 
 torch warns at every call of a compiled module while there are global hooks on modules. If the user turns
-warnings into errors, that ends training.
+warnings into errors, the warning ends training.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _CompileWarningFilter(SharedHook[object]):
-    """The process's one filter, shared by all hooks because Python treats equal filters as one."""
+    """The process's only filter for the warning. All hooks share it: Python treats equal filters as one."""
 
     def __init__(self) -> None:
         super().__init__()

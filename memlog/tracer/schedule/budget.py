@@ -8,37 +8,40 @@ from collections import deque
 DEFAULT_SHARE = 0.01
 SPACING = 20
 """Minimum number of plain steps between two traces after set-up. If the steps' times vary, the cost of
-tracing can't be measured, and only this limit bounds it."""
+tracing can't be measured, and only this limit bounds the cost."""
 
 _USED = 0.6
-"""Part of the share that is used, because some costs of tracing can't be timed, such as emptied caches."""
+"""Fraction of the share that timed costs may use. Some costs of tracing, such as emptied caches, can't be
+timed."""
 _LEAST_SECONDS = 60.0
-"""A shorter run may spend as much on traces as a run of this many seconds: 0.6 s with the default share. That
-is enough for networks of hundreds of narrow layers, whose traced step takes as long as ten plain ones."""
+"""Minimum duration of a run, in seconds, that the budget assumes. A shorter run may spend as much on traces
+as a run of this duration: 0.6 s with the default share. That is enough for networks of hundreds of narrow
+layers, whose traced step takes as long as ten plain steps."""
 _EARLY_SHARES = 5
-"""Maximum cost of a trace early in a run, as a multiple of the share of the time so far."""
+"""Maximum cost of one trace early in a run: this number times the share times the run's duration so far."""
 _EARLY_SPACING = 29
-"""Minimum number of plain steps between traces early in a run. Together with the two set-up steps, the traced
-steps are then 32, 64, 128 and so on."""
+"""Minimum number of plain steps between traces early in a run. With this number, the steps that are traced
+after set-up (steps 0 and 2) are 32, 64, 128 and so on."""
 _PLAIN_STEPS = 32
 """Number of newest steps without tracing whose median is the usual duration of a step."""
 _NEWEST = 8
 """Number of newest traced steps whose mean cost is the expected cost of the next one."""
 _LEAST = 0.05
-"""Minimum cost of a traced step, as a share of a plain one."""
+"""Minimum cost of a traced step, as a fraction of the usual duration of a plain step."""
 
 
 class Budget:
-    """Account of what tracing costs.
+    """Account of the cost of tracing.
 
     The cost of a traced step is its duration minus the median of the newest plain steps, plus the time that
-    tracing takes between steps. The cost of set-up is kept apart. Set-up is the first traced step, which
-    loads code and measures every operation, and the second one, which provides the first realistic cost.
+    tracing takes between steps. The cost of set-up is counted separately. Set-up is the first two traced
+    steps. The first one loads code and measures every operation. The second one provides the first realistic
+    cost.
 
-    A run may end at any time, and its second half should be traced too. If nothing was traced since the run
-    was half as long, a step may therefore cost five times the share of the time so far. Such a trace happens
-    each time the number of steps has doubled, so the total falls below the share as the run goes on. A run of
-    less than a minute may spend as much as a run of a minute.
+    A run may end at any time, and its second half should be traced too. If no step in the second half of the
+    steps so far was traced, a trace may therefore cost five times the share of the time so far. Such a trace
+    happens each time the number of steps has doubled, so the total falls below the share as the run goes on.
+    A run of less than a minute may spend as much as a run of a minute.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1.
@@ -60,13 +63,13 @@ class Budget:
         self._unsettled = 0
 
     def begin(self, now: float) -> None:
-        """Start training at ``now``, unless it has started."""
+        """Set the start of training to ``now``, unless it is set already."""
         self._started = now if self._started is None else self._started
 
     def plain_step(self, seconds: float) -> None:
         """Record the duration of a step without tracing, in seconds."""
         self._plain.append(seconds)
-        if self._unsettled:  # the usual duration of those steps is known now
+        if self._unsettled:  # set-up steps that were charged in full
             self.set_up = max(self.set_up - self._unsettled * seconds, 0.0)
             self._unsettled = 0
         self._since += 1
@@ -78,9 +81,9 @@ class Budget:
         """Record a traced step.
 
         Args:
-            seconds: Duration since the step before.
+            seconds: Seconds from the end of the step before the trace to the end of the trace's last step.
             between: Seconds that tracing took between steps.
-            steps: Clock steps that were traced together.
+            steps: Number of clock steps in the trace.
             setting_up: True if the cost belongs to set-up.
         """
         usual = self.median_step
@@ -109,13 +112,15 @@ class Budget:
 
     @property
     def median_step(self) -> float | None:
-        """Median seconds of a step without tracing; ``None`` if there was none yet."""
+        """Median seconds of a step without tracing; ``None`` if there was no such step yet."""
         return statistics.median(self._plain) if self._plain else None
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
-        """Return whether another trace with the expected cost stays within the share at ``now``, in seconds.
+        """Return whether the budget allows another trace of the expected cost.
 
-        ``outdated``: the kept trace no longer describes what the run does.
+        Args:
+            now: Current time, in seconds of the clock that `begin` got.
+            outdated: True if the kept trace no longer describes what the run does.
         """
         if self._since < SPACING:
             return False

@@ -12,23 +12,23 @@ from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 from memlog.tracer.schedule.top_modules import RootModules
 
 _STEADY = 3
-"""Steps after which ``torch.compile`` has compiled the model. A hook that is there earlier costs a second
-compilation."""
+"""Number of steps after which ``torch.compile`` has compiled the model. A hook that is installed earlier
+causes a second compilation."""
 
 
 class CallWaiter:
-    """One global hook for module calls outside compiled code. It causes no compilation.
+    """Global hook for module calls outside compiled code. The hook causes no compilation.
 
     Args:
-        called: Called with each module that is called, and with its inputs. Its errors are counted and not
-            raised.
+        called: Function that gets the module and the inputs of each module call. Errors that it raises are
+            counted, and not passed on.
         diagnostics: Counter of these errors.
     """
 
     def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
         self._called = called
         self._diagnostics = diagnostics
-        self._lock = threading.RLock()  # steps end on any thread, and signals interrupt
+        self._lock = threading.RLock()  # reentrant: a signal handler may run on the holder's thread
         self._handle: Any = None
         self._paused = False
         self._compilations: Callable[[], int] = int
@@ -40,7 +40,7 @@ class CallWaiter:
         return self._handle is not None and not self._paused
 
     def start(self) -> None:
-        """Start to wait. A second call does nothing."""
+        """Install the hook. A second call does nothing."""
         with self._lock:
             if self._handle is None:
                 self._install()
@@ -54,7 +54,10 @@ class CallWaiter:
                 COMPILE_WARNING_FILTER.remove(self)
 
     def stop_or_pause(self) -> None:
-        """Stop, or only pause if code was compiled since `start`: it would be compiled again otherwise."""
+        """Remove the hook. If code was compiled since `start`, only pause the reports of module calls.
+
+        Removing the hook would compile that code again.
+        """
         if self._handle is not None and self._compilations() != self._compiled:
             self._paused = True
         else:
@@ -85,11 +88,11 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
     """Return when a hook for module calls can be installed without causing a compilation.
 
     Without ``torch.compile``, the answer is "now". With it, the hook is safe only after the compilation, and
-    only if the model itself is compiled: a compiled model calls global hooks outside the compiled code. For a
+    only if the model itself is compiled. A compiled model calls global hooks outside the compiled code. For a
     compiled model on the CPU, the answer is "never", because no engine sees inside compiled code.
 
     Args:
-        roots: The models.
+        roots: Root modules of the session.
         steps: Number of the session's steps so far.
     """
     if not _compiler_in_use():

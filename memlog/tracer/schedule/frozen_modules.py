@@ -15,7 +15,7 @@ class FrozenStart:
     """First module that a step calls without training it. The module is held weakly.
 
     Attributes:
-        missed: True if the last window opened after such a call, and so misses a part of its step.
+        missed: True if the last window opened after a call of such a module. The call is not in the trace.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,15 @@ class FrozenStart:
         self._matches = False
 
     def reset(self) -> None:
-        """Forget the calls so far: the next step begins."""
+        """Forget the calls so far. Call this before the next step begins."""
         self._first_called = {}
         self._matches = False
 
     def is_step_start(self, module: Any) -> bool:
-        """Return whether the window should open at this module, which is not trained.
+        """Return whether a window should open at this call of ``module``, which is not trained.
 
-        Only the thread that was traced last counts: other threads may call modules to prepare data.
+        It should if the step that was traced last also began with a call of ``module``. Only the thread of
+        that step counts, because other threads may call modules to prepare data.
         """
         thread = threading.get_ident()
         if thread in self._first_called:
@@ -46,12 +47,18 @@ class FrozenStart:
         return self._matches
 
     def window_opened(self) -> None:
-        """Remember the first call before the window that opens now."""
+        """Remember which module this thread called first in the step, and set `missed`.
+
+        Call this when a window opens.
+        """
         self._thread = threading.get_ident()
         self._last_start = self._first_called.get(self._thread)
         self.missed = self._last_start is not None and not self._matches
         self.reset()
 
     def forget(self) -> None:
-        """Forget the usual first module: the window had no end, so its first call was not part of a step."""
+        """Forget the module with which the last traced step began.
+
+        Call this when a window is abandoned. The calls before that window were not part of a training step.
+        """
         self._last_start = None

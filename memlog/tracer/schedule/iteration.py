@@ -1,9 +1,9 @@
-"""Optimizers that take part in a training iteration, so that a window covers all of it.
+"""Optimizers that take part in a training iteration. A window should cover a whole iteration.
 
-The unit of time is a step of the clock optimizer (`memlog.autolog`). Each other optimizer steps once per
-some number of these. For example, a discriminator is the clock, and the generator steps at every fifth step.
-A window covers an iteration if it holds that many steps of the clock, and a step of every optimizer that
-takes part.
+The unit of time is a clock step: a step of the clock optimizer (`memlog.autolog`). The interval of an
+optimizer is the number of clock steps from one of its steps to the next. For example, the discriminator's
+optimizer is the clock, and the generator's optimizer has an interval of 5. A window covers an iteration if it
+has as many clock steps as the longest interval, and a step of every optimizer that takes part.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Maximum clock steps of a window. Most windows contain no step of an optimizer that steps more rarely."""
+"""Maximum number of clock steps in a window. Most windows contain no step of an optimizer with a longer
+interval."""
 _MOST = 4096
-"""Maximum number of optimizers to track (there may be one for each parameter). The one that has not stepped
-for longest is dropped first."""
+"""Maximum number of optimizers to track. A program may have one for each parameter. Beyond the maximum, the
+optimizer whose last step is oldest is dropped."""
 
 OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
@@ -76,28 +77,34 @@ class OptimizerSchedule:
         return any(part.interval is not None for part in list(self._parts.values()))
 
     def optimizers(self) -> list[Any]:
-        """Return the optimizers that no other thread steps, also inactive ones: their state takes memory."""
+        """Return the optimizers that no other thread steps.
+
+        Inactive optimizers are included, because their state takes memory.
+        """
         return [optimizer for _, optimizer in self.of_this_thread()]
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether an optimizer that is not in ``members`` now takes part beside one that is."""
+        """Return whether an optimizer outside ``members`` now takes part together with one of ``members``."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self.active()]
         return any(found) and not all(found)
 
     def begin_window(self) -> None:
-        """Start a window, possibly within an optimizer's step (LBFGS calls the model in its step)."""
+        """Start a window. An optimizer step that is running now counts as a step in the window.
+
+        LBFGS, for example, calls the model within its step.
+        """
         for identity, part in list(self._parts.items()):
             part.in_window = identity in self._stepping
 
     def active(self) -> Iterator[_OptimizerSteps]:
-        """Yield the optimizers that take part."""
+        """Yield the optimizers that take part in the current iteration."""
         for part, _ in self.of_this_thread():
             if self.clock_steps - part.last <= part.inactive_after:
                 yield part
 
     def of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
-        """Yield the living optimizers that no other thread steps: an iteration belongs to one thread."""
+        """Yield the existing optimizers that no other thread steps. An iteration belongs to one thread."""
         for part in list(self._parts.values()):
             optimizer = part.optimizer()
             if optimizer is not None and not trained_elsewhere(part.thread):
@@ -105,7 +112,7 @@ class OptimizerSchedule:
 
 
 class TracedIteration:
-    """Optimizers' steps in a window, and the part of a training iteration that it covers.
+    """Optimizers' steps in a window, and the part of a training iteration that the window covers.
 
     Args:
         schedule: Record of all optimizers' steps.
@@ -116,7 +123,7 @@ class TracedIteration:
         self._began = 0
 
     def begin(self) -> None:
-        """Begin to count: a window opens now."""
+        """Begin to count. Call this when a window opens."""
         self._began = self._schedule.clock_steps
         self._schedule.begin_window()
 
@@ -153,7 +160,7 @@ class TracedIteration:
         return tuple(part.optimizer for part, _ in self._stepped())
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Return whether the optimizers that stepped have all parameters of ``models`` that are trainable."""
+        """Return whether the optimizers that stepped have all trainable parameters of ``models``."""
         stepped = {
             id(parameter)
             for _, optimizer in self._stepped()
@@ -179,8 +186,8 @@ class _OptimizerSteps:
     """Steps of one optimizer, which is held weakly.
 
     Attributes:
-        last: Clock steps before its last step began.
-        interval: Clock steps between its last two steps; ``None`` if it has not stepped twice.
+        last: Number of clock steps before its last step began.
+        interval: Number of clock steps between its last two steps; ``None`` if it has not stepped twice.
         in_window: True if it stepped in the window.
         had_state: True if it had state before its first step in the window.
         thread: Thread of its last step.

@@ -27,7 +27,7 @@ FROZEN_START_MISSED = (
 
 
 class StepTrace(NamedTuple):
-    """A trace of a session, with what decides whether it is kept."""
+    """A trace of a session, with the facts that decide whether it is kept."""
 
     trace: RecordedTrace
     event: Trace
@@ -35,9 +35,9 @@ class StepTrace(NamedTuple):
     members: OptimizerRefs
     """Optimizers that stepped in the trace."""
     whole: bool
-    """True if the trace covers a training iteration, as far as known."""
+    """True if the trace covers a whole training iteration, as far as known."""
     warm: bool
-    """True if every optimizer in the trace had its state before."""
+    """True if no optimizer created its state in the trace."""
 
     @property
     def rank(self) -> int:
@@ -73,9 +73,9 @@ class KeptTrace:
         self._undecided: tuple[StepTrace, bool] | None = None
 
     def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
-        """Publish a trace, and keep it if it is more representative.
+        """Publish a trace, and keep it if it is more representative than the kept one.
 
-        ``outdated``: an optimizer takes part now that made no step in the kept trace.
+        ``outdated``: True if an optimizer that made no step in the kept trace takes part now.
         """
         if outdated:
             self._rank = -1
@@ -83,32 +83,38 @@ class KeptTrace:
         self._publish(step_trace.event)
 
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
-        """Add the first trace, which is published later: the next optimizer step shows whether it was whole.
+        """Add the first trace of a session, and publish it later.
 
-        It was whole if the next optimizer that steps is one that stepped in the trace. Until then, the guess
-        ``whole`` counts.
+        The next optimizer step shows whether the trace covers a whole iteration. The trace does if that
+        optimizer also stepped in the trace. Until then, the guess ``whole`` counts.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Decide about the first trace: the next optimizer step begins."""
+        """Decide whether the first trace is whole, and publish it. Call this at the next optimizer step."""
         if self._undecided is not None:
             members = self._undecided[0].members
             self._decide(whole=any(member() is optimizer for member in members))
 
     def step_ended(self) -> None:
-        """Decide about the first trace: a step ended without an optimizer, so the user marks the steps."""
+        """Publish the first trace, if it still waits. Call this at the end of the next step.
+
+        If no optimizer has stepped since the trace, the user marks the steps, and the guess ``whole`` holds.
+        """
         self._decide()
 
     def optimizer_ended(self, optimizer: Any) -> None:
-        """Assign the first trace to an optimizer in whose step it began, if it contains no step."""
+        """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
+
+        The trace then began within the step of ``optimizer`` that ends now.
+        """
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
             self._undecided = step_trace._replace(members=(weakref.ref(optimizer),)), whole
 
     def finish(self, *, outdated: bool) -> None:
-        """Decide about the first trace at the end of the session; ``outdated`` as in `add`."""
+        """Publish the first trace, if it still waits, at the end of the session; ``outdated`` as in `add`."""
         self._decide()
         if outdated and self._rank > 0:
             kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
@@ -116,7 +122,10 @@ class KeptTrace:
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
     def _decide(self, *, whole: bool | None = None) -> None:
-        """Publish the first trace if it waits; ``whole``: ``None`` if the first guess holds."""
+        """Publish the first trace if it waits.
+
+        ``whole``: True if the trace is of a whole iteration; ``None``: the guess at its end holds.
+        """
         if self._undecided is None:
             return
         (step_trace, assumed), self._undecided = self._undecided, None
@@ -129,9 +138,10 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        A whole iteration replaces a part of one. An iteration whose optimizers had state replaces the first
-        one, unless the first one needed more memory because its input was larger. A failed step is the last
-        one; it is kept if it needed more memory than all before.
+        The trace of a whole iteration replaces that of a part. The trace of an iteration whose optimizers had
+        state replaces the first trace, unless the first trace has a higher peak because its input was larger.
+        Of two equally representative traces, the one with the higher peak is kept. A failed step is the last
+        step. Its trace is kept if its peak is higher than that of the kept trace.
         """
         peak = step_trace.event.peak
         if peak is None:
@@ -144,7 +154,7 @@ class KeptTrace:
             self._keep(step_trace)
 
     def _keep(self, step_trace: StepTrace) -> None:
-        """Write the events. The helper process makes the flame graph, which takes longer than a step."""
+        """Write a trace to the file. The helper process makes the flame graph, because that takes long."""
         self.members = step_trace.members
         self._rank, self._peak = step_trace.rank, step_trace.event.peak or 0
         with replacing(self._file.parent, self._file.name) as file:

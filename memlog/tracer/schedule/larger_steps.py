@@ -1,22 +1,26 @@
-"""Steps that need clearly more memory than the traced ones, after which a step is traced again."""
+"""Detection of steps that need clearly more memory than the traced steps.
+
+After such a step, a step is traced again as soon as the budget allows.
+"""
 
 from __future__ import annotations
 
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Factor by which a step's peak must exceed the highest level of the traced steps."""
+"""Minimum ratio of a larger step's peak to the highest peak until the newest traced step."""
 _LEAST = 16 * 1024**2
-"""Bytes by which it must exceed that level, too: less may be noise of an allocator."""
+"""Minimum bytes by which a larger step's peak exceeds the highest peak until the newest traced step. Less may
+be noise of an allocator."""
 
 
 class LargerSteps:
-    """Subscriber that compares each step's peak with the highest level until the newest traced step.
+    """Subscriber that compares each step's peak with the highest peak until the newest traced step.
 
-    Peaks are those of the accelerators, or of the process if the run uses none.
+    Peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if a step since the newest traced one had a peak well above the traced ones.
+        seen: True if a step after the newest traced step had a peak well above all peaks before.
     """
 
     def __init__(self) -> None:
@@ -34,13 +38,13 @@ class LargerSteps:
             self.seen |= rose and peak >= max(_LARGER * level, level + _LEAST)
 
     def step_was_traced(self) -> None:
-        """Compare later steps with the highest level until now: the newest step was traced."""
+        """Compare later steps with the highest peak until now. Call this when a step was traced."""
         self._traced = dict(self._marks)
         self.seen = False
 
 
 def _peaks(batch: Batch) -> list[tuple[str, int, bool]]:
-    """Return the name of each device (or the host), its highest level, and whether this step reached that."""
+    """Return for each device (or the host) its name, its highest peak, and whether this step reached it."""
     devices = [
         (each.name, each.peak, each.peak_source == "exact")
         for each in batch.devices

@@ -10,12 +10,12 @@ from typing import Any, Final
 from memlog._internal.diagnostics import Diagnostics
 
 _MOST_CALLS: Final = 256
-"""Maximum number of calls of the module whose call opened the window. With more, the step is too long or has
-no end."""
+"""Maximum number of calls of the module whose call opened the window. Beyond it, the window is abandoned,
+because the step is too long or has no end."""
 MOST_EVENTS = 1_000_000
-"""Maximum number of events of a window."""
+"""Maximum number of events in a window. Beyond it, the window is abandoned."""
 _MOST_STEPS: Final = 30.0
-"""Maximum duration of a window: that of this many usual steps, plus one second."""
+"""Maximum duration of a window, in usual steps. One second is added. Beyond it, the window is abandoned."""
 
 
 class OpenWindow:
@@ -24,7 +24,7 @@ class OpenWindow:
     Args:
         module: Module that is called.
         inputs: Positional arguments of the call.
-        roots: Known root modules; if empty, ``module`` is the first.
+        roots: Known root modules. If there are none, ``module`` is the first root module.
         optimizers: Known optimizers.
         diagnostics: Counter of memlog's own errors.
         usual_step: Seconds of a step without tracing; ``None`` if unknown.
@@ -79,17 +79,17 @@ class OpenWindow:
 
 
 class WindowSlot:
-    """The open window of a session: at most one. It opens and closes on any thread, in hooks.
+    """Place for the open window of a session. At most one is open. Hooks open and close it on any thread.
 
     Attributes:
         window: The open window; ``None`` if none is open.
-        ended: True if no window opens any more.
+        ended: True if no further window can open.
     """
 
     def __init__(self) -> None:
         self.window: OpenWindow | None = None
         self.ended = False
-        # Reentrant: a signal handler may run on the thread that holds it.
+        # Reentrant: a signal handler may run on the thread that holds the lock.
         self._lock = threading.RLock()
         self._opening = False
 
@@ -97,8 +97,8 @@ class WindowSlot:
         """Open a window, unless one is open or another thread is opening one.
 
         Args:
-            make: Returns the window; ``None`` if it could not open.
-            failed: Called if it could not open.
+            make: Function that returns the window, or ``None`` if the window could not open.
+            failed: Called if the window could not open.
         """
         with self._lock:
             if self._opening or self.ended or self.window is not None:
@@ -118,7 +118,10 @@ class WindowSlot:
                 act()
 
     def take(self, *, any_thread: bool) -> OpenWindow | None:
-        """Take the window of this thread, or of ``any_thread``, so that only the caller closes it."""
+        """Remove the open window and return it, so that only the caller closes it.
+
+        Return ``None`` if no window is open, or if it belongs to another thread and ``any_thread`` is false.
+        """
         with self._lock:
             opened = self.window
             if opened is None or not (any_thread or opened.thread is threading.current_thread()):
@@ -127,6 +130,6 @@ class WindowSlot:
         return opened
 
     def end(self) -> None:
-        """Let no window open from now on."""
+        """Prevent further windows from opening."""
         with self._lock:
             self.ended = True

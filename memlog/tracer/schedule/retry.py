@@ -9,7 +9,7 @@ _LONGEST = 32
 
 
 class RetryPolicy:
-    """Request to trace a step, and the wait after attempts that failed.
+    """Request to trace a step, and the number of steps to wait after failed attempts.
 
     Attributes:
         awaits_compiler: True while tracing waits for ``torch.compile`` to finish.
@@ -29,12 +29,12 @@ class RetryPolicy:
         self._pause = 0
 
     def done(self) -> None:
-        """Clear the request: a trace has started, or failed for good."""
+        """Clear the request. Call this when a trace has started, or failed for good."""
         self._wanted = self.awaits_compiler = False
         self._failures = 0
 
     def postpone(self) -> None:
-        """Try again later. Each further failure doubles the number of steps until then."""
+        """Let some steps pass before the next attempt. Each further failure doubles the number of steps."""
         self._pause = min(2**self._failures, _LONGEST) - 1
         self._failures += 1
 
@@ -46,7 +46,7 @@ class RetryPolicy:
     def next_step(self, *, allowed: bool) -> bool:
         """Return whether to try to trace the step that begins.
 
-        ``allowed``: the budget allows a trace that was not requested.
+        ``allowed``: True if the budget allows a trace that was not requested.
         """
         if self._disabled:
             return False
@@ -61,7 +61,7 @@ class SkippedTraces:
     """Counter of steps that were to be traced and could not be.
 
     Args:
-        diagnostics: Counts them, too, and logs the first reason.
+        diagnostics: Counter that also counts these steps, and logs the first reason.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -69,7 +69,7 @@ class SkippedTraces:
         self._diagnostics = diagnostics
 
     def add(self, why: str, *, for_good: bool = False) -> None:
-        """Count a step; ``for_good``: no other one will be tried."""
+        """Count a step; ``for_good``: True if no further step will be tried."""
         self.count += 1
         first = f"a step could not be traced ({why}); memlog counts how often that happens"
         self._diagnostics.drop(

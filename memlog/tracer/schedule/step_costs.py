@@ -1,4 +1,4 @@
-"""Cost of a session's traces, measured by its steps."""
+"""Cost of a session's traces, measured by the durations of its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memlog.tracer.schedule.budget import Budget
 
 _SET_UP = 2
-"""Number of steps that are traced at any cost: the first, and the next but one."""
+"""Number of steps that are traced at any cost: the first one, and the second one after it."""
 
 
 class StepCosts:
@@ -41,7 +41,7 @@ class StepCosts:
         self.budget.begin(now)
 
     def plain_step(self, now: float) -> None:
-        """Record the duration of a step, unless tracing was a part of it."""
+        """Record the duration of a step, unless a part of the step was traced."""
         if self._trace_began is None and self._step_began:
             self.budget.plain_step(now - self._step_began)
 
@@ -50,7 +50,7 @@ class StepCosts:
         self._step_began = time.perf_counter()
 
     def window_opened(self, now: float) -> None:
-        """Start to time a traced step, from its begin if known, else from ``now``."""
+        """Start to time a traced step: from the begin of the step if known, else from ``now``."""
         self._trace_began = self._step_began or now
         self._traced_at = self.steps
 
@@ -64,12 +64,15 @@ class StepCosts:
         self.budget.charge(seconds, setting_up=not self._traced)
 
     def forget_step(self) -> None:
-        """Do not time the current step: its trace was abandoned, so it is neither traced nor plain."""
+        """Stop timing the current step. Its trace was abandoned, so the step is neither traced nor plain."""
         self._trace_began = None
         self._step_began = 0.0
 
     def settle(self, now: float) -> None:
-        """Charge the traced steps from the begin of the first to ``now``, if no window is open any more."""
+        """Charge the steps of a trace, from the begin of the first one to ``now``.
+
+        Call this when no window is open. Do nothing if no trace waits to be charged.
+        """
         began, self._trace_began = self._trace_began, None
         if began is not None:
             self.budget.traced_step(

@@ -1,12 +1,13 @@
 """Periodic traces of a running session's steps.
 
-A window opens when the first module of a training step is called. It closes when the step is over, which is
-when every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is
-always traced, because a job that does not fit into memory fails there. The next step but one is traced too,
-because it has the optimizer's state from its start. Later steps are traced as often as the budget allows, and
-sooner if a step's peak was well above the traced ones (`memlog.tracer.schedule.larger_steps`).
+A window opens when the first module of a training step is called. It closes at the end of the step, when
+every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is always
+traced, because a job that does not fit into memory fails there. The second step after it is traced too,
+because the optimizer has its state from the start of that step. Later steps are traced as often as the budget
+allows, and sooner if a step's peak was well above those of the traced steps
+(`memlog.tracer.schedule.larger_steps`).
 
-A window opens in one hook and closes in another, so it opens only if that is safe
+A window opens in one hook and closes in another. It opens only if that is safe
 (`memlog.tracer.window.may_open`). The tracer counts the traces that it skips. It abandons a window if the
 step does not end within limits (`memlog.tracer.schedule.open_window`), for example during an evaluation.
 """
@@ -41,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class PeriodicTracer:
-    """Tracer of one session's steps. Training threads call its methods, and none raises.
+    """Tracer of one session's steps. Training threads call its methods. No method raises.
 
     Args:
-        kept: File for the events of the most representative step; of equally representative steps, the one
-            that needed most memory. The helper process makes a flame graph of the events.
+        kept: File for the events of the most representative step. Of equally representative steps, the one
+            that needed most memory is kept. The helper process makes a flame graph of the events.
         publish: Called with each trace event.
         diagnostics: Counter of memlog's own errors, and of skipped traces.
         model: Model whose layers are traced. ``None``: the root modules are found when they are called.
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
 
     Attributes:
-        larger_steps: Subscriber that gets the event of each step's end before `after_step` is called.
+        larger_steps: Subscriber that gets the event at the end of each step before `after_step` is called.
         costs: Cost of the traces so far.
     """
 
@@ -115,7 +116,7 @@ class PeriodicTracer:
             self._close()
         with self._diagnostics.contained("waiting for a step to trace"):
             if not self.tracing:
-                if self._waiter.waiting and not self._may_wait():  # something was compiled since
+                if self._waiter.waiting and not self._may_wait():  # code was compiled since then
                     self._waiter.stop_or_pause()
                 self.costs.settle(now)
                 if self._retry.next_step(
@@ -129,7 +130,7 @@ class PeriodicTracer:
         self.costs.step_begins()
 
     def finish(self, *, failed: bool = True) -> None:
-        """End the session. An open step's trace is marked as that of a part, unless the step ``failed``."""
+        """End the session. The trace of an open step is marked as partial, unless the step ``failed``."""
         self._slot.end()
         self._waiter.stop()
         if self.tracing:
@@ -145,13 +146,16 @@ class PeriodicTracer:
             deferred_removal.remove_waiting()
 
     def _optimizer_ended(self, optimizer: Any) -> None:
-        """Close the window if this was the last optimizer of the step: it may step after the clock."""
+        """Close the window if all optimizers of the step have stepped. Some may step after the clock."""
         self._kept_trace.optimizer_ended(optimizer)
         if self.tracing and self._iteration.steps and self._iteration.is_done:
             self._close()
 
     def _is_outdated(self) -> bool:
-        """Return whether an optimizer that the kept trace lacks now steps beside one that it has."""
+        """Return whether an optimizer without a step in the kept trace now takes part.
+
+        Such an optimizer counts only if an optimizer of the kept trace takes part, too.
+        """
         return self._schedule.has_joined(self._kept_trace.members)
 
     # Waiting for the module call at which a window opens.
@@ -225,9 +229,11 @@ class PeriodicTracer:
         return opened
 
     def _close(self, *, any_thread: bool = False, failed: bool | None = None) -> None:
-        """Close the window of this thread, or of ``any_thread``.
+        """Close the window, if one is open.
 
-        ``failed``: at the end of the session, whether it failed; ``None`` at the end of a step.
+        Args:
+            any_thread: True to close the window even if another thread opened it.
+            failed: At the end of the session, True if the step failed; ``None`` at the end of a step.
         """
         opened = self._slot.window
         if opened is not None:

@@ -1,4 +1,4 @@
-"""Root modules, which no module calls: the models whose layers a session traces."""
+"""Root modules: modules that no other module calls. A session traces their layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
     """Return whether ``thread`` may train its models while this thread looks at them.
 
     torch does not guard gradients: reading ``parameter.grad`` here while the other thread resets it crashes
-    the process. A thread that Python has not started does not count. It belongs to autograd, and an optimizer
-    may step on it for the thread that trains.
+    the process. A thread that Python has not started does not count. Such a thread belongs to autograd, and
+    an optimizer may step there on behalf of the thread that trains.
     """
     if thread is None or thread is threading.current_thread():
         return False
@@ -21,7 +21,9 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
 
 
 class RootModules:
-    """Root modules from trace to trace, each held weakly with the thread that trains it.
+    """Root modules that a session remembers between traces, each with the thread that trains it.
+
+    All except ``model`` are held weakly.
 
     Args:
         model: First root module, if the user has named one.
@@ -64,8 +66,8 @@ class RootModules:
     def may_train(self, module: Any) -> bool:
         """Return whether a call of ``module`` may begin a training step.
 
-        It may not if nothing can be trained, for example in a transform of the data. Evaluation mode does not
-        count: models with frozen statistics are trained in it.
+        The call begins no step if nothing can be trained, for example in a transform of the data. Evaluation
+        mode makes no difference, because models with frozen statistics are trained in it.
         """
         import torch  # noqa: PLC0415 - loaded already: a module is called
 

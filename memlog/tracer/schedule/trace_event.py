@@ -1,4 +1,4 @@
-"""Trace event: a trace in a few hundred bytes, for the bus."""
+"""Trace event: the summary of a trace in a few hundred bytes, for the event bus."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
-"""Number of a trace's largest layers that its event names."""
+"""Number of largest layers that a trace's event names."""
 MAX_SERIES = 12
-"""Maximum number of layers of a run whose figures form series in trackers."""
+"""Maximum number of layers whose figures form series in trackers. Further layers of the run get no series."""
 TOP_LINES = 4
 """Maximum number of the program's lines in a trace event."""
 
 
 class SeriesLayers:
-    """Layers whose figures form series: the largest of the first trace, joined by the largest of later ones.
+    """Layers whose figures form series in trackers: the largest layers of all traces so far.
 
-    No layer is removed, so no series ends because another layer was larger in the next trace.
+    No layer is removed. So no series ends because another layer was larger in the next trace.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class SeriesLayers:
         return path in self._paths
 
     def add(self, largest: Iterable[LayerFigures]) -> None:
-        """Add the largest layers of a trace, as long as there is room."""
+        """Add the largest layers of a trace until there are `MAX_SERIES`."""
         for layer in largest:
             if len(self._paths) < MAX_SERIES:
                 self._paths.add(layer.path)
@@ -46,10 +46,10 @@ def trace_event(
 
     Args:
         result: Result of the trace.
-        step: The step; ``None`` if it did not end.
+        step: Number of the step; ``None`` if the step did not end.
         skipped: Number of traces that were skipped so far.
-        series: Layers of this run whose figures form series; the largest of this trace are added. ``None``:
-            this trace is the run's only one.
+        series: Layers of this run whose figures form series. The largest layers of this trace are added.
+            ``None``: this trace is the run's only one.
     """
     series = SeriesLayers() if series is None else series
     ranked = sorted(result.layers, key=_rank)

@@ -1,4 +1,4 @@
-"""Types that storages would have under bfloat16 autocast, found while training runs without it.
+"""Types that storages would have under bfloat16 autocast, found while training runs without autocast.
 
 Autocast computes products (of matrices, and convolutions) in two bytes a number, and casts their inputs.
 Every other operation follows the types of its inputs by torch's type promotion. So the arguments of an
@@ -28,7 +28,8 @@ _LOSS: Final = 2
 _SAFE_SOFTMAX: Final = 3
 _ALL: Final = 1000
 _MATRIX: Final = 2
-"""Minimum number of dimensions of a weight. A parameter with one dimension is a bias, added by a product."""
+"""Minimum number of dimensions of a parameter that decides a result's type. A parameter with one dimension is
+a bias, which a product adds."""
 
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
@@ -40,7 +41,7 @@ _NAMED_WIDE = """
     prod grid_sampler_2d grid_sampler_3d avg_pool3d reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d replication_pad3d _cdist_forward _ctc_loss
 """
-"""Operations that autocast computes in four bytes on the CPU."""
+"""Operations that autocast computes in four bytes a number on the CPU."""
 _ROLES = {
     **dict.fromkeys(_NAMED_PRODUCTS.split(), _PRODUCT),
     **dict.fromkeys(_NAMED_WIDE.split(), _LOSS),
@@ -51,7 +52,8 @@ _NORMS = {
     for name in ("layer", "batch", "group")
     for suffix, inputs in (("", 1), ("_backward", 2))
 }
-"""Number of leading arguments that decide the type; later ones are parameters or statistics."""
+"""Number of leading arguments that decide the type of a result. Later arguments are parameters or
+statistics."""
 
 
 def type_of(tensor: Tensor) -> int:
@@ -69,13 +71,15 @@ class AutocastTypes:
         self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
         """Inputs and results of the last product."""
         self._latest = WIDE
-        """Type of the backward pass's last result that was made of floating-point numbers."""
+        """Type of the last result in a backward pass, among operations with floating-point arguments."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
-        """Set the types of an operation's results; ``now`` is the last serial before it.
+        """Set the types of an operation's results.
+
+        ``now``: serial of the newest storage before the operation.
 
         Returns:
-            The type of the results, and so of the operation's workspace.
+            Type of the results. The operation's workspace has the same type.
         """
         if phase == OPTIMIZER:
             return UNKNOWN_TYPE
@@ -95,7 +99,7 @@ class AutocastTypes:
             for tracked in inputs:
                 tracked.used = now
                 if tracked.is_gradient and layer == OUTSIDE and not backward:
-                    # autograd.grad has returned it to the program, which uses it as float32.
+                    # autograd.grad has returned the gradient to the program, which uses it as float32.
                     tracked.type = WIDE
             if role == _SAFE_SOFTMAX:
                 self._widen_attention(results)
@@ -107,10 +111,10 @@ class AutocastTypes:
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """Return the type of an operation's results by its layer and phase; outside modules it is wide.
+        """Return the type of an operation's results: ``kind``, or another type by its layer and phase.
 
-        In the backward pass, an operation without floating-point arguments (a mask) gets the type of the last
-        operation with such arguments.
+        In the forward and backward passes, results outside all modules are wide. In the backward pass, an
+        operation without floating-point arguments (a mask) gets the type of the last one with such arguments.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
@@ -129,7 +133,7 @@ class AutocastTypes:
     def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """Return the type of a product's results, and whether they are wide inside an attention."""
+        """Return the type of a product's results, and the value of their ``wide_inside``."""
         if any(tracked.wide_inside for tracked in inputs):
             for tracked in inputs:
                 tracked.used = now
@@ -143,7 +147,10 @@ class AutocastTypes:
         return HALF, False
 
     def _widen_attention(self, results: Iterable[TrackedStorage]) -> None:
-        """Mark an attention with dropout as wide: the CPU has no kernel for it and uses four bytes."""
+        """Mark the storages of an attention with dropout as wide.
+
+        The CPU has no kernel for such an attention, and computes it in four bytes a number.
+        """
         inputs, scores = self._product
         for tracked in (*inputs, *scores, *results):
             if tracked.type == HALF:
@@ -174,9 +181,9 @@ def _set_types(
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return the type of the results of an operation that is no product.
+    """Return the type of the results of an operation that is no product, and of their ``wide_inside``.
 
-    Also return whether the results are wide inside an attention.
+    ``role`` is as `_role_of` returns it.
     """
     if role == _LOSS:
         for _, tracked in tensors:
@@ -199,9 +206,9 @@ def _type_from_inputs(
 
 @functools.cache
 def _role_of(func: Any) -> int:
-    """Return an operation's role.
+    """Return an operation's role: `_PRODUCT`, `_LOSS`, `_SAFE_SOFTMAX`, or a negative number.
 
-    If the type of the results follows from the inputs, that is minus the number of inputs that decide.
+    A negative role is minus the number of leading arguments that decide the type of the results.
     """
     name = torch_private.operation_name(func)
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

@@ -12,9 +12,9 @@ class CurrentOwner:
     """Finder of the layer and phase that an operation counts for. It also sets the line of new storages.
 
     Args:
-        stack: The modules that run.
+        stack: Stack of the running modules.
         lines: Lines of the program.
-        events: Writer whose ``line`` is set; 0 within a module.
+        events: Writer of storages' events. Its ``line`` is set to the current line, or to 0 within a module.
     """
 
     def __init__(self, stack: ModuleStack, lines: CallingLines, events: StorageEvents) -> None:

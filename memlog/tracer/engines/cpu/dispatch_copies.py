@@ -1,10 +1,10 @@
 """Copies that torch makes only while a dispatch mode is active.
 
 While a mode is active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in its sources).
-Instead of writing into a tensor that has no other owner, it makes a new tensor and frees the old one at once.
-This happens when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a
+Instead of writing into a tensor without another owner, torch makes a new tensor and frees the old one at
+once. This happens when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a
 derivative fills a tensor of zeros, and when ``linear`` and attention add to a product. An untraced step has
-one tensor there, so the tracer counts both as one.
+one tensor in these places, so the tracer counts the new and the old tensor as one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ADDS: Final = 1
 _FILLS_WITH_ZEROS: Final = 2
 _MULTIPLIES: Final = 3
 _HAS_IN_PLACE: Final = 4
-"""The operation also exists in place."""
+"""The operation also exists as an in-place operation."""
 
 _ADD: Final = torch.ops.aten.add.Tensor
 _CLONE: Final = torch.ops.aten.clone.default
@@ -45,7 +45,7 @@ _WRITES: Final = {
     "BinaryCrossEntropyBackward0": ("mul",),
     _LOGITS: ("mul", "sub"),
 }
-"""Operations that these derivatives do in place in an untraced step, on tensors that they have made."""
+"""Operations by derivative. In an untraced step, the derivative does them in place, on tensors of its own."""
 _ALTERED: Final = frozenset(
     (
         "ClampBackward0",
@@ -63,7 +63,7 @@ _ALTERED: Final = frozenset(
 2.13's own tests, no other derivative runs different operations, except for those that `ModeCopies` recognizes
 and those of `untraced_derivatives`."""
 _NEGLIGIBLE: Final = 0.001
-"""Share of the peak below which altered derivatives are not reported."""
+"""Maximum fraction of the peak that altered derivatives may allocate without a report."""
 
 _ENGINE: Final = "_engine_run_backward"
 _OURS: Final = "memlog.tracer."
@@ -105,9 +105,10 @@ class ModeCopies:
         return None
 
     def altered(self, peak: int) -> str | None:
-        """Name the derivatives that an untraced step computes in another way, in a sentence.
+        """Return a sentence that names the derivatives that an untraced step computes in another way.
 
-        ``None`` if they allocated at most a thousandth of ``peak``, the most bytes live in the trace.
+        Return ``None`` if these allocated at most a thousandth of ``peak``, the highest number of live bytes
+        in the trace.
         """
         if sum(self._altered.values()) <= _NEGLIGIBLE * peak:
             return None
@@ -149,7 +150,7 @@ class ModeCopies:
             return torch_private.operation_name(func) == "add" and not (
                 isinstance(args[1], Tensor) and args[1].ndim
             )
-        # While a mode is active, autograd copies a sparse gradient that it could take over.
+        # While a mode is active, autograd copies a sparse gradient that it would take over without a mode.
         return (
             func is _CLONE
             and self._name == _ACCUMULATES
@@ -173,10 +174,11 @@ class ModeCopies:
 
 
 def _adds_up(*, made_here: bool) -> bool:
-    """Return whether autograd itself may be adding, rather than the derivative of an operation.
+    """Return whether autograd itself may make an addition, rather than the derivative of an operation.
 
-    A derivative frees nothing that existed before its node began, because the node holds that until it ends.
-    Autograd adds to a tensor made during the node only if two results of the node go to one place.
+    ``made_here``: True if the tensor to add to was made since the current node began. Autograd adds to such a
+    tensor only if two results of the node go to one place. A derivative can't free an older tensor, because
+    the node holds the tensor until the node ends. So autograd adds if an older tensor is freed.
     """
     if not made_here:
         return True
@@ -196,7 +198,7 @@ def _same_shape_and_type(old: Any, new: Any) -> bool:
 
 
 def _called_by_autograd() -> bool:
-    """Return whether no Python code, such as a hook or a function of the program, called the operation."""
+    """Return whether autograd called the operation directly, not Python code such as a hook or a function."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
@@ -217,10 +219,10 @@ def _role_of(func: Any) -> int:
 
 @functools.cache
 def unshared_reference_count() -> int:
-    """Return the number of references to an operation's first argument if no Python code holds it.
+    """Return the number of references to an operation's first argument that no Python code holds.
 
-    An experiment finds the number, because it depends on the versions of torch and Python. It is -1 if the
-    number is the same with and without such Python code.
+    An experiment finds the number, because it depends on the versions of torch and Python. Return -1 if the
+    number is the same for an argument that Python code holds.
     """
     counter = _ReferenceCounter()
     bias = torch.zeros(1)

@@ -34,7 +34,7 @@ DETACHED: Final = 2
 RESIZED: Final = 4
 """The result is an argument, whose storage may have another size now."""
 WRITTEN: Final = 8
-"""The result is the first argument, a tensor, which was written to. A sparse one may hold new storages."""
+"""The result is the first argument, a tensor that was written to. A sparse one may then hold new storages."""
 RESULT: Final = 15
 """Mask of the bits above. Higher bits are the class of the operation's workspace (`op_workspace`)."""
 
@@ -50,8 +50,9 @@ class Observer(Protocol):
     def operation(
         self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
     ) -> None:
-        """Record that ``func`` has returned ``out`` for ``args``; ``inside``: its workspace, if measured.
+        """Record that ``func`` has returned ``out`` for ``args``.
 
+        ``kind``: bits of the operation, as in `kind_of`. ``inside``: its workspace; ``None`` if not measured.
         If the operation changed its arguments, ``out`` holds those tensors whose storage was replaced or
         resized.
         """
@@ -68,7 +69,8 @@ class ObservingMode(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-    """Without it, higher-order operations (``torch.cond``, ``while_loop``) refuse to run below the mode."""
+    """Flag for torch. Without it, higher-order operations (``torch.cond``, ``while_loop``) refuse to run
+    while the mode is active."""
 
     def __init__(self, observer: Observer, diagnostics: Diagnostics) -> None:
         super().__init__()
@@ -111,10 +113,10 @@ class ObservingMode(TorchDispatchMode):
     def leave(self) -> bool:
         """Remove the mode if it is on top of this thread's stack, and return whether it is removed.
 
-        Until it is removed, the mode passes everything through. Each mode pops whatever is on top. Removing a
-        mode from below another would therefore leave the other one active for good. Each thread has a stack
-        of its own, which other threads can't reach. Within a backward pass the stack is a copy: a mode that
-        is removed there is back after the pass.
+        Until its removal, the mode passes everything through. When a mode ends, torch pops the topmost mode,
+        whichever that is. Removing a mode from below another would therefore leave the other one active for
+        good. Each thread has a stack of its own, which other threads can't reach. Within a backward pass the
+        stack is a copy, so a mode that is removed there is back after the pass.
         """
         self.stop_observing()
         thread = self._thread
@@ -183,7 +185,7 @@ class ObservingMode(TorchDispatchMode):
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
         """Return an operation's bits, and the storages that it may replace or resize.
 
-        The storages are ``None``, and the bits of the result are cleared, if it only writes to storages.
+        If the operation only writes into storages, return ``None`` for these, and clear the result's bits.
         """
         try:
             if args and is_sparse(args[0]):
@@ -207,9 +209,9 @@ class ObservingMode(TorchDispatchMode):
 class _Flags(SharedHook[ObservingMode]):
     """Repair of torch's process-wide mode flags, which overlapping modes of several threads break.
 
-    torch keeps "some mode is active" in global variables. Each mode resets them to the values at its start.
-    If the first mode to start is the first to end, they stay set for good. The compiler reads them and then
-    compiles nothing any more.
+    torch keeps the flag "some mode is active" in global variables. At its end, each mode resets them to the
+    values at its start. If the mode that starts first also ends first, the flags stay set for good. The
+    compiler reads the flags, and compiles nothing while they are set.
     """
 
     _NAMES = (

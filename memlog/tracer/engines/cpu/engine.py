@@ -1,7 +1,7 @@
 """Engine for tensors on the CPU: records the results of every operation, and when their storages are freed.
 
-The size of a storage is the size that its operation requested from the allocator. So live bytes equal the
-allocator's. Bytes that an operation allocates and frees inside itself are measured apart (`op_workspace`).
+The size of a storage is the size that its operation requested from the allocator. So live bytes are those of
+the allocator. Bytes that an operation allocates and frees inside itself are measured by `op_workspace`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DispatchEngine:
         BACKWARD_PASSES.remove(self._derivatives)
         with self._diagnostics.contained("ending a trace"):
             if self._module_stack.thread_state() is not None:
-                self._model_tensors.add_parameters()  # unsafe on another thread: they may change meanwhile
+                self._model_tensors.add_parameters()  # unsafe on other threads: parameters may change
             self._precision_changed = op_workspace.update_precisions()
         self._module_stack.close()
         self._live_storages.close()
@@ -141,7 +141,10 @@ class DispatchEngine:
         )
 
     def _missed(self, peak: int) -> tuple[str, ...]:
-        """Return the reasons why peaks are lower bounds, in whole sentences; ``peak``: that of the trace."""
+        """Return the reasons why peaks are lower bounds, in whole sentences.
+
+        ``peak``: highest number of live bytes in the trace.
+        """
         live_storages = self._live_storages
         found = {
             limitations.SPARSE: live_storages.sparse,
@@ -167,7 +170,7 @@ class DispatchEngine:
         self._module_stack.closed = True
 
     def leave(self) -> bool:
-        """Remove the mode if it is on top of this thread's stack; return True once it is removed."""
+        """Remove the mode if it is on top of this thread's stack; return whether it is removed."""
         return self._mode.leave()
 
     # Calls from hooks.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _MOST_NAMES: Final = 8
-"""Maximum number of names in a sentence."""
+"""Maximum number of names in a sentence. Further names are left out."""
 
 ALWAYS: Final = (
     "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "

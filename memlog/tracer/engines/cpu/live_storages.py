@@ -28,10 +28,10 @@ from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Number of live storages up to which a storage of any size is tracked. Each takes about 700 bytes, including
-those of the analysis."""
+"""Number of tracked storages from which on only large ones are added (`SMALL`). Each takes about 700 bytes of
+the tracer's memory, including the bytes for the analysis."""
 SMALL = 64 * 1024
-"""Size in bytes below which storages beyond `MOST_LIVE` are not tracked. The tracker thus takes 8.8 MB, plus
+"""Minimum size, in bytes, of storages that are tracked beyond `MOST_LIVE`. The tracer thus takes 8.8 MB, plus
 at most 1 % of the live bytes."""
 
 _stand_in: Callable[[Tensor], Tensor] | None = None
@@ -39,9 +39,13 @@ _stand_in: Callable[[Tensor], Tensor] | None = None
 
 @contextmanager
 def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, track the tensor that ``stand_in`` returns in place of each existing tensor.
+    """Inside the block, track other tensors in place of existing ones.
 
-    The step of an estimate uses fake tensors, but may refer to a real one: ``stand_in`` returns its fake.
+    The step of an estimate uses fake tensors, but can refer to a real one.
+
+    Args:
+        stand_in: Function that gets an existing tensor and returns the tensor to track in its place: the fake
+            of a real tensor, or the tensor itself.
     """
     global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
     _stand_in = stand_in
@@ -98,8 +102,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if it is new.
 
-        An untraced step would have written the result into the storage ``instead``. If that is freed before
-        anything else happens, the new storage counts as the same one.
+        An untraced step would have written the result into the storage ``instead``. If ``instead`` is freed
+        before anything else happens, the two storages count as one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -113,7 +117,10 @@ class LiveStorages:
                 self.sparse = True
 
     def track_existing(self, tensor: Tensor) -> None:
-        """Track an unknown storage as one from before the trace, unless its memory is not torch's."""
+        """Track the storage of a tensor, if it is not tracked yet, as allocated before the trace.
+
+        Storages on memory that is not torch's are left out.
+        """
         for plain in plain_tensors(_counted(tensor)):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
@@ -154,14 +161,14 @@ class LiveStorages:
         self._add(storage, layer, phase, category, thread, kind)
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Record the category of a storage; return True if it was unknown and is added.
+        """Record the category of a storage; return True if the storage is newly tracked.
 
         A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
         embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
-        is not torch's (numpy's, or shared memory of a data loader's workers), and does not count then.
+        is not torch's (numpy's, or shared memory of a data loader's workers). Its storage is left out.
 
-        An unknown storage counts as made in ``phase``. If the tensor is only a part of the storage (a buffer
-        that collects gradients for several ranks), the storage counts as made before the trace.
+        A newly tracked storage counts as made in ``phase``. If the tensor is only a part of the storage (a
+        buffer that collects gradients for several ranks), the storage counts as made before the trace.
         """
         added = False
         for plain in storage_tensors(_counted(tensor)):
@@ -202,10 +209,10 @@ class LiveStorages:
         return type_of(tensor) if self._types else UNKNOWN_TYPE
 
     def _is_omitted(self, tensor: Tensor) -> bool:
-        """Return whether a storage is too small to be tracked.
+        """Return whether a tensor's storage is too small to be tracked, and count it.
 
-        The size is read from the tensor, because a storage that Python has read once keeps a Python object
-        for its lifetime.
+        The size is read from the tensor, because reading it from the storage would create a Python object
+        that exists as long as the storage.
         """
         if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
             return False

@@ -42,7 +42,10 @@ class ModelTensors:
                 self._live_storages.classify(tensor, layer, category)
 
     def add_parameters(self) -> None:
-        """Classify all parameters once more: those of lazy modules did not exist before."""
+        """Classify all parameters and their gradients again at the window's end.
+
+        Parameters of lazy modules did not exist at the window's begin.
+        """
         for parameter, layer in self._owners.parameters():
             self._live_storages.classify(parameter, layer, PARAMETER)
             if parameter.grad is not None:
@@ -64,14 +67,17 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of known state once more at an optimizer's first step, to mark that step."""
+        """Write the category of an optimizer's state again at the optimizer's first step, to mark it."""
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
             for state in optimizer_tensors(optimizer):
                 self._live_storages.repeat_category(state.tensor, self._owners.of_state(state))
 
     def add_detached(self, out: Any) -> None:
-        """Classify a gradient that autograd takes over without a copy: the parameter's node detaches it."""
+        """Classify a detached tensor that becomes a parameter's gradient.
+
+        The parameter's node detaches a gradient that autograd takes over without a copy.
+        """
         if torch_private.backward_task() == torch_private.NO_TASK:
             return
         parameter = getattr(torch_private.current_node(), "variable", None)
@@ -81,8 +87,8 @@ class ModelTensors:
     def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
         """Classify a gradient.
 
-        An unknown one counts as allocated now, although its operation was not seen. If no module has its
-        parameter, it counts as from before the trace.
+        A gradient that is not tracked counts as allocated now, although its operation was not seen. If no
+        module has its parameter, such a gradient counts as allocated before the trace.
         """
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD

@@ -1,9 +1,10 @@
 """Workspace: bytes that an operation allocates and frees inside itself. No dispatch mode sees them.
 
-oneDNN's convolutions copy their arguments into their own layouts: a sixth of a UNet's peak. torch's legacy
-profiler reports the allocator's events of one operation in about 30 µs. The workspace usually depends on
-shapes alone, so each operation is measured once for each combination of shapes. If it depends on the values
-of arguments, the operation is measured at every call. Operations without workspace are not measured.
+oneDNN's convolutions, for example, copy their arguments into their own layouts. These copies are a sixth of a
+UNet's peak. torch's legacy profiler reports the allocator's events of one operation in about 30 µs. The
+workspace usually depends on shapes alone, so each operation is measured once for each combination of shapes.
+If the workspace depends on the values of arguments, the operation is measured at every call. Operations
+without workspace are not measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MEASURED: Final = 16  # these are bits above `dispatch_mode.RESULT`
 UNMEASURED: Final = 32
 """An operation of the program or of another library. It is not measured, since it may do anything."""
 BY_TYPES: Final = 64
-"""No workspace if all arguments have one type. Otherwise the operation casts some, and is measured."""
+"""No workspace if all arguments have one type. Otherwise the operation casts arguments, and is measured."""
 
 _NAMESPACES = ("aten", "mkldnn", "quantized", "torchvision")
 """Namespaces of the operations that are measured."""
@@ -49,8 +50,8 @@ _COPIED = frozenset(("gelu", "gelu_backward"))
 _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index"))
 _MASKS = (torch.bool, torch.uint8)
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.memory_format)
-"""Types of arguments whose values are part of a measurement's key. Of other arguments (a random number
-generator), only the class is, and no reference is kept."""
+"""Types of arguments whose values are part of a measurement's key. Of another argument (a random number
+generator), only the class is part of the key, so that the key keeps no reference to the argument."""
 
 _MAX_KNOWN = 10_000
 
@@ -59,18 +60,18 @@ class Workspace(NamedTuple):
     """Bytes that one operation allocates."""
 
     peak: int
-    """Most bytes at a time, results included."""
+    """Highest number of bytes at one time, results included."""
     kept: int
     """Bytes of the results."""
 
 
 MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
-"""Function that gets an operation, its positional and keyword arguments, and its result, and returns the
-workspace; ``None``: unknown."""
+"""Function that returns the workspace of an operation; ``None``: unknown. It gets the operation, the
+operation's positional arguments, its keyword arguments, and its result."""
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement that a mode further down this thread's stack made."""
+    """Last measurement of a dispatch mode on this thread. Modes above it on the stack use it, too."""
 
     func: Any = None
     found: Workspace | None = None
@@ -152,7 +153,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
 
 @contextmanager
 def of_fakes(measure: MeasureFakes) -> Iterator[None]:
-    """Inside the block, use ``measure`` to find the workspace of operations on fake tensors."""
+    """Use ``measure`` inside the block to find the workspace of operations on fake tensors."""
     global _of_fakes  # noqa: PLW0603 - the dispatch mode that calls `run` has no argument for it
     _of_fakes = measure
     try:
@@ -212,7 +213,7 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspa
 
 
 def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
-    """Run an operation; return its result, and the bytes of each of its allocations and (below 0) frees.
+    """Run an operation; return its result, and the bytes of each allocation (above 0) and free (below 0).
 
     The bytes are ``None`` if they can't be measured: another profiler is on, or this torch lacks the legacy
     one.
@@ -249,7 +250,7 @@ def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int)
     different numbers of allocations, the allocations of each measurement are treated as one.
 
     Args:
-        found: Bytes of each allocation and (below 0) free of the operation, for each of ``points``.
+        found: Bytes of each allocation (above 0) and free (below 0) of the operation, for each of ``points``.
         points: Lengths that were measured.
         length: Length for which the allocations are returned.
     """
@@ -268,7 +269,10 @@ def _as_one(sizes: list[int]) -> list[int]:
 
 
 def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
-    """Use the measurement of another tracer's mode below, which sees the same operation."""
+    """Run an operation; return its result, and the workspace that another tracer's mode has measured.
+
+    That mode is below the current one on this thread's stack, and sees the same operation.
+    """
     _last_measured.func = None
     out = func(*args, **kwargs)
     return out, _last_measured.found if _last_measured.func is func else None

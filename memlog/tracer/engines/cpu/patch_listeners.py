@@ -1,4 +1,4 @@
-"""Listeners of the patches: record what happens to storages below or beside torch's operations."""
+"""Listeners of the patches: record changes of storages that a dispatch mode does not see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PatchListeners:
     _live_storages: LiveStorages
     _module_stack: ModuleStack
     _owner: Callable[[ThreadState], tuple[int, int]]
-    """Returns layer and phase of what a thread does now."""
+    """Function that returns the layer and phase that a thread's current operation counts for."""
     _diagnostics: Diagnostics
     _compiled: Sequence[FunctionPatch] = field(default=(), init=False)
     compiled_calls: int = field(default=0, init=False)

@@ -2,7 +2,7 @@
 
 FSDP frees gathered parameters with ``storage.resize_(0)``. Checkpointing copies the random number generator's
 state. Compiled code calls the allocator directly. While there is a listener, each of these functions is
-replaced by one that calls it and the listeners. Afterwards the original is restored.
+replaced by a function that calls the original and then the listeners. Afterwards the original is restored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FunctionPatch(SharedHook[_Listener]):
             self._on = True
 
     def _uninstall(self) -> None:
-        """Restore the original. If another patch lies on top, this one stays below it without listeners."""
+        """Restore the original. Keep the patch, without listeners, if another patch lies on top of it."""
         if vars(self._holder).get(self._name) is not self._replacement:
             return
         if self._own:
@@ -78,7 +78,7 @@ _compiled: dict[str, FunctionPatch] = {}
 
 
 def compiled_code() -> Sequence[FunctionPatch]:
-    """Return patches for calls of Inductor's code, for the classes that this process has loaded."""
+    """Return a patch for each class that runs Inductor's code and that this process has loaded."""
     for module, name in _COMPILED:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and name not in _compiled:

@@ -17,14 +17,15 @@ class TrackedStorage(weakref.ref[Any]):
 
     Attributes:
         type: Type under autocast, as in `memlog.trace.storage_uses`.
-        cast_first: Newest serial at the time when a product first used the storage; 0: never.
-        cast_last: Newest serial at the time when a product last used it.
-        casts: Number of products in the forward pass that used it.
-        used: Newest serial at the time when another operation last used it.
-        backward_layer: Layer whose backward pass first used it.
-        wide_inside: True if it was made in an attention that computes in four bytes.
-        outside: True if no module made it.
-        is_gradient: True if a backward pass made it.
+        cast_first: Newest serial at the first use of the storage by a product (a matrix product or a
+            convolution); 0: never used.
+        cast_last: Newest serial at the last use of the storage by a product; 0: never used.
+        casts: Number of products in the forward pass that used the storage.
+        used: Newest serial at the last use of the storage by another operation; 0: never used.
+        backward_layer: Layer whose backward pass used the storage first.
+        wide_inside: True if the storage belongs to an attention that computes in four bytes a number.
+        outside: True if the storage was made outside all modules.
+        is_gradient: True if a backward pass made the storage.
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class TrackedStorage(weakref.ref[Any]):
     is_gradient: bool
 
     def use_event(self, kind: int, now: int) -> bytes:
-        """Return an event with the uses of the storage, as far as they were analysed."""
+        """Return an event of a kind (FREE or USES) with the uses of the storage, if these were analysed."""
         if self.type == UNKNOWN_TYPE:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
@@ -88,12 +89,14 @@ class _PendingAllocation:
         self.workspace = b""
 
     def take_over(self) -> None:
-        """Count the two as one storage, the older one."""
+        """Count the new storage as the older one."""
         self.tracked.serial, self.tracked.size = self.instead.serial, self.instead.size
 
 
 class StorageEvents:
-    """Writer of storages' events. One allocation may wait until it is known whether it replaces another.
+    """Writer of storages' events.
+
+    An allocation can wait until it is known whether the new storage replaces an older one.
 
     Attributes:
         line: Number of the program's line that makes storages now; 0: a module makes them.
@@ -112,7 +115,7 @@ class StorageEvents:
         thread: int,
         instead: TrackedStorage | None,
     ) -> None:
-        """Write the allocation of a storage, at once or, if it may replace ``instead``, later."""
+        """Write the allocation of a storage. If the storage may replace ``instead``, write it later."""
         self.write_pending()
         now, serial, category = self._log.now(), tracked.serial, tracked.category
         event = pack(serial, tracked.size, now, layer, ALLOC, phase, category, thread)
@@ -126,7 +129,10 @@ class StorageEvents:
     def workspace(
         self, serial: int, size: int, layer: int, phase: int, thread: int, made: int
     ) -> None:
-        """Write the allocation and the end of an operation's workspace of ``size`` bytes."""
+        """Write the allocation and the end of an operation's workspace of ``size`` bytes.
+
+        ``made``: type of the workspace under autocast.
+        """
         now = self._log.now()
         events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
         events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
@@ -146,7 +152,10 @@ class StorageEvents:
         self._log.append(tracked.use_event(kind, self._log.now()))
 
     def write_pending(self) -> None:
-        """Write the allocation that waited for its predecessor to be freed: something else happened first."""
+        """Write the allocation that waits for an older storage to be freed, if there is one.
+
+        Call this if something else happens first.
+        """
         with suppress(IndexError):
             pending = self._pending.pop()
             self._log.append(pending.event + pending.workspace)
@@ -155,7 +164,7 @@ class StorageEvents:
         return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
 
     def finalizer(self, storages: dict[int, TrackedStorage]) -> Callable[[TrackedStorage], None]:
-        """Return the callback for freed storages. It may interrupt memlog's own code, so it takes no lock."""
+        """Return the callback for freed storages. The callback may interrupt memlog, so it takes no lock."""
         append, now, pending = self._log.append, self._log.now, self._pending
 
         def storage_freed(tracked: TrackedStorage) -> None:

@@ -1,9 +1,9 @@
 """Derivatives that run without the dispatch mode, because a mode changes the last bits of their results.
 
 torch computes some derivatives in another way while any dispatch mode is active (``isTensorSubclassLike`` in
-its sources). Of all derivatives in torch 2.13's own tests, only the results of these differ. A hook on each
-such node of the graph removes the mode before the node runs. Autograd restores the mode for the next node. So
-the tracer sees the results of the node, but not the allocations inside it.
+its sources). Of all derivatives in torch 2.13's own tests, only those of `_NODES` then have other results. A
+hook on each such node of the graph removes the mode before the node runs. Autograd restores the mode for the
+next node. So the tracer sees the results of the node, but not the allocations inside it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _OPERATIONS: Final = (
 )
 _NODES: Final = frozenset(("MaskedFillBackward1", "ProdBackward0", "ProdBackward1"))
 _MAX_NODES: Final = 1_000_000
-"""Maximum number of nodes of one graph to look at."""
+"""Maximum number of nodes of one graph to look at. Further nodes run with the mode."""
 _NEGLIGIBLE: Final = 0.001
-"""Share of the peak below which the derivatives are not reported."""
+"""Maximum fraction of the peak that the derivatives' results may take without a report."""
 
 
 class UntracedDerivatives:
@@ -40,7 +40,7 @@ class UntracedDerivatives:
 
     Args:
         mode: The window's mode.
-        record: Called with each tensor that such a derivative returned.
+        record: Called with each tensor that a derivative returned without the mode.
         diagnostics: Counter of memlog's own errors.
     """
 
@@ -53,9 +53,10 @@ class UntracedDerivatives:
         self._bytes: Counter[str] = Counter()
 
     def missed(self, peak: int) -> str | None:
-        """Name the derivatives that ran without the mode, in a sentence.
+        """Return a sentence that names the derivatives that ran without the mode.
 
-        ``None`` if their results took at most a thousandth of ``peak``, the most bytes live in the trace.
+        Return ``None`` if their results took at most a thousandth of ``peak``, the highest number of live
+        bytes in the trace.
         """
         if self._bytes.total() <= _NEGLIGIBLE * peak:
             return None
@@ -67,7 +68,7 @@ class UntracedDerivatives:
 
     @contextmanager
     def during_backward(self, outputs: Sequence[Any], *, makes_cycles: bool) -> Iterator[None]:
-        """Hook the nodes that have to run without the mode, during one pass."""
+        """Hook the nodes that have to run without the mode, during one backward pass."""
         del makes_cycles
         handles: list[Any] = []
         # A mode that has stopped observing does not see which operations run.

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 MAX_ENTRIES = 131_072
-"""Maximum entries of the ring for all devices, 136 bytes each. torch's default has no limit."""
+"""Maximum number of entries in each device's history, 136 bytes each. Beyond it, new entries replace the
+oldest ones. torch's default has no limit."""
 
 
 class AllocatorHistory:
     """History of one device's allocator.
 
     If the user's program has turned it on, memlog neither turns it off nor clears it. memlog attaches notes
-    to the entries, and reads only those of the window.
+    to the entries, and reads only the entries of the window.
 
     Args:
         device: A CUDA or XPU device with an index.

@@ -1,4 +1,4 @@
-"""Engine for CUDA and XPU: joins the device allocator's history with the layers after the window."""
+"""Engine for CUDA and XPU: joins the device allocator's history with the layers at the window's end."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ class NativeEngine(HookEngine):
             reading=reading,
         )
         self._marks.append(mark)
-        # If another thread has appended in between, this thread's note names that mark until its next one.
+        # If another thread has appended a mark in between, the note names that mark instead, until this
+        # thread's next mark.
         self._history.note(label(len(self._marks) - 1))
 
     # Categories of tensors.
@@ -151,7 +152,7 @@ class NativeEngine(HookEngine):
     def _add_roots(self, *, late: bool = False) -> None:
         """Record the existing tensors of root modules that were found since the last call.
 
-        If the window is open already (``late``), the tensors may have been made in it.
+        ``late``: True if the window is open already. The tensors may have been made in it.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
@@ -160,7 +161,7 @@ class NativeEngine(HookEngine):
                 self._classify(tensor, layer, category)
 
     def _add_optimizer(self, optimizer: Any) -> None:
-        """Record an optimizer's existing state, and its parameters that no module has."""
+        """Record an optimizer's existing state, and those of its parameters that belong to no module."""
         self._existing += [
             ExistingStorage(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
             for state in optimizer_tensors(optimizer)
@@ -183,9 +184,9 @@ class NativeEngine(HookEngine):
             self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _largest(self, args: Any) -> tuple[int, int]:
-        """Return the addresses of the two largest storages among a module's arguments, or 0.
+        """Return the addresses of the two largest storages among a module's arguments; 0 if there is none.
 
-        `NO_INPUTS` if no argument is a tensor.
+        Return `NO_INPUTS` if no argument is a tensor.
         """
         tensors = tensors_in(args)
         if not tensors:
