@@ -24,7 +24,7 @@ _MAX_LINE = 65536
 
 
 class AlertListener:
-    """The trainer's end of the pipe.
+    """Reader of the pipe, in the trainer's process.
 
     Args:
         on_alert: Called with each alert, on the listener's thread.
@@ -85,7 +85,7 @@ class AlertListener:
 
 
 def alert_sender(fd: int) -> Callable[[Event], None]:
-    """Return a subscriber that writes alerts to the pipe, and never waits for the trainer."""
+    """Return a subscriber that writes alerts to the pipe without waiting for the trainer to read them."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 
