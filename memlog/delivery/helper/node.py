@@ -18,7 +18,10 @@ from memlog.journal.format import UNDECODABLE
 from memlog.ranks.registration import Registration, Training
 
 HELD_WITHIN = 30.0
-"""Maximum seconds that a rank waits for the helper of the machine's first rank. It then starts its own one."""
+"""Maximum seconds that a rank waits for the helper of the machine's first rank.
+
+After these seconds, the rank starts a helper process itself.
+"""
 _FILE = "begin.json"
 _MAX_BYTES = 1024**2
 _SEARCH = 1.0
