@@ -1,7 +1,7 @@
-"""Lines printed for the user. `Console` prints the events of a session, `show` those of a monitor.
+"""Lines printed for the user. `Console` prints the events of a session, and `show` the notices of a monitor.
 
-Sizes are in "MB" of 1024² bytes, as in the monitors that memlog replaces. docs/monitors.md lists the lines
-that differ from theirs. Without an accelerator a line shows the host's memory.
+Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/monitors.md lists the
+lines that differ from the older monitors' lines. Without an accelerator, a line shows the host's memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BatchNotice(msgspec.Struct, frozen=True):
 
 
 class EvaluationNotice(msgspec.Struct, frozen=True):
-    """Call of a loss function, numbered by its own wrapper, and its loss as text."""
+    """Call of a loss function, numbered by the function's wrapper, and its loss as text."""
 
     index: int
     event: Evaluation
@@ -58,7 +58,7 @@ class OptimizationNotice(msgspec.Struct, frozen=True):
 
 
 class ProfileNotice(msgspec.Struct, frozen=True):
-    """Checkpoints of one batch."""
+    """Memory readings at the labelled points of one batch."""
 
     points: tuple[Recorded, ...]
 
@@ -71,9 +71,9 @@ class SummaryNotice(msgspec.Struct, frozen=True):
 
 
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-"""Line breaks in labels, which users choose, are replaced so that a label never starts a new line."""
+"""Replacement of line breaks by spaces in labels. Users choose labels, and a label must stay in its line."""
 _CLEAR = "\r\x1b[2K"
-"""Clear a terminal's line."""
+"""Text that clears a terminal's present line."""
 _REWRITTEN_EVERY = 0.1
 _WRITTEN_EVERY = 10.0
 
@@ -273,7 +273,7 @@ def _change(size: int | None) -> str:
 class ProgressLine:
     """Progress of an optimiser on the standard error: one line that is rewritten in a terminal.
 
-    If the standard error is not a terminal, a line is printed at most every ten seconds, and one at the end.
+    If the standard error is not a terminal, a new line is printed at most every ten seconds, and at the end.
 
     Args:
         label: Text at the beginning of the line.

@@ -1,8 +1,8 @@
 """Start of a session in a process of ``memlog run``, at its first training step.
 
 ``memlog.init()`` takes the options from `memlog._internal.launch_options`. The first step takes about 0.05 s
-longer because ``init`` runs in it. In return a process that never steps, such as pip, a data loader's worker
-or torchrun's agent, starts no session.
+longer, because ``init`` runs in this step. The advantage is that a process without steps, such as pip, a data
+loader's worker or torchrun's agent, starts no session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the attempt before a restart. The run after it continues that attempt's run in the tracker."""
+"""Find the attempt before a restart. The run after the restart continues that attempt's tracker run."""
 
 from __future__ import annotations
 

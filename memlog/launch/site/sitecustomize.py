@@ -10,7 +10,7 @@ import sys
 
 
 def _prepare(options: str) -> None:
-    # This module is already loaded. Importing importlib would take as long as the whole of this file.
+    # This frozen module is already loaded. To import importlib would take as long as this whole file.
     from _frozen_importlib_external import SourceFileLoader
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -52,7 +52,7 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
 
 
 def _recorded_below(options: str) -> bool:
-    """Return True if a child process has created a run's folder: the parent folder has changed then."""
+    """Return True if a child process has created a run's folder: then the folder of all runs has changed."""
     import json
 
     launch = json.loads(options)
