@@ -64,14 +64,14 @@ class ProfileNotice(msgspec.Struct, frozen=True):
 
 
 class SummaryNotice(msgspec.Struct, frozen=True):
-    """Points of a `MemoryTracker`; ``omitted`` earlier points are not included."""
+    """Points of a `MemoryTracker`. ``omitted`` is the number of earlier points that are left out."""
 
     points: tuple[Recorded, ...]
     omitted: int = 0
 
 
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-"""Replacement of line breaks by spaces in labels. Users choose labels, and a label must stay in its line."""
+"""Table that replaces line breaks in labels by spaces. Users choose the labels, and each must fill one line."""
 _CLEAR = "\r\x1b[2K"
 """Text that clears a terminal's present line."""
 _REWRITTEN_EVERY = 0.1
@@ -131,12 +131,15 @@ def show(notice: Notice, write: Callable[[str], object] = terminal.out) -> None:
 
 
 def batch_line(event: Batch) -> str:
-    """Return ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``; the first figure only if there is an accelerator."""
+    """Return a line such as ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``.
+
+    Without an accelerator, the line has no figure for it.
+    """
     return f"  Batch {event.step}: {_batch_figures(event)}"
 
 
 def usage(event: Recorded | Evaluation) -> str:
-    """Return ``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
+    """Return text such as ``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
     host = f"CPU: {_mb(event.rss)}"
     if not event.devices:
         return f"{host} | GPU: Not available"
@@ -243,7 +246,7 @@ def _main_figure(event: Recorded) -> tuple[str, int | None]:
 
 
 def _peak(event: Epoch) -> tuple[str, str]:
-    """Return the peak that matters most to the user, and the name of its device."""
+    """Return ``GPU`` and the first device's peak; without devices, return ``CPU`` and the host's peak."""
     device: DeviceReading | None = event.devices[0] if event.devices else None
     if device is not None:
         return "GPU", _qualified(device.peak, device.peak_source)
@@ -308,7 +311,7 @@ class ProgressLine:
 
 
 def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:
-    """Return ``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
+    """Return a line such as ``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
     counts = f"{_counted(evaluations, 'evaluation')}, {_counted(iterations, 'iteration')}"
     return f"  {label}: {counts}" + ("" if loss is None else f", loss={loss}")
 
@@ -318,7 +321,10 @@ def _counted(number: int, name: str) -> str:
 
 
 def alert_line(event: Alert) -> str:
-    """Return ``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``, or ``(at evaluation 3)``."""
+    """Return a line such as ``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``.
+
+    For an alert without a step, the line ends with, for example, ``(at evaluation 3)``.
+    """
     message = f"{event.title}: {event.text}" if event.text else event.title
     where = event.where if event.step is not None or event.where is None else f"at {event.where}"
     at = "" if where is None else f" ({where})"

@@ -75,7 +75,7 @@ class HelpersReport:
         self._reader: RunReader | None = None
 
     def look(self, step: int | None) -> None:
-        """If the run is long, read some events for the report ahead of the run's end.
+        """Read some events for the report before the run's end, if the run is long.
 
         Args:
             step: The run's newest step; ``None``: there is none yet.

@@ -1,9 +1,9 @@
 """Buffer of memlog's values for the rows of a user's run. The user's thread takes them when the user logs.
 
 Most users log the row of step k after the optimizer's step. That row gets all values published since the
-previous row. They are folded by metric (`memlog.sink.Fold`): of peaks the largest value, of most other
-metrics the newest. Other users log before the step. Their row of step k is already open when the event of
-step k is published. The row gets the event's values before it is closed.
+previous row. The values of each metric are folded (`memlog.sink.Fold`): the row gets the largest value of a
+peak, and the newest value of most other metrics. Other users log before the step. Their row of step k is
+already open when the event of step k is published. The row gets the event's values before it is closed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class UsersRows:
         return bool(self._waiting.points or self._late.points or self._received)
 
     def open(self, number: int | None) -> None:
-        """Begin with a run that the user has opened.
+        """Begin to keep values for a run that the user has opened.
 
         Args:
             number: Number that the user gave the open row; ``None`` if they gave none.

@@ -69,7 +69,7 @@ class RunState:
         return not self.is_waiting and not self.needs_series
 
     def resume(self, user_run: InProcessRun) -> None:
-        """Continue with the run, which the user has opened again."""
+        """Continue to write to the run, because the user has opened it again."""
         self.user_run, self.ended = user_run, False
         self._begin()
 

@@ -21,7 +21,7 @@ from memlog.sink import InProcessRun
 _MOST_JOURNAL = 8 * 1024**2
 """Maximum bytes of a journal from which the report is made in the user's process.
 
-At this size, making the report takes about a second.
+At this size, making the report takes about a second. From a larger journal, no report is made there.
 """
 
 
@@ -105,7 +105,7 @@ class WrittenRuns:
             say(shared_rows(run_state.folded, run_id, name))
 
     def write_report(self, run_state: RunState) -> None:
-        """Write memlog's report to a run that the user ends, unless it would take long to make."""
+        """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`."""
         size = sum(file.size for file in self._run.files())
         if size > _MOST_JOURNAL or not run_state.user_run.is_open:
             return

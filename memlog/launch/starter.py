@@ -61,7 +61,7 @@ class Starter:
                 current_session.begin_on_demand(None)
 
     def forked(self) -> None:
-        """Wait again in the child of a fork: if it trains, it gets its own run.
+        """Wait for the first step again in the child of a fork. If the child trains, it gets its own run.
 
         If the script itself began a session, memlog leaves the script's forks alone.
         """
@@ -72,7 +72,7 @@ class Starter:
 
 
 def wait() -> None:
-    """Begin a session at this process's first training step. Call the function once per process."""
+    """Begin a session at this process's first training step. Call the function one time in each process."""
     os.register_at_fork(after_in_child=Starter().forked)
 
 

@@ -54,10 +54,10 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return whether both runs belong to one training. On one machine, both must have the same restart.
+        """Return whether both runs belong to one training.
 
-        On different machines the restarts are not compared. The torchrun of each machine counts only the
-        restarts after a failure of its own ranks.
+        On the same machine, they must also have the same number of restarts. On different machines, these
+        numbers can differ: each machine's torchrun counts only restarts after a failure of its own ranks.
         """
         mine, its = self.place, other.place
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (

@@ -154,10 +154,10 @@ class Backend(Protocol):
 
 @runtime_checkable
 class JoinableBackend(Backend, Protocol):
-    """Backend that can complete the data of a run that `memlog.Session.join_run` gets."""
+    """Backend that makes a complete `TrackerRun` from the arguments of `memlog.Session.join_run`."""
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return the run with all its data; ``None`` if memlog can't write to the run.
+        """Return the run with this id and all its data; ``None`` if memlog can't write to the run.
 
         The call takes microseconds and imports nothing. An `InProcessBackend` then gets the run in
         `InProcessBackend.open_in_process`.

@@ -97,9 +97,9 @@ class InProcessBackend(Backend, Protocol):
     """Backend that writes to the user's runs in the trainer's process."""
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """Return a writer for a run that `active_run` has just returned.
+        """Return a writer for a run that `active_run` or `JoinableBackend.run_of` has just returned.
 
-        Takes microseconds and imports nothing.
+        The call takes microseconds and imports nothing.
         """
 
 

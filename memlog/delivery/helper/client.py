@@ -69,7 +69,7 @@ class HelperProcess:
         listener: AlertListener | None = None,
         on_closed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the helper. Raises only if a signal handler of the user's does.
+        """Start the helper. Raise only exceptions from the user's own signal handlers.
 
         Args:
             begin: The first message to the helper.
@@ -234,10 +234,11 @@ def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Po
 
 
 def _environment() -> dict[str, str]:
-    """Return the helper's environment: the trainer's, so that a tracker's client finds settings and packages.
+    """Return the helper's environment, a changed copy of the trainer's environment.
 
-    The folder of the memlog package is added at the end of ``PYTHONPATH``. So a checkout works without
-    installation, and hides no other modules. The options of ``memlog run`` are removed.
+    A tracker's client finds its settings and its packages by these variables. The folder of the memlog
+    package is added at the end of ``PYTHONPATH``. So a checkout works without installation, and hides no
+    other modules. The options of ``memlog run`` are removed.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

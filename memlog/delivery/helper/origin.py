@@ -54,7 +54,7 @@ def _command(trainer: int) -> str | None:
 
 
 def _repository(folder: Path) -> tuple[str | None, str | None]:
-    """Return a folder's path within its git repository, and the commit; both ``None`` if it is in none."""
+    """Return a folder's path within its git repository, and the commit; both ``None`` if there is none."""
     found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
     if found is None or found.returncode != 0:
         return None, None
@@ -109,7 +109,7 @@ class OriginReader:
         self._thread = threading.Thread(target=self._read, name="memlog-origin", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads the origin."""
         with self._diagnostics.contained("reading where the run came from"):
             self._thread.start()
 

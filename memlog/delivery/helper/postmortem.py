@@ -130,7 +130,7 @@ def explain_afterwards(run: RunDirectory) -> None:
 
 
 def _wants_explanation(moments: LastMoments) -> bool:
-    """Return whether a run ended without an end event, or out of memory, and has no report yet.
+    """Return whether a run that has no report yet ended without an end event or out of memory.
 
     A failed allocation that the run survived is no bad end.
     """

@@ -41,7 +41,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     registration: Registration | None = None
     """Place of this run among the runs of all ranks; ``None``: it trains alone, or has no known rank yet."""
     shared: bool = False
-    """True if another rank started the helper process. It gets no messages from this run's trainer then."""
+    """True if another rank started the helper process. Such a helper gets no messages from this trainer."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):

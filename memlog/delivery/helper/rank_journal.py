@@ -1,4 +1,4 @@
-"""Memory of all ranks in the run of rank 0, whose helper process reads the other ranks' journals."""
+"""Write the memory of all ranks to rank 0's run. Rank 0's helper process reads the other ranks' journals."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ class RankWork:
     def look(self) -> None:
         """Begin to help with other ranks of this machine that have begun.
 
-        If this run was left to another rank's helper, end this process when a lower rank has begun here.
+        End this process if it has left its run to another rank's helper, and a lower rank of this machine has
+        begun.
         """
         if self._training is not None and self._lower_rank_is_here(self._training):
             os._exit(protocol.HANDED_OVER)

@@ -39,7 +39,7 @@ logger = logging.getLogger("memlog.delivery")
 INTERVAL = 1.0
 """Seconds between checks of the journal's size."""
 _AT_A_TIME = 0.5
-"""Seconds of thinning after which the helper interrupts it to do its other work."""
+"""Seconds of thinning after which the helper does its other work, before it thins further."""
 WINDOW = 1_000
 """Number of events of one kind in a row of which only the peaks and the last event are kept."""
 _SHRINK_TO = 0.9
@@ -59,7 +59,8 @@ class Retention:
     Args:
         run: The run.
         limit: Maximum bytes of all of the run's segments together.
-        backends: Names of the backends in the run's settings. The saved states of uploaders show others.
+        backends: Names of the backends in the run's settings. Other backends are found by the saved states of
+            their uploaders.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:

@@ -33,7 +33,7 @@ from memlog.probes.tree import (
 )
 
 _STEPS = 5
-"""Number of steps between samples in a run's first 500 steps, even if the interval has not passed."""
+"""Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
 _PART = 100
 """Divisor of the run's number of steps. After 500 steps, the quotient is the number of steps between samples.
 

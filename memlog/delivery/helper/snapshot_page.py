@@ -24,7 +24,10 @@ _INTRO = (
 
 
 def keep_page(run: RunDirectory) -> Artifact | None:
-    """Write a page of the memory in use in the snapshot; return ``None`` if that is missing or too large.
+    """Write a page of the memory in use in the snapshot.
+
+    Returns:
+        The event that describes the page; ``None`` if the snapshot is missing or too large.
 
     Raises:
         SnapshotError: The snapshot is damaged, or holds no allocation.

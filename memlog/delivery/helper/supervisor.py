@@ -15,7 +15,7 @@ from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
 
 PAUSES = (1.0, 10.0, 60.0)
-"""Seconds to wait before the helper is started again for the first, the second and the third, last time."""
+"""Seconds to wait before the helper is started again for the first, the second and the third (last) time."""
 _REAPED_WITHIN = 5.0
 """Maximum seconds to wait for the end of a helper that has closed its pipe."""
 
@@ -49,7 +49,7 @@ class SupervisedHelper:
         self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Start the helper. Raises only if a signal handler of the user's does.
+        """Start the helper. Raise only exceptions from the user's own signal handlers.
 
         Args:
             begin: The first message to the helper.
@@ -143,7 +143,7 @@ class SupervisedHelper:
                 )
 
     def last_helper(self) -> HelperProcess:
-        """Start no other helper from now on, and return the current one. It gets the run's end."""
+        """Return the current helper, to which the caller sends the run's end. Start no other from now on."""
         with self._lock:
             self._over.set()
             return self.current

@@ -36,8 +36,8 @@ class Trainer:
     def has_told_its_end(self) -> bool:
         """True if the trainer has reported its end.
 
-        A trainer with its own helper sends a message. One that shares another rank's helper has no pipe, and
-        writes its end to its journal only.
+        A trainer with its own helper sends a message. A trainer that shares another rank's helper has no
+        pipe. It writes its end to its journal only.
         """
         return self.finish is not None or (self._begin.shared and self.follower.end is not None)
 

@@ -30,7 +30,7 @@ class TrainingNews:
 
     Args:
         own: Registration of the run of rank 0.
-        readers: Readers of the ranks' journals, by rank. Ranks that are found later are added to it.
+        readers: Readers of the ranks' journals, by rank. Ranks that are found later are added.
     """
 
     def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:

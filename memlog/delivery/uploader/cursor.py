@@ -45,7 +45,7 @@ class Cursor:
         self.offset = 0
         """`memlog.journal.Binding.offset` of the run that events go to."""
         self.since = self.segment = self.at.segment
-        """`since` is the number of the first segment for the present run, `segment` of the one being read."""
+        """Numbers of segments: `since` is the first one for this target, `segment` is the one being read."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
         """True if events are skipped, because the in-process writer has written them to their run."""

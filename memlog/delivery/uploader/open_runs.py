@@ -113,7 +113,7 @@ class Targets:
 
     @contextmanager
     def noting(self, target: str | None) -> Iterator[Sink]:
-        """Provide a target's sink to a ``with`` block. If the tracker refuses the run in it, call `refuse`.
+        """Provide a target's sink to a ``with`` block. Call `refuse` if the block raises `RunRefusedError`.
 
         Raises:
             RunRefusedError: the tracker refuses the run.

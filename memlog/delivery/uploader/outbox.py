@@ -1,6 +1,6 @@
 """Outbox of alerts and files for a tracker.
 
-The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its
+The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its own
 position in the journal. So alerts and files are not lost, and don't wait for points. A file is removed when
 the tracker has it. Alerts stay, because each call of `Sink.log_alerts` gets all alerts of the run.
 """

@@ -51,7 +51,7 @@ class UploadWorker:
         self._wake.set()
 
     def stop_if_wanted(self) -> None:
-        """If another process waits to deliver the remaining data, end the thread after its current pass.
+        """End the thread after its current pass, if another process waits to deliver the remaining data.
 
         Before `complete`, this has no effect.
         """

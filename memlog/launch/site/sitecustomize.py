@@ -1,8 +1,8 @@
-"""Start code of every Python process below ``memlog run``, which puts this folder on the path.
+"""Start code of every Python process below ``memlog run``.
 
-This file removes its folder from the path and then imports the ``sitecustomize`` that Python would have
-imported without it. Afterwards memlog only watches for two imports. The process that was launched directly
-also prints a line at its end if nothing was recorded.
+``memlog run`` puts this file's folder on the path. This file removes the folder from the path, and then
+imports the ``sitecustomize`` that Python would have imported otherwise. Afterwards memlog only watches for
+two imports. The process that was launched directly also prints a line at its end if nothing was recorded.
 """
 
 import os
