@@ -52,8 +52,8 @@ def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
     its = known.place
     if (its.job, its.rank) != (place.job, place.rank) or its.restart > place.restart:
         return False
-    # A later training may have the same name. torchrun starts all attempts from one process; SLURM's names of
-    # jobs are unique, and a job that is queued again has another parent process.
+    # A later training may have the same name. torchrun starts all attempts from one process. SLURM's job ids
+    # are unique, and a SLURM job that is queued again has another parent process.
     is_here = known.host == os.uname().nodename
     has_same_parent = is_here and known.parent == os.getppid()
     if its.restart == place.restart:  # torchrun counts no restart if another machine's ranks failed

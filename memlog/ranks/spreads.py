@@ -132,7 +132,7 @@ class _Bucket:
         known = [(sizes[name], rank) for rank, sizes in self.ranks.items() if name in sizes]
         if len(known) < len(self.ranks):
             return None  # a mean of some ranks only would be a wrong figure
-        # Of several ranks with the same value, the lowest is named.
+        # If several ranks have the same value, the result names the lowest rank.
         smallest, smallest_rank = min(known)
         largest, of_largest = max((size, -rank) for size, rank in known)
         mean = sum(size for size, _ in known) / len(known)

@@ -158,7 +158,7 @@ def _needed(progress: Progress) -> int:
 def _levels(event: Event) -> dict[str, float] | None:
     """Return the values by which an event can be a peak; ``None``: a rare event, which is always kept."""
     if isinstance(event, (Batch, Loss, Evaluation, Sample, Health, Ranks)):
-        # The lowest available memory is the peak: negated, it is the largest value.
+        # For available memory, the lowest value is the peak. When negated, it is the largest.
         return {
             name: -value if fold == "min" else value
             for name, value, fold in values(event)

@@ -74,7 +74,8 @@ class DevicesInUse:
         return tuple(found)
 
     def _other(self, name: str, used: int) -> int | None:
-        # The driver is read between two steps. While the allocator's cache changes, the difference is wrong.
+        # The driver is read between two steps. If the allocator's cache changes meanwhile, the difference of
+        # the two figures is wrong.
         before, held = self._reserved.get(name, (None, None))
         return used - held if held is not None and before == held <= used else None
 

@@ -32,7 +32,7 @@ def take_over(
         del waiting.alerts[:too_many]
         waiting.sent = max(waiting.sent - too_many, 0)
     for artifact in artifacts:
-        # A later file of the same name has replaced the earlier one, in the run's folder too.
+        # A later file of the same name has already replaced the earlier file in the run's folder.
         outbox.artifacts = [
             other
             for other in outbox.artifacts
