@@ -71,7 +71,7 @@ class SummaryNotice(msgspec.Struct, frozen=True):
 
 
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-"""Table that replaces line breaks in labels by spaces. Users choose labels, and a label must fit in one line."""
+"""Table that replaces line breaks in labels by spaces. Users choose labels, and each must be one line."""
 _CLEAR = "\r\x1b[2K"
 """Text that clears a terminal's present line."""
 _REWRITTEN_EVERY = 0.1

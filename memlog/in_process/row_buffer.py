@@ -101,9 +101,7 @@ class UsersRows:
                     continue
                 self._points += 1
                 if fold == "last" and index < closed:
-                    is_shared = (
-                        True  # in a later step's row, it would look like that step's own value
-                    )
+                    is_shared = True  # in the later row, the value would look like a later one
                 else:
                     into.put(Point(name, value, axis, max(index, closed), event.time_us, fold))
             self.folded += is_shared

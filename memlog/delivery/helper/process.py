@@ -220,9 +220,7 @@ class Helper:
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
                     explain(self._run, self._bus, witness, self._diagnostics, failure)
-            elif (
-                pipe_is_closed
-            ):  # `exec` closed it: the trainer's own program keeps it open to the end
+            elif pipe_is_closed:  # `exec` closed the pipe: the trainer does so only at its end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))

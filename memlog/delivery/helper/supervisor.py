@@ -160,9 +160,7 @@ class SupervisedHelper:
                 return
             time.sleep(0.05)
         if self.look():
-            self.changed = (
-                True  # for the next `look` on the trainer's thread, which publishes the change
-            )
+            self.changed = True  # `look` cleared this, but the trainer's thread must see it
 
     def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
