@@ -101,7 +101,7 @@ class UsersRows:
                     continue
                 self._points += 1
                 if fold == "last" and index < closed:
-                    is_shared = True  # in the later row, the value would look like a later one
+                    is_shared = True  # in a later row, the value would look like a later step's
                 else:
                     into.put(Point(name, value, axis, max(index, closed), event.time_us, fold))
             self.folded += is_shared
