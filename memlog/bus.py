@@ -26,8 +26,8 @@ class EventBus:
     def publish(self, event: Event) -> None:
         """Pass ``event`` to every subscriber.
 
-        Never raises an error of memlog. If a signal handler of the user raises meanwhile, that exception is
-        raised again after every subscriber has received the event.
+        An error of memlog is never raised. If a signal handler of the user raises an exception meanwhile, the
+        exception is raised again after every subscriber has received the event.
         """
         interruption: Exception | None = None
         for subscriber in self._subscribers:

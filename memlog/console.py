@@ -1,7 +1,7 @@
-"""Lines printed for the user. `Console` prints the events of a session, `show` those of a monitor.
+"""Lines printed for the user. `Console` prints the events of a session, and `show` the notices of a monitor.
 
-Sizes are in "MB" of 1024² bytes, as in the monitors that memlog replaces. docs/monitors.md lists the lines
-that differ from theirs. Without an accelerator a line shows the host's memory.
+Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/monitors.md lists the
+lines that differ from the older monitors' lines. Without an accelerator, a line shows the host's memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BatchNotice(msgspec.Struct, frozen=True):
 
 
 class EvaluationNotice(msgspec.Struct, frozen=True):
-    """Call of a loss function, numbered by its own wrapper, and its loss as text."""
+    """Call of a loss function, numbered by the function's wrapper, and its loss as text."""
 
     index: int
     event: Evaluation
@@ -58,22 +58,22 @@ class OptimizationNotice(msgspec.Struct, frozen=True):
 
 
 class ProfileNotice(msgspec.Struct, frozen=True):
-    """Checkpoints of one batch."""
+    """Memory readings at the labelled points of one batch."""
 
     points: tuple[Recorded, ...]
 
 
 class SummaryNotice(msgspec.Struct, frozen=True):
-    """Points of a `MemoryTracker`; ``omitted`` earlier points are not included."""
+    """Points of a `MemoryTracker`. ``omitted`` is the number of earlier points that are left out."""
 
     points: tuple[Recorded, ...]
     omitted: int = 0
 
 
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-"""Line breaks in labels, which users choose, are replaced so that a label never starts a new line."""
+"""Table that replaces line breaks in labels by spaces. Users choose labels, and each must be one line."""
 _CLEAR = "\r\x1b[2K"
-"""Clear a terminal's line."""
+"""Text that clears a terminal's present line."""
 _REWRITTEN_EVERY = 0.1
 _WRITTEN_EVERY = 10.0
 
@@ -131,12 +131,15 @@ def show(notice: Notice, write: Callable[[str], object] = terminal.out) -> None:
 
 
 def batch_line(event: Batch) -> str:
-    """Return ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``; the first figure only if there is an accelerator."""
+    """Return a line such as ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``.
+
+    Without an accelerator, the line has no figure for it.
+    """
     return f"  Batch {event.step}: {_batch_figures(event)}"
 
 
 def usage(event: Recorded | Evaluation) -> str:
-    """Return ``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
+    """Return text such as ``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
     host = f"CPU: {_mb(event.rss)}"
     if not event.devices:
         return f"{host} | GPU: Not available"
@@ -243,7 +246,7 @@ def _main_figure(event: Recorded) -> tuple[str, int | None]:
 
 
 def _peak(event: Epoch) -> tuple[str, str]:
-    """Return the peak that matters most to the user, and the name of its device."""
+    """Return ``GPU`` and the first device's peak; without devices, return ``CPU`` and the host's peak."""
     device: DeviceReading | None = event.devices[0] if event.devices else None
     if device is not None:
         return "GPU", _qualified(device.peak, device.peak_source)
@@ -273,7 +276,7 @@ def _change(size: int | None) -> str:
 class ProgressLine:
     """Progress of an optimiser on the standard error: one line that is rewritten in a terminal.
 
-    If the standard error is not a terminal, a line is printed at most every ten seconds, and one at the end.
+    If the standard error is not a terminal, a new line is printed at most every ten seconds, and at the end.
 
     Args:
         label: Text at the beginning of the line.
@@ -308,7 +311,7 @@ class ProgressLine:
 
 
 def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:
-    """Return ``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
+    """Return a line such as ``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
     counts = f"{_counted(evaluations, 'evaluation')}, {_counted(iterations, 'iteration')}"
     return f"  {label}: {counts}" + ("" if loss is None else f", loss={loss}")
 
@@ -318,7 +321,10 @@ def _counted(number: int, name: str) -> str:
 
 
 def alert_line(event: Alert) -> str:
-    """Return ``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``, or ``(at evaluation 3)``."""
+    """Return a line such as ``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``.
+
+    For an alert without a step, the line ends with, for example, ``(at evaluation 3)``.
+    """
     message = f"{event.title}: {event.text}" if event.text else event.title
     where = event.where if event.step is not None or event.where is None else f"at {event.where}"
     at = "" if where is None else f" ({where})"

@@ -46,7 +46,7 @@ class UnknownBackendError(ConfigurationError):
 
 
 class MissingExtraError(ConfigurationError):
-    """The backend is known, but its tracker's client package is not installed."""
+    """The backend is installed, but its tracker's client package is not."""
 
 
 class JournalError(MemlogError):
@@ -58,7 +58,7 @@ class UnwritableDirectoryError(JournalError):
 
 
 class RunNotFoundError(JournalError):
-    """No run has that name, or (`AmbiguousRunError`) more than one has it."""
+    """No run has that name. The subclass `AmbiguousRunError` means that more than one run has the name."""
 
 
 class AmbiguousRunError(RunNotFoundError):

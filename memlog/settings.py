@@ -37,19 +37,22 @@ _SECTIONS = (_OWN_SECTION, "trainer_params")
 """Sections of a larger configuration that may contain memlog's keys."""
 
 _NOT_DESCRIBED = {"directory", "backends", "project", "name", "quiet"}
-"""Settings that a run's record stores in fields of their own, or that do not change what is recorded."""
+"""Settings that `Settings.described` leaves out.
+
+The run's first event has fields for some of them. The others do not change the recorded data.
+"""
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
 LONGEST_NAME = 1000
-"""Most characters of a run's or project's name."""
+"""Maximum characters of a run's or project's name."""
 _MAX_RULES_LENGTH = 20_000
-"""Most characters of all alert rules together."""
+"""Maximum characters of all alert rules together."""
 _NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
 _RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
 LONGEST_WAIT = 1e6
-"""Most seconds that a wait may last: about twelve days."""
+"""Maximum seconds that a setting for a waiting time can have: about twelve days."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,23 +62,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         backends: Names of the backends to deliver to; empty: join the runs that the user opens.
         project: The tracker's project or experiment; ``None``: the tracker's own default.
         name: The run's name; ``None``: the tracker chooses one.
-        every: Publish a batch event every this many steps.
+        every: Number of steps between two batch events; 1 publishes an event at each step.
         alerts: Rules as text; `memlog.alerts.rules` parses them.
         directory: Folder that contains the runs' folders.
-        enabled: ``False`` installs nothing.
+        enabled: If ``False``, memlog installs nothing and records nothing.
         initial_step: Number of the first step, for resumed training.
         layers: Trace a step from time to time, layer by layer.
-        budget: Share of training time that tracing may cost, 0 to 1.
+        budget: Maximum fraction of training time that tracing takes, above 0 and up to 1.
         verbose_batches: Number of the run's first batches for which a line is printed.
         quiet: Print no line about the run itself; alerts, findings and problems are printed nevertheless.
         bind_grace: Seconds after the first step that a named backend waits for a run of the user
             before it opens one of its own.
-        finish_timeout: Most seconds that ``finish`` waits for delivery.
+        finish_timeout: Maximum seconds that ``finish`` waits for delivery.
         linger: Seconds that the helper process continues to try to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.
         segment_bytes: Size at which the journal starts a new file; at most an eighth of the journal's limit.
-        journal_limit: Most bytes that the journal of a run may occupy. Above it, memlog first thins data that
-            every tracker has received, and then the oldest data that is still to be delivered. It keeps every
+        journal_limit: Maximum bytes of a run's journal. Above this limit, memlog first thins data that every
+            tracker has received, and then the oldest data that is still to be delivered. memlog keeps every
             peak and every alert, and never changes the newest segment of a process.
     """
 
@@ -135,7 +138,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def segment_size(self) -> int:
         """Bytes at which a segment is full.
 
-        Only closed segments can be thinned, so it depends on the journal's limit.
+        Only closed segments can be thinned. So segments are smaller if the journal's limit is small.
         """
         return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
@@ -179,7 +182,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     """Build the settings from ``init``'s arguments and its ``config``.
 
     Args:
-        arguments: Arguments of ``init`` by the names of `Settings`; ``None`` means not passed.
+        arguments: Arguments of ``init`` by the names of `Settings`; the value ``None`` means not passed.
         config: Mapping with the keys of the replaced monitors or memlog's own, at its top or in a section
             named ``memlog`` or ``trainer_params``. Other keys are ignored.
 

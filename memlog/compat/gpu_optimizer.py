@@ -1,7 +1,7 @@
 """Replacement of ``gpu_optimizer``: the tracer's three names, with their old arguments.
 
-They are memlog's own classes. The default device is the model's, so the same lines run without a GPU.
-docs/tracer.md lists what is measured on which device.
+The names are memlog's own classes. The default device is the model's, so the same program runs without a GPU.
+docs/tracer.md lists which values are measured on which device.
 """
 
 from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer

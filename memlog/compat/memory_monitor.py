@@ -1,6 +1,6 @@
 """Replacement of ``src.utils.memory_monitor``: six names, with their old signatures and defaults.
 
-They are memlog's own monitors. docs/monitors.md lists how the lines that they print differ from the old ones.
+The names are memlog's own monitors. docs/monitors.md lists how their printed lines differ from the old ones.
 """
 
 from memlog.monitors import (

@@ -1,4 +1,4 @@
-"""The report of a run as one of the run's files, so that every tracker gets it."""
+"""Make the report of a run, and save it as one of the run's files. Every tracker then gets the report."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
-"""Number of steps above which the journal is read during the run, to shorten the end of the run."""
+"""Step from which the helper reads the journal for the report during the run. This shortens the run's end."""
 _EACH = 500
-"""Number of events to read at once. It takes some milliseconds, in which the helper takes no sample."""
+"""Number of events to read at once. Reading takes some milliseconds, in which the helper takes no sample."""
 
 
 def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -> Artifact | None:
@@ -32,10 +32,10 @@ def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -
     Args:
         run: The run.
         name: Name of the file in the folder.
-        reader: A reader that has read a part of the journal; ``None``: the whole journal is read now.
+        reader: Reader that has already read the journal's beginning; ``None``: the whole journal is read now.
 
     Returns:
-        The event that describes the file; ``None`` if the run has no reading of memory.
+        The event that describes the file; ``None`` if the run has no memory readings.
 
     Raises:
         OSError: The journal can't be read, or the file can't be written.
@@ -75,7 +75,11 @@ class HelpersReport:
         self._reader: RunReader | None = None
 
     def look(self, step: int | None) -> None:
-        """Read some events ahead if the run is long; ``step`` is its newest step."""
+        """Read some events for the report before the run's end, if the run is long.
+
+        Args:
+            step: The run's newest step; ``None``: there is none yet.
+        """
         if step is None or step < _LONG:
             return
         with self._diagnostics.contained("reading ahead for the report"):
@@ -96,9 +100,9 @@ class HelpersReport:
 
 
 def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
-    """Make the report of a run in a child process, and return in this one at once.
+    """Make the report of a run in a child process. In the calling process, return at once.
 
-    The child keeps the locks that this process holds.
+    The child keeps the locks that the calling process holds.
 
     Args:
         run: The run, which is over.
@@ -124,7 +128,9 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
 
 @contextmanager
 def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBus]:
-    """Open a bus for events of a run that is over; this process writes them to a journal file of its own.
+    """Provide a bus for events of a run that is over, for a ``with`` block.
+
+    This process writes the events to a journal file of its own.
 
     Raises:
         UnwritableDirectoryError: The run's folder can't be written.

@@ -1,1 +1,1 @@
-"""The in-process writer: writes to a tracker's run in the trainer's process, beside the user's own rows."""
+"""The in-process writer: writes to the user's run in a tracker, in the trainer's process."""

@@ -11,7 +11,7 @@ _NAMED = 5
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """Return the message that the user's rows lack steps, with the name of the file that has every step."""
+    """Return the message that rows of the user's run lack steps. It names the file that has every step."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
         f"{steps} a row of run {run_id} with a later one, because you log less often than you step: the "
@@ -20,7 +20,7 @@ def shared_rows(folded: int, run_id: str, name: str) -> str:
 
 
 def kept_nowhere(run_ids: Sequence[str]) -> str:
-    """Return the message that the tracker has nothing of runs that the user disabled."""
+    """Return the message that the tracker has no data of runs that the user disabled."""
     are = "is" if len(run_ids) == 1 else "are"
     return f"{_named(run_ids)} {are} disabled, so only memlog's folder of the run has its steps"
 

@@ -1,8 +1,9 @@
 """Buffer of memlog's values for the rows of a user's run. The user's thread takes them when the user logs.
 
-Most users log the row of step k after the optimizer's step. That row gets all values published since the row
-before it: the maximum of peaks, the newest of levels. Other users log before the step. Their row of step k is
-open when the event of step k is published, and gets the event's values before the row is closed.
+Most users log the row of step k after the optimizer's step. That row gets all values published since the
+previous row. The values of each metric are folded (`memlog.sink.Fold`): the row gets the largest value of a
+peak, and the newest value of most other metrics. Other users log before the step. Their row of step k is
+already open when the event of step k is published. The row gets the event's values before it is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
-"""Number of waiting events at which the publishing thread folds them, without the writer's thread."""
+"""Number of waiting events at which the publishing thread folds them itself. Usually another thread does."""
 
 
 class UsersRows:
@@ -30,9 +31,9 @@ class UsersRows:
         diagnostics: Counts errors.
 
     Attributes:
-        folded: Steps, evaluations and epochs without a whole row of their own: they share a row with a later
-            one, or a value of theirs came after their row was closed.
-        delivered: Points put into rows, before folding.
+        folded: Number of steps, evaluations and epochs that have no complete row of their own. They share a
+            row with a later one, or one of their values came after their row was closed.
+        delivered: Number of points put into rows, counted before folding.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -58,7 +59,7 @@ class UsersRows:
         return bool(self._waiting.points or self._late.points or self._received)
 
     def open(self, number: int | None) -> None:
-        """Begin with a run that the user has opened.
+        """Begin to keep values for a run that the user has opened.
 
         Args:
             number: Number that the user gave the open row; ``None`` if they gave none.
@@ -67,7 +68,7 @@ class UsersRows:
             self._held, self._number, self._logs_first = _RowValues(), number, None
 
     def receive(self, event: Event) -> None:
-        """Take an event that is being published, on the trainer's thread; it is folded later."""
+        """Take an event when it is published, on the trainer's thread. `fold_received` folds it later."""
         self._received.append(event)
         if len(self._received) >= _MAX_RECEIVED:
             self.fold_received()
@@ -82,7 +83,7 @@ class UsersRows:
                 self.add(event)
 
     def add(self, event: Event) -> None:
-        """Fold one event."""
+        """Fold one event's values into the values for the open row or for the next row."""
         placed = place(event)
         if placed is None:
             return
@@ -100,7 +101,7 @@ class UsersRows:
                     continue
                 self._points += 1
                 if fold == "last" and index < closed:
-                    is_shared = True  # a level in a row of a later step would look like that step's
+                    is_shared = True  # in a later row, the value would look like a later step's
                 else:
                     into.put(Point(name, value, axis, max(index, closed), event.time_us, fold))
             self.folded += is_shared
@@ -133,7 +134,7 @@ class UsersRows:
             for point in points:
                 self._waiting.put(point)
             self._waiting.put_all(newer)
-            # The row was not opened, so the one before it is still open, which must not get late values.
+            # The new row was not opened, so the previous row is still open. It must not get the late values.
             self._waiting.put_all(self._late)
             self._late, self._number = _RowValues(), self._number_before
 
@@ -142,7 +143,7 @@ class UsersRows:
         self._diagnostics.fault("adding to a row of the user's", error)
 
     def take_for_open_row(self) -> Sequence[Point]:
-        """Take the values for the open row; if the user numbers rows, without values of later steps."""
+        """Take the values for the open row. If the user numbers rows, leave out values of later steps."""
         with self._lock:
             self.fold_received()
             if self._number is None:
@@ -152,20 +153,23 @@ class UsersRows:
             return self._take(late)
 
     def take_for_new_row(self) -> Sequence[Point]:
-        """Take the values that wait for the next row, which the user will not log."""
+        """Take the values that wait for the next row. Call it if the user will log no other row."""
         with self._lock:
             waiting, self._waiting, self._held = self._waiting, _RowValues(), _RowValues()
             return self._take(waiting)
 
     def _take(self, taken: _RowValues) -> Sequence[Point]:
-        """Return the points for the open row, folded with its earlier ones: the last write to a row wins."""
+        """Return the points for the open row, folded with the points that the row already has.
+
+        They replace the row's points in the tracker, where the last value written to a row wins.
+        """
         held = self._held
         stale = [
             point.name
             for point in taken.points.values()
             if point.fold == "last"
             and point.index <= self._closed.get(point.axis, -1) < taken.newest[point.axis]
-        ]  # a level of the row before would stand next to one of a later step
+        ]  # a value of the previous row would stand beside values of a later step
         for name in stale:
             del taken.points[name]
         self.folded += bool(stale)
@@ -178,7 +182,7 @@ class UsersRows:
 
 
 class _RowValues:
-    """One point for each metric: the largest of peaks, the newest of levels."""
+    """Points for one row, at most one for each metric. Several points of one metric are folded."""
 
     def __init__(self) -> None:
         self.points: dict[str, Point] = {}

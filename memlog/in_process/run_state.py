@@ -16,7 +16,7 @@ _MAX_OTHERS = 1000
 
 
 class RunState:
-    """State of the run with one id. The object is kept if the user ends that run and opens it again.
+    """State of one of the user's runs. If the user ends the run and opens it again, this object is kept.
 
     Args:
         user_run: The user's run, as the tracker's integration gives it.
@@ -41,26 +41,26 @@ class RunState:
 
     @property
     def delivered(self) -> int:
-        """Points put into rows, before folding."""
+        """Number of points put into rows, counted before folding."""
         return self.rows.delivered
 
     @property
     def folded(self) -> int:
-        """Steps that share a row with a later one."""
+        """Number of steps, evaluations and epochs that have no complete row of their own."""
         return self.rows.folded
 
     @property
     def is_waiting(self) -> bool:
         """True if data is not written yet, or can't be written any more because the user has ended the run.
 
-        Values for rows do not count while the run is open: they get a row at its end, at the latest.
+        Values for rows do not count while the run is open. They get a row at the run's end at the latest.
         """
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)
 
     @property
     def needs_series(self) -> bool:
-        """True if steps share rows, and no CSV file of the series has each of them."""
+        """True if steps share rows, and the tracker has no CSV file of the series with all of these steps."""
         return self.folded > self._in_series
 
     @property
@@ -69,7 +69,7 @@ class RunState:
         return not self.is_waiting and not self.needs_series
 
     def resume(self, user_run: InProcessRun) -> None:
-        """Continue with the run, which the user has opened again."""
+        """Continue to write to the run, because the user has opened it again."""
         self.user_run, self.ended = user_run, False
         self._begin()
 
@@ -80,7 +80,7 @@ class RunState:
             self.is_watched = True
 
     def receive(self, event: Event) -> None:
-        """Take an event that this process publishes while the run is the newest one."""
+        """Take an event that this process publishes while the run is the newest of the user's runs."""
         own = in_run(event, self.offset)
         if own is not None and self._is_wanted(own):
             self.rows.receive(own)
@@ -90,7 +90,7 @@ class RunState:
 
         Args:
             event: The event.
-            received: True if `receive` took it when it was published: then the rows have its values already.
+            received: True if `receive` took the event when it was published. Then the rows have its values.
         """
         own = in_run(event, self.offset)
         if own is None:
@@ -130,8 +130,9 @@ class RunState:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
         Args:
-            final: True if the user logs nothing more. If not, values of later steps wait for the user's next
-                row, because the user can't log to their last row after a row of memlog's own.
+            final: True if the user logs nothing more. If False, values of later steps wait for the user's
+                next row. A row of memlog's own would close the user's last row, to which the user may still
+                log.
         """
         if not self.is_watched or not self.user_run.is_open:
             return

@@ -23,7 +23,7 @@ def write_series(
 ) -> Artifact:
     """Write every point of the chosen segments to a CSV file in the run's ``artifacts`` folder.
 
-    Its columns are axis, index, time_us (Unix time in microseconds), name and value.
+    The file's columns are axis, index, time_us (Unix time in microseconds), name and value.
 
     Args:
         run: The run's folder.

@@ -1,9 +1,9 @@
 """The in-process writer: writes events to a run of the user's, in the trainer's own process.
 
-When the user logs a row, the values of this process's own events are added to it, on the user's thread
-(`memlog.in_process.row_buffer`): another thread can't know which of the user's rows is open. A
-thread of memlog's reads everything else (samples by the helper process, alerts, files) from the journal, as
-an uploader does. It serves all runs that the user opens one after another.
+When the user logs a row, the values of this process's own events are added to that row
+(`memlog.in_process.row_buffer`). This happens on the user's thread, because another thread can't know which
+of the user's rows is open. A thread of memlog's reads all other data (samples by the helper process, alerts,
+files) from the journal, as an uploader does. This thread serves all runs that the user opens in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ END_TIMEOUT = 10.0
 _POLL = 0.1
 """Seconds between checks that the writer's thread still lives, while the user's thread waits for it."""
 _SAVE_INTERVAL = 1.0
-"""Seconds between two saves of the record."""
+"""Minimum seconds between two saves of the state."""
 
 
 class InProcessWriter:
@@ -66,7 +66,7 @@ class InProcessWriter:
 
     @property
     def state(self) -> InProcessState:
-        """Record of what was written, as it is saved."""
+        """State of the writing to the user's runs, as it is saved."""
         return self._runs.state
 
     def is_over(self, run_id: str) -> bool:
@@ -75,7 +75,7 @@ class InProcessWriter:
         return run_state is not None and not run_state.user_run.is_open
 
     def count_from(self, run_id: str, offset: int) -> None:
-        """Set how a run counts steps (`memlog.journal.Binding.offset`), before its first step."""
+        """Set a run's offset (`memlog.journal.Binding.offset`). Call it before the run's first step."""
         run_state = self._runs.get(run_id)
         if run_state is not None:
             run_state.offset = offset
@@ -85,13 +85,13 @@ class InProcessWriter:
 
         Args:
             user_run: The user's run.
-            kept: True if the tracker keeps data of it. False if the user has disabled the run.
+            kept: True if the tracker keeps data of the run; False if the user has disabled the run.
         """
         if kept:
             self._newest = run_state = self._runs.add(user_run)
             # wandb ends open runs at exit without calling the run's hooks. Handlers at exit run in the
-            # opposite order of their registration. This one is registered anew, and the session's after it.
-            # So this one runs after the session's and before wandb's.
+            # opposite order of their registration. This handler is registered again here, and the session's
+            # handler after it. So this handler runs after the session's and before wandb's.
             atexit.unregister(run_state.put_remaining)
             atexit.register(run_state.put_remaining)
         else:
@@ -110,7 +110,7 @@ class InProcessWriter:
             )
 
     def complete(self) -> None:
-        """Tell the thread that the journal is complete: it writes the rest and ends."""
+        """Tell the thread that the journal is complete. The thread writes the remaining data and ends."""
         self._complete.set()
         self._wake.set()
 
@@ -149,7 +149,7 @@ class InProcessWriter:
             run_state.put_remaining()
 
     def _wait_for_thread(self, user_run: InProcessRun) -> None:
-        """Wait until the writer's thread has made one more pass, and has written the run's series."""
+        """Wait until the writer's thread has made one more pass, and written the run's series and report."""
         if self._complete.is_set() or self._thread is None or not self._thread.is_alive():
             return
         done = threading.Event()
@@ -170,7 +170,7 @@ class InProcessWriter:
         while not self._complete.is_set():
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            # Taken before the journal is read, because these users wait for all events published until now.
+            # Taken before the journal is read: the user's thread waits until all events so far are written.
             ending = [self._ending.popleft() for _ in range(len(self._ending))]
             self._write_once()
             self._write_to_ending(ending)
@@ -195,7 +195,7 @@ class InProcessWriter:
                         self._diagnostics.fault(f"writing to a run in {self._backend}", error)
 
     def _write_to_ending(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:
-        """Write the series and the report of runs that users are ending, and let these users go on."""
+        """Write the series and the report of runs that are being ended, and let the user's threads go on."""
         for user_run, done in ending:
             run_state = self._runs.current(user_run)
             if run_state is not None:

@@ -1,4 +1,4 @@
-"""The user's runs of one backend that are written in process, and the saved record of them."""
+"""The user's runs of one backend that are written in process, and their saved state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
 
 _MOST_JOURNAL = 8 * 1024**2
-"""Maximum bytes of a journal whose report is made in the user's process; that takes about a second."""
+"""Maximum bytes of a journal from which the report is made in the user's process.
+
+At this size, making the report takes about a second. From a larger journal, no report is made there.
+"""
 
 
 class WrittenRuns:
@@ -31,7 +34,7 @@ class WrittenRuns:
         diagnostics: Counts errors.
 
     Attributes:
-        state: The record that `save` writes.
+        state: State of the writing to these runs, which `save` saves.
     """
 
     def __init__(self, run: RunDirectory, backend: str, diagnostics: Diagnostics) -> None:
@@ -42,7 +45,7 @@ class WrittenRuns:
         self.state = InProcessState(backend=backend)
 
     def __iter__(self) -> Iterator[RunState]:
-        """Yield the state of each run; the publishing thread may add one meanwhile."""
+        """Yield the state of each run. Meanwhile, the publishing thread may add a run."""
         return iter(list(self._by_id.values()))
 
     def get(self, run_id: str) -> RunState | None:
@@ -50,7 +53,7 @@ class WrittenRuns:
         return self._by_id.get(run_id)
 
     def current(self, user_run: InProcessRun) -> RunState | None:
-        """Return the state of a run; ``None`` if it is not written to, or the user has opened it again."""
+        """Return the state of a run; ``None`` if this writer does not write to it, or it was opened again."""
         run_state = self._by_id.get(user_run.run_id)
         return run_state if run_state is not None and run_state.user_run is user_run else None
 
@@ -102,7 +105,7 @@ class WrittenRuns:
             say(shared_rows(run_state.folded, run_id, name))
 
     def write_report(self, run_state: RunState) -> None:
-        """Write memlog's report to a run that the user ends, unless it would take long to make."""
+        """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`."""
         size = sum(file.size for file in self._run.files())
         if size > _MOST_JOURNAL or not run_state.user_run.is_open:
             return
@@ -116,7 +119,7 @@ class WrittenRuns:
             self._diagnostics.fault(f"writing the report to {self.state.backend}", error)
 
     def end(self) -> None:
-        """Write the remaining series, and print which runs lack data. The journal is complete."""
+        """Write the remaining series, and print which runs lack data. The journal must be complete."""
         for run_state in self:
             self.write_series(run_state)
         self.state.stage = "done"
@@ -135,10 +138,10 @@ class WrittenRuns:
         return run_id in self._disabled or (run_state is not None and run_state.is_whole)
 
     def save(self, *, over: bool) -> None:
-        """Save the record.
+        """Save the state.
 
         Args:
-            over: True if the session is over. If not, only runs that the user has ended can be whole.
+            over: True if the session is over. If False, only runs that the user has ended count as whole.
         """
         every = list(self)
         self.state.delivered = sum(run_state.delivered for run_state in every)

@@ -1,4 +1,4 @@
-"""Replacement of this process by the command to record."""
+"""Replace this process by the command to record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def environment(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     paths = [
         path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path != str(SITE)
     ]
-    # An empty PYTHONPATH adds no folder. An empty part of a longer one adds the working directory.
+    # An empty PYTHONPATH adds no folder. An empty entry in a longer PYTHONPATH adds the working directory.
     behind = os.pathsep.join(paths)
     path = f"{SITE}{os.pathsep}{behind}" if behind else str(SITE)
     return {**inherited, "PYTHONPATH": path, VARIABLE: launch.encode()}

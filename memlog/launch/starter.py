@@ -1,8 +1,8 @@
 """Start of a session in a process of ``memlog run``, at its first training step.
 
 ``memlog.init()`` takes the options from `memlog._internal.launch_options`. The first step takes about 0.05 s
-longer because ``init`` runs in it. In return a process that never steps, such as pip, a data loader's worker
-or torchrun's agent, starts no session.
+longer, because ``init`` runs in this step. The advantage is that a process without steps, such as pip, a data
+loader's worker or torchrun's agent, starts no session.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Starter:
                 current_session.begin_on_demand(None)
 
     def forked(self) -> None:
-        """Wait again in the child of a fork: if it trains, it gets its own run.
+        """Wait for the first step again in the child of a fork. If the child trains, it gets its own run.
 
         If the script itself began a session, memlog leaves the script's forks alone.
         """
@@ -72,7 +72,7 @@ class Starter:
 
 
 def wait() -> None:
-    """Begin a session at this process's first training step. Call the function once per process."""
+    """Begin a session at this process's first training step. Call the function one time in each process."""
     os.register_at_fork(after_in_child=Starter().forked)
 
 

@@ -1,4 +1,4 @@
-"""The rank of a training that ended first, and those that ended afterwards."""
+"""Find out which rank of a training ended first, and which ranks ended afterwards."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import msgspec
 from memlog.events import End, Event, Exit
 
 _TOGETHER_US = 1_000_000
-"""Microseconds within which a scheduler sends SIGTERM to all ranks."""
+"""Maximum microseconds between the ends of ranks that count as ended by one signal from outside."""
 _NOTICED_LATE_US = 2_000_000
-"""Microseconds by which a busy machine may notice a process's end late."""
+"""Maximum microseconds between a process's end and the time at which a busy machine notices it."""
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
 """Signals that end a rank because another rank has ended: NCCL's watchdog aborts its process."""
 _NAMED = 8
-"""Maximum number of ranks that a text lists."""
+"""Maximum number of ranks that a text lists. It gives only the number of the others."""
 
 
 class RankEnd(msgspec.Struct, frozen=True):
     """Bad end of one rank.
 
     Attributes:
-        time_us: Unix time in microseconds.
+        time_us: Time of the end, Unix time in microseconds.
         how: Predicate of a sentence, such as ``failed`` or ``was killed by SIGKILL``.
         signal: Signal that ended the process; ``None``: none did, or it is unknown.
         step: Last completed step; ``None``: none.
@@ -106,9 +106,9 @@ def how_it_ended(event: Exit) -> str:
 def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
-    The rank that ended first is the cause. If a signal from outside ended it and, within a second, other
-    ranks, no rank is the cause. A rank that crashed counts as first even if others failed up to two seconds
-    earlier: a busy machine notices a crash late, after the others have written that they lost the rank.
+    The rank that ended first is the cause. If one signal from outside ended several ranks within a second, no
+    rank is the cause. A rank that crashed counts as first even if others failed up to two seconds earlier. A
+    busy machine notices a crash late, when the others have already written that they lost the crashed rank.
     """
     if not ends:
         return None

@@ -1,4 +1,4 @@
-"""Search for the run that a user names. For ``latest`` it is the lowest rank's, which the tracker has."""
+"""Search for the run that a user names. ``latest`` means the lowest rank's run, which the trackers have."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from memlog.ranks.registration import ranks_of
 
 
 def find_run(root: Path, name: str) -> RunDirectory:
-    """Do the same as `memlog.journal.find_run`, but ``latest`` is the lowest rank's run.
+    """Return the run that a user names, as `memlog.journal.find_run` does.
+
+    For ``latest``, return the run of the lowest rank that trained together with the newest run.
 
     Raises:
         RunNotFoundError: No run matches.
-        AmbiguousRunError: More than one matches.
+        AmbiguousRunError: More than one run matches.
     """
     found = journal.find_run(root, name)
     return lowest_rank(found) if name == LATEST else found

@@ -16,16 +16,19 @@ from memlog.journal.format import START, UNDECODABLE
 _FILE = "rank.json"
 _MAX_BYTES = 65536
 _TOLERANCE_US = 600_000_000
-"""Microseconds by which another rank may have begun earlier: ranks load their data before they begin runs."""
+"""Maximum microseconds by which another rank's run may have begun before this rank's run.
+
+Ranks load their data before they begin runs, and can need different times for that.
+"""
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """Attempt of a training that the launcher started again.
+    """One attempt of a training that the launcher has restarted.
 
     Attributes:
         run: Id of this rank's run in the attempt.
-        first: Id of this rank's run in the first attempt, by which the tracker's run is found.
-        steps: Steps of that tracker's run at the end of the attempt.
+        first: Id of this rank's run in the first attempt. The tracker's run is found by this id.
+        steps: Number of steps in the tracker's run at the end of the attempt.
     """
 
     run: str
@@ -34,7 +37,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Place of a run among those of its training.
+    """Place of a run among the runs of its training.
 
     Attributes:
         place: The rank, the number of ranks, and the training.
@@ -51,9 +54,10 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return whether both runs belong to one training and, on one machine, to the same restart.
+        """Return whether both runs belong to one training.
 
-        Each machine's torchrun counts restarts by itself, and only those after a failure of its own ranks.
+        On the same machine, they must also have the same number of restarts. On different machines, these
+        numbers can differ: each machine's torchrun counts only restarts after a failure of its own ranks.
         """
         mine, its = self.place, other.place
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (
@@ -100,8 +104,8 @@ class Training:
     def search(self) -> dict[int, RunDirectory]:
         """Return the runs of all ranks that are registered by now, by rank.
 
-        An earlier or later training may have the same name. If a rank has several runs, the one that began
-        nearest to this run is its own. A run that was over before this one began is another training's.
+        An earlier or later training may have the same name. If several runs have the same rank, the run whose
+        start is nearest to this run's start is taken. A run that was over before this run began is left out.
         """
         for run in self._new_runs():
             registration = registration_of(run)
@@ -145,8 +149,8 @@ class Training:
             return False
         if run.last_write() * 1e6 >= self.own.begun_us:
             return True
-        # A process of another machine counts as alive for some time after its end. If its run has steps, it
-        # belongs to an earlier attempt: no rank can complete a step before all ranks have begun.
+        # A process of another machine counts as alive for some time after its end. If its run has steps, the
+        # run belongs to an earlier attempt: no rank can complete a step before all ranks have begun.
         return run.is_alive() and (registration.host == self.own.host or last_step(run) is None)
 
     def _take(self, run: RunDirectory, registration: Registration) -> None:

@@ -1,4 +1,4 @@
-"""The attempt before a restart: the run after the restart continues that attempt's run in the tracker."""
+"""Find the attempt before a restart. The run after the restart continues that attempt's tracker run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from memlog.ranks.registration import Attempt, Registration, last_step, registra
 
 
 def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
-    """Return the newest attempt before a restart, of the same rank; ``None`` if there is none.
+    """Return the same rank's newest attempt before a restart; ``None`` if there is none.
 
     Args:
         run: The run after the restart, in the same folder of runs.
         place: Place of ``run`` among the ranks.
         begun_us: Start of ``run``, Unix time in microseconds.
     """
-    # A restart that is not counted looks like a first start. Only rank 0 searches then, because at a first
-    # start there is nothing to find, and many ranks would search.
+    # If torchrun has not counted a restart, it looks like a first start. Only rank 0 searches then: at a real
+    # first start there is no attempt to find, and all ranks would search in vain.
     if not place.restart and (place.rank or not _is_torchrun(place)):
         return None
     earlier = [
@@ -36,10 +36,10 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return the number to add to a session's steps in the tracker's run that memlog opens.
+    """Return the number to add to a session's step to get the step in memlog's own run in the tracker.
 
-    A session that begins at step 0 after a restart continues after the last step of the attempt before. A
-    session that begins at a later step has the trainer's or the user's own count, and keeps it.
+    If a session begins at step 0 after a restart, its steps continue after the previous attempt's last step.
+    If it begins at a later step, it counts as the trainer or the user does, and the number is 0.
     """
     known = registration_of(run)
     if known is None or known.before is None:
@@ -52,8 +52,8 @@ def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
     its = known.place
     if (its.job, its.rank) != (place.job, place.rank) or its.restart > place.restart:
         return False
-    # A later training may have the same name. torchrun starts all attempts from one process; SLURM's names of
-    # jobs are unique, and a job that is queued again has another parent process.
+    # A later training may have the same name. torchrun starts all attempts from one process. SLURM's job ids
+    # are unique, and a SLURM job that is queued again has another parent process.
     is_here = known.host == os.uname().nodename
     has_same_parent = is_here and known.parent == os.getppid()
     if its.restart == place.restart:  # torchrun counts no restart if another machine's ranks failed

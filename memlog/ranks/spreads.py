@@ -1,4 +1,4 @@
-"""Memory of the ranks of one training, side by side, step by step."""
+"""Memory of the ranks of one training, compared at each step."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from memlog.events import Batch, DeviceReading, Ranks, RankSpread
 from memlog.metrics import bucket_start
 
 LATE = 30.0
-"""Seconds that a step waits for ranks that have not completed it."""
+"""Maximum seconds that a step waits for ranks that have not completed it.
+
+After these seconds, the step is combined without them.
+"""
 _MAX_OPEN = 10_000
-"""Maximum number of steps that wait. A rank may have stopped while the others go on."""
+"""Number of waiting steps at which the oldest no longer waits. A rank may have stopped while others go on."""
 _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 
 class RankSpreads:
     """Steps of the ranks, combined when every rank has completed them.
 
-    From its 10,000th step on a run's steps are combined in buckets of ten, later a hundred and so on, as the
-    trackers' points are (`memlog.metrics.bucket_start`). A rank's highest value in the bucket counts.
+    From the 10,000th step of a run on, its steps are combined in buckets of ten, later of a hundred, and so
+    on. The trackers' points have the same buckets (`memlog.metrics.bucket_start`). Of each rank, the largest
+    value in the bucket counts.
 
     Args:
         world_size: Number of ranks.
         initial_step: The run's first step.
-        after: Steps up to this one were published before, by another process; ``None``: none was.
+        after: Last step that an earlier process published; ``None``: no step was published.
     """
 
     def __init__(self, world_size: int, initial_step: int = 0, after: int | None = None) -> None:
@@ -128,7 +132,7 @@ class _Bucket:
         known = [(sizes[name], rank) for rank, sizes in self.ranks.items() if name in sizes]
         if len(known) < len(self.ranks):
             return None  # a mean of some ranks only would be a wrong figure
-        # Of several ranks with the same value, the lowest is named.
+        # If several ranks have the same value, the result names the lowest rank.
         smallest, smallest_rank = min(known)
         largest, of_largest = max((size, -rank) for size, rank in known)
         mean = sum(size for size, _ in known) / len(known)

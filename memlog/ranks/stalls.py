@@ -9,7 +9,10 @@ import msgspec
 STALLED_AFTER = 60.0
 """Minimum seconds without a step after which a rank can count as stalled."""
 _LONGEST = 10
-"""A stall lasts at least this many times the longest pause between two steps: saving takes time, too."""
+"""Minimum length of a stall, as a multiple of the rank's longest pause between two steps so far.
+
+A rank also pauses when it saves a checkpoint, for example.
+"""
 _STATES = {"T": "its process is stopped", "D": "its process waits for a disk or a device"}
 
 
@@ -18,8 +21,8 @@ class Stall(msgspec.Struct, frozen=True):
 
     Attributes:
         step: Last completed step; ``None``: none.
-        seconds: Seconds without a step.
-        why: Evidence that this rank is the one that stalls; ``None``: it goes on.
+        seconds: Seconds without a step; 0 if the rank goes on.
+        why: Evidence that this rank is the one that stalls; ``None``: the rank goes on.
     """
 
     rank: int
@@ -39,16 +42,16 @@ class _Progress:
 class Stalls:
     """Detector of the ranks that stall.
 
-    When one rank stalls, all stop at the next exchange of gradients. So ranks are named only if all of them
-    stand still: those whose last step is earlier than another rank's, or whose process is stopped or waits in
-    the kernel. If that is true of all ranks or of none, none is named.
+    If one rank stalls, all ranks stop at the next exchange of gradients. So a stall is reported only if no
+    rank makes steps. The reported ranks are those whose last step is earlier than another rank's, or whose
+    process is stopped or waits in the kernel. If all ranks are such ranks, no rank is reported.
     """
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Progress] = {}
 
     def step(self, rank: int, step: int, now: float) -> None:
-        """Note a rank's step, seen at a monotonic time."""
+        """Note that a rank has completed a step. ``now`` is the monotonic time in seconds."""
         progress = self._ranks.setdefault(rank, _Progress(now))
         if progress.step is not None:
             progress.longest_pause = max(progress.longest_pause, now - progress.since)
@@ -59,10 +62,10 @@ class Stalls:
         self._ranks.pop(rank, None)
 
     def look(self, now: float, state_of: Callable[[int], str | None]) -> Iterator[Stall]:
-        """Yield the ranks that stall or go on since the last call.
+        """Yield the ranks that have begun to stall, or go on after a stall, since the last call.
 
         Args:
-            now: Monotonic time.
+            now: Monotonic time in seconds.
             state_of: Returns the kernel's letter for the state of a rank's process; ``None``: unknown.
         """
         for rank, progress in self._ranks.items():

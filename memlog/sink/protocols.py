@@ -1,4 +1,4 @@
-"""Protocols of an integration: a backend in the trainer's process, the sink and the store that it opens."""
+"""Protocols of an integration: the backend, and the sink and the artifact store that the backend opens."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from memlog.sink.records import Connection, Point, Resolution, StoredArtifact, T
 class Sink(Protocol):
     """Writer of points to one run of one tracker. Called from one thread; every method may block.
 
-    Every method raises `TrackerUnavailableError` if a later attempt can succeed, and `TrackerRejectedError`
-    if it can't. Any other exception counts as unavailable. If the run is deleted or missing, a method raises
-    `RunRefusedError`. memlog then keeps the data for that run until the run can take it. memlog treats every
-    rejection by `open` in the same way.
+    On failure, a method raises `TrackerUnavailableError` if a later attempt can succeed, and
+    `TrackerRejectedError` if no attempt can. Any other exception counts as `TrackerUnavailableError`. If the
+    run is deleted or missing, a method raises `RunRefusedError`. memlog then keeps the data for that run
+    until the run exists again. A `TrackerRejectedError` from `probe` or `open` counts as `RunRefusedError`.
     """
 
     durable: bool
-    """True if data is safe when the call that stores it returns; False if only after `close` has returned."""
+    """True if data is safe as soon as the call that stores it returns; False if only after `close`."""
     resolution: Resolution
     """``"full"``: every step; ``"bucketed"``: steps are grouped, so that a long run stays small enough."""
     max_points: int
-    """Most points that one call of `log_points` accepts."""
+    """Maximum number of points that one call of `log_points` accepts."""
     dropped: Mapping[str, int]
     """Number of points and parameters that the sink has left out so far, by reason."""
 
@@ -33,7 +33,10 @@ class Sink(Protocol):
         """Check that the tracker can be reached. Must fail within about two seconds if it can't."""
 
     def open(self) -> TrackerRun:
-        """Join the user's run, find the one opened before, or open one. Calling it again has no effect."""
+        """Join the user's run, find the run that an earlier sink opened, or open a new run.
+
+        Another call only returns the run again.
+        """
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Store the points. Storing a point again changes nothing."""
@@ -54,30 +57,30 @@ class Sink(Protocol):
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Store a file under ``artifact.name`` and ``artifact.kind``.
 
-        A later file of the same name replaces it. ``file`` is a copy that is deleted after the call has
-        returned. If the client reads the file later than that, the sink sets an attribute ``keeps_files`` to
-        True, and gets the run's own file instead.
+        A later file of the same name replaces the stored one. ``file`` is a copy that is deleted after the
+        call has returned. If the client reads the file later than that, the sink sets an attribute
+        ``keeps_files`` to True, and gets the run's own file instead of a copy.
         """
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Release the sink's resources. End its own run unless ``status`` is None.
+        """Release the sink's resources. If ``status`` is not None, end the run that the sink opened itself.
 
         Args:
-            status: How the run ended.
+            status: How the run ended; ``None``: the run has not ended.
             ended_us: End of the run, Unix time in microseconds; ``None``: now.
         """
 
 
 @runtime_checkable
 class DescribingSink(Protocol):
-    """Sink whose tracker shows a text about a run. Its methods raise what those of `Sink` raise.
+    """Sink whose tracker shows a text about a run. Its methods raise the same errors as those of `Sink`.
 
     If the tracker stores no files, the sink sets an attribute ``has_files`` to False. The text then does not
     say how to fetch files.
     """
 
     def wants_description(self) -> bool:
-        """Return True if this sink opened the run, not the user, and the run has no description."""
+        """Return True if this sink (and not the user) opened the run, and the run has no description."""
 
     def log_description(self, text: str) -> None:
         """Show a text about the run.
@@ -120,7 +123,7 @@ class ArtifactStore(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Part of an integration that the trainer's process imports. It must be light."""
+    """Part of an integration that the trainer's process imports. The import must not load the client."""
 
     name: str
     requires: str
@@ -134,7 +137,7 @@ class Backend(Protocol):
         """Return the run that the user has open on this thread. Takes microseconds and imports nothing."""
 
     def connection(self) -> Connection:
-        """Return what the client would use if it connected from this process now."""
+        """Return the address and environment with which the client would connect from this process now."""
 
     def prepare(self) -> None:
         """Do slow work that needs no connection, such as importing the client, in the helper process."""
@@ -151,12 +154,12 @@ class Backend(Protocol):
 
 @runtime_checkable
 class JoinableBackend(Backend, Protocol):
-    """Backend that completes the data of a run that is passed to `memlog.Session.join_run`."""
+    """Backend that makes a complete `TrackerRun` from the arguments of `memlog.Session.join_run`."""
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return the run that a logger holds; ``None`` if memlog can't write to it.
+        """Return the run with this id and all its data; ``None`` if memlog can't write to the run.
 
-        This takes microseconds and imports nothing. The run is then passed to
+        The call takes microseconds and imports nothing. An `InProcessBackend` then gets the run in
         `InProcessBackend.open_in_process`.
 
         Args:

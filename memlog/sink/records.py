@@ -1,4 +1,4 @@
-"""Records that pass between memlog and an integration, and the addresses with a meaning of their own."""
+"""Data types that memlog and an integration exchange, and addresses with a special meaning."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
 """Parameters that each session sends at its end. Some trackers never change a parameter. If several sessions
 write to one run there, the first session's values stay, and memlog prints no warning."""
 DISABLED = "disabled:"
-"""Address of a run that the user has disabled: the tracker stores nothing of it."""
+"""Address of a run that the user has disabled. The tracker stores no data of such a run."""
 
 Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
 Resolution: TypeAlias = Literal["full", "bucketed"]
 Fold: TypeAlias = Literal["last", "max", "min"]
-"""How several values of one metric become one: levels keep the last value, peaks the largest."""
+"""Rule by which several values of one metric become one: keep the last, the largest or the smallest value."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Point(msgspec.Struct, frozen=True):
     time_us: int
     """The event's own Unix time in microseconds, so that a replay yields the same point."""
     fold: Fold = "last"
-    """How this value was combined with others of its metric, and how to combine it further."""
+    """Rule by which this value was combined with others of its metric, and is to be combined further."""
 
 
 class TrackerRun(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
 
     run_id: str
     uri: str | None = None
-    """Address of the tracker, as its client expects it, or one that begins with `OFFLINE` or `DISABLED`. It
-    may contain a password, so it is never stored unchanged."""
+    """Address of the tracker, as its client expects it, or an address that begins with `OFFLINE` or
+    `DISABLED`. It may contain a password, so it is never stored unchanged."""
     name: str | None = None
     """Display name of the run."""
     link: str | None = None
@@ -55,7 +55,7 @@ class TrackerRun(msgspec.Struct, frozen=True):
 class Connection(msgspec.Struct, frozen=True):
     """Data that a tracker's client needs to connect.
 
-    It is passed in memory only, never on a disk or command line.
+    The data is passed in memory only, never on a disk or a command line.
     """
 
     uri: str | None = None
@@ -75,13 +75,13 @@ class Target(msgspec.Struct, frozen=True):
     project: str | None = None
     name: str | None = None
     begun_us: int | None = None
-    """Start of the run, Unix time in microseconds. Delivery may happen long after."""
+    """Start of the run, Unix time in microseconds. Delivery may begin long after this time."""
     beside: TrackerRun | None = None
-    """Run of the user that this sink must not write to. The sink groups its own run with it."""
+    """Run of the user that this sink must not write to. The sink groups its own run with the user's run."""
     connection: Connection = Connection()
     continues: str | None = None
-    """If the training was restarted: memlog's id of the session that opened the run. The sink continues that
-    run, even if it has ended. ``None``: the run is this session's."""
+    """memlog's id of the session that opened the run before the training was restarted. The sink continues
+    that run, even if the run has ended. ``None``: this session opens the run."""
 
     @property
     def own_id(self) -> str:

@@ -21,8 +21,8 @@ ENTRY_POINT_GROUP = "memlog.sinks"
 def home_of(backend: Backend) -> Home:
     """Return the tracker that the environment's credentials belong to, and the names of these credentials.
 
-    The names of the connection's environment variables show which of them are credentials. A backend for
-    which this is not enough defines a method ``home`` that returns both.
+    memlog tells from the names of the connection's environment variables which variables are credentials. If
+    the names do not show that, the backend defines a method ``home`` that returns the `Home`.
     """
     if (own := getattr(backend, "home", None)) is not None:
         home: Home = own()
@@ -32,7 +32,7 @@ def home_of(backend: Backend) -> Home:
 
 
 def find_backends() -> dict[str, Backend]:
-    """Return by name every backend that an installed package registers and whose client is installed."""
+    """Return, by name, the registered backends whose tracker's client is installed."""
     found = {}
     for entry in _entry_points():
         try:
@@ -89,7 +89,10 @@ def load_backend(name: str) -> Backend:
 
 
 def _packages(entry: EntryPoint, backend: Backend) -> str:
-    """Return the packages of the backend's extra. The backend itself may not be in a package index."""
+    """Return pip's arguments for the packages that the backend's extra installs.
+
+    The extra itself can't be an argument, because the backend may not be in a package index.
+    """
     extra = f"extra == '{backend.extra}'"
     lines = (line.replace('"', "'") for line in (entry.dist and entry.dist.requires) or ())
     wanted = [f"'{line.partition(';')[0].strip()}'" for line in lines if extra in line]

@@ -1,4 +1,4 @@
-"""Protocols of an integration that writes in the trainer's process, beside the rows of the user's own run."""
+"""Protocols of an integration that adds points to the rows of the user's run, in the trainer's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlog.sink.records import Point, TrackerRun
 class Rows(Protocol):
     """Source of memlog's points for the rows of a user's run.
 
-    Called on the user's thread as the user logs. Never raises.
+    The methods are called on the user's thread when the user logs. They never raise.
     """
 
     def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
@@ -25,8 +25,8 @@ class Rows(Protocol):
                 logs to the row that is open.
 
         Returns:
-            Two lists with at most one point per metric: the points for the row that this call closes, and
-            those for the row that the user logs to.
+            Two lists with at most one point per metric: the points for the row that this call closes, and the
+            points for the row that the user logs to.
         """
 
     def leave(self) -> None:
@@ -40,9 +40,10 @@ class Rows(Protocol):
 
 
 class InProcessRun(Protocol):
-    """Writer to a user's run from the trainer's process. It leaves the user's own rows unchanged.
+    """Writer to a user's run from the trainer's process. It leaves the user's own values unchanged.
 
-    Created on the user's thread. If the tracker's client raises on a user's call, the exception is passed on.
+    The writer is created on the user's thread. If the tracker's client raises an exception in a call by the
+    user, the user gets that exception.
     """
 
     run_id: str
@@ -60,7 +61,7 @@ class InProcessRun(Protocol):
         """
 
     def watch_rows(self, rows: Rows) -> int | None:
-        """Each time the user logs, ask ``rows`` for the points of the same row.
+        """Begin to add points to the user's rows. Each time the user logs, ask ``rows`` for the points.
 
         If the user logs a metric of the same name as a point, the user's value wins, in this row and all
         later ones.
@@ -70,14 +71,15 @@ class InProcessRun(Protocol):
         """
 
     def leave_rows(self) -> None:
-        """Stop asking for points."""
+        """Stop adding points to the user's rows."""
 
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Log points, at most one per metric, to a run to which the user logs nothing more.
+        """Log points to the user's run without a call by the user.
 
         Args:
-            points: The points.
-            new_row: True: into a new row after the user's last row; False: into the row that is open.
+            points: The points, at most one per metric.
+            new_row: True: log into a new row after the user's last row, because the user logs nothing more.
+                False: log into the row that is open.
         """
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
@@ -95,9 +97,9 @@ class InProcessBackend(Backend, Protocol):
     """Backend that writes to the user's runs in the trainer's process."""
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """Return a writer for a run that `active_run` has just returned.
+        """Return a writer for a run that `active_run` or `JoinableBackend.run_of` has just returned.
 
-        Takes microseconds and imports nothing.
+        The call takes microseconds and imports nothing.
         """
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# `python -m` puts the working directory first on the path, so Python would import a
-# folder of the user's named `mlflow` or `wandb`. If the working directory was deleted, it is not on the path.
+# `python -m` puts the working directory first on the path. Python would then import the user's own
+# folders named `mlflow` or `wandb`. If the working directory was deleted, it is not on the path.
 with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
@@ -67,7 +67,10 @@ def _subscribe_rules(
 
 
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
-    """Return the rules never judged, and why. A restarted helper knows only the time since its start."""
+    """Return, by rule, why a rule was never judged.
+
+    A helper process that was started again knows only the time since its own start.
+    """
     since = "not since the helper process was started again: " if begin.again else ""
     return {rule: since + why for rule, why in engine.never_judged().items()}
 

@@ -1,7 +1,7 @@
 """Pipe that sends the helper process's alerts to the trainer's process during training.
 
-A thread in the trainer's process reads the pipe; it sleeps until data arrives. The journal has these alerts
-already: the pipe is for the console and the callback only.
+A thread in the trainer's process reads the pipe, and sleeps until data arrives. The pipe serves only the
+console and the user's callback, because the journal has these alerts already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_LINE = 65536
 
 
 class AlertListener:
-    """The trainer's end of the pipe.
+    """Reader of the pipe, in the trainer's process.
 
     Args:
         on_alert: Called with each alert, on the listener's thread.
@@ -52,10 +52,10 @@ class AlertListener:
         """Start the listener's thread. The thread ends when the helper ends.
 
         Args:
-            on_closed: Called on the listener's thread when the helper has closed its end.
+            on_closed: Called on the listener's thread when the helper has closed its end of the pipe.
 
         Raises:
-            RuntimeError: the thread can't be started; both ends are closed then.
+            RuntimeError: the thread can't be started. Both ends of the pipe are then closed.
         """
         self._theirs.close()
         try:
@@ -67,7 +67,7 @@ class AlertListener:
             raise
 
     def close(self) -> None:
-        """Close both ends. Call it only if no thread listens."""
+        """Close both ends of the pipe. Call it only if the listener's thread does not run."""
         self._theirs.close()
         self._ours.close()
 
@@ -85,7 +85,7 @@ class AlertListener:
 
 
 def alert_sender(fd: int) -> Callable[[Event], None]:
-    """Return a subscriber that writes alerts to the pipe, and never waits for the trainer."""
+    """Return a subscriber that writes alerts to the pipe without waiting for the trainer to read them."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 

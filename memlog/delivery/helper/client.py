@@ -1,4 +1,4 @@
-"""The trainer's end of the helper process."""
+"""Client of the helper process, for the trainer's process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def let_go() -> None:
 
 
 class HelperProcess:
-    """The helper process of one run. Of the methods only `abandon`, `finish` and `send_all` wait for it.
+    """The helper process of one run. Only `abandon`, `finish` and `send_all` wait for that process.
 
     The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
     has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
@@ -69,7 +69,7 @@ class HelperProcess:
         listener: AlertListener | None = None,
         on_closed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the helper. Raises only if a signal handler of the user's does.
+        """Start the helper. Raise only exceptions from the user's own signal handlers.
 
         Args:
             begin: The first message to the helper.
@@ -99,7 +99,7 @@ class HelperProcess:
         return None if self.process is None else self.process.pid
 
     def abandon(self) -> None:
-        """Kill the helper of a run that could not begin: it has nothing to deliver."""
+        """Kill the helper, which has nothing to deliver. Call it if the run could not begin."""
         self._close_pipe()
         if self.process is not None:
             self.process.kill()
@@ -130,7 +130,7 @@ class HelperProcess:
         return 0 if self.process is None else self.process.returncode
 
     def send(self, message: protocol.Message) -> None:
-        """Send a message without blocking; if the pipe is full, drop the message and count that."""
+        """Send a message without blocking. If the pipe is full, drop the message and count it as a fault."""
         if self.process is None or self._pipe is None:
             return
         line = protocol.encode(message) + b"\n"
@@ -150,7 +150,7 @@ class HelperProcess:
         """Send several messages, and wait if the pipe is full. Do not call it on the trainer's thread.
 
         Returns:
-            Number of the messages.
+            Number of messages sent.
 
         Raises:
             OSError: the helper has closed the pipe.
@@ -172,8 +172,8 @@ class HelperProcess:
         """Tell the helper that the journal is complete, and wait until it has delivered everything.
 
         Args:
-            finish: The last message; has the run's end, which the journal lacks if the disk was full.
-            timeout: Maximum seconds to wait. After that the helper continues by itself.
+            finish: The last message. It contains the run's end, which the journal lacks if the disk was full.
+            timeout: Maximum seconds to wait. After these seconds, the helper continues by itself.
             on_wait: Called repeatedly with the seconds waited so far. Returns true to stop waiting because no
                 tracker can be reached.
 
@@ -234,10 +234,11 @@ def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Po
 
 
 def _environment() -> dict[str, str]:
-    """Return the trainer's environment, so that a tracker's client finds its settings and its packages.
+    """Return the helper's environment, a changed copy of the trainer's environment.
 
-    The folder of the memlog package is added at the end of the path, so that a checkout works without
-    installation and hides no other modules. The options of ``memlog run`` are removed.
+    A tracker's client finds its settings and its packages by these variables. The folder of the memlog
+    package is added at the end of ``PYTHONPATH``. So a checkout works without installation, and hides no
+    other modules. The options of ``memlog run`` are removed.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

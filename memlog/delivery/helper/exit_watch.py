@@ -1,4 +1,4 @@
-"""When and how a trainer's process ended, seen from outside."""
+"""Find out when and how a trainer's process ended, from another process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from memlog.events import Exit, now_us
 
 _STATE = 0
 _EXIT_CODE = 49
-"""Indices in ``/proc/PID/stat``, after the program's name (proc_pid_stat(5), fields 3 and 52)."""
+"""Indices in ``/proc/PID/stat``, counted after the program's name (proc_pid_stat(5), fields 3 and 52)."""
 _SOON = 0.5
-"""Seconds within which the thread notices the end of a process that is gone."""
+"""Maximum seconds to wait for the thread after the process has ended."""
 
 
 class ExitWatch:
-    """Watch on one process. A thread sleeps until the process ends, so the time is exact.
+    """Watch on one process. A thread sleeps until the process ends, so that the time of its end is exact.
 
-    The rank that ended first is the one that failed, and a launcher ends the others only a tenth of a second
-    later. Linux only: elsewhere the time is that of the call of `result`, and the exit code is unknown.
+    The time must be exact because the rank that ended first is the one that failed. A launcher ends the other
+    ranks only a tenth of a second later. This works on Linux only. On other systems the time is that of the
+    call of `result`, and the exit code is unknown.
 
     Args:
         pid: Number of the process, which must be alive.
@@ -56,7 +57,7 @@ class ExitWatch:
 
 
 def _how(pid: int) -> tuple[int | None, str | None]:
-    """Return a dead process's exit code and signal; both ``None`` once its parent has waited for it."""
+    """Return a dead process's exit code and signal; both ``None`` if its parent has already waited for it."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()

@@ -21,7 +21,7 @@ class LineReader:
         self.open = True
 
     def read(self, timeout: float) -> Iterator[bytes]:
-        """Yield the lines that arrive within ``timeout`` seconds; return after the first arrival."""
+        """Wait at most ``timeout`` seconds for data, and yield the complete lines in it."""
         if not self.open:
             time.sleep(timeout)
             return
@@ -37,21 +37,21 @@ class LineReader:
 
 
 class NoMessages:
-    """Reader in place of a pipe: the trainer of another rank sends no messages."""
+    """Replacement of `LineReader` for the run of another rank, whose trainer sends no messages."""
 
     open = True
 
     def read(self, timeout: float) -> Iterator[bytes]:
-        """Wait, and yield nothing."""
+        """Wait ``timeout`` seconds, and yield nothing."""
         time.sleep(timeout)
         yield from ()
 
 
 class StopTime:
-    """Time at which the process has to end: a while after SIGTERM, in which the trainer may save its work.
+    """Time at which the process has to end, some seconds after SIGTERM. The trainer can save its work before.
 
     Args:
-        grace: Seconds from the signal on.
+        grace: Seconds from SIGTERM to that time.
     """
 
     def __init__(self, grace: float) -> None:
@@ -59,7 +59,7 @@ class StopTime:
         self.at: float | None = None
 
     def set(self, *_: object) -> None:
-        """Handle the signal."""
+        """Handle SIGTERM. Only the first signal sets the time."""
         if self.at is None:
             self.at = time.monotonic() + self._grace
 

@@ -1,4 +1,4 @@
-"""One helper process for all ranks of a machine: it runs a helper for each of their runs, on threads."""
+"""One helper process for all ranks of a machine. It helps with each rank's run on a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from memlog.journal.format import UNDECODABLE
 from memlog.ranks.registration import Registration, Training
 
 HELD_WITHIN = 30.0
-"""Seconds that a rank waits for the helper of the machine's first rank. Then it starts a helper itself."""
+"""Maximum seconds that a rank waits for the helper of the machine's first rank.
+
+After these seconds, the rank starts a helper process itself.
+"""
 _FILE = "begin.json"
 _MAX_BYTES = 1024**2
 _SEARCH = 1.0
@@ -27,6 +30,8 @@ _SEARCH = 1.0
 
 def hand_over(run: RunDirectory, begin: protocol.Begin) -> None:
     """Leave a run to the helper process of another rank of the same machine.
+
+    The file with the run's first message tells that process to take the run.
 
     Raises:
         OSError: The file with the first message can't be written.
@@ -54,7 +59,7 @@ def handed_over(run: RunDirectory) -> protocol.Begin | None:
 
 
 def _has_no_helper(run: RunDirectory) -> bool:
-    with HelperLock(run) as is_free:  # which the helper takes again
+    with HelperLock(run) as is_free:  # released here: the thread's helper takes the lock itself
         return is_free
 
 
@@ -63,7 +68,7 @@ class NodeRuns:
 
     Args:
         run: The run for which this process was started.
-        registration: Its registration.
+        registration: Registration of ``run``.
         help_with: Runs the helper of one run, and returns when the run is over and delivered. It is called
             only if no other process helps with the run.
         diagnostics: Counts errors.
@@ -92,13 +97,13 @@ class NodeRuns:
                 self._look()
 
     def join(self) -> None:
-        """Wait until all of these runs are over."""
+        """Wait until the helpers of the other ranks' runs have ended."""
         for thread in list(self._threads.values()):
             thread.join()
 
     @property
     def are_over(self) -> bool:
-        """True if all of these runs are over."""
+        """True if the helpers of the other ranks' runs have ended."""
         return not any(thread.is_alive() for thread in self._threads.values())
 
     def _look(self) -> None:
@@ -107,7 +112,7 @@ class NodeRuns:
             if run.id in self._threads or run.id == self._own or self._training.host(rank) != host:
                 continue
             begin = handed_over(run)
-            # Its own helper may still be at work, and leave it later.
+            # The run's own helper may still be at work, and leave the run later.
             if begin is not None and run.end() is None and _has_no_helper(run):
                 thread = threading.Thread(
                     target=self._help, args=(begin,), name=f"memlog-rank-{rank}", daemon=True

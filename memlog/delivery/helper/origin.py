@@ -21,7 +21,7 @@ _GIT_TIMEOUT = 10.0
 _END_WAIT = 1.0
 """Maximum seconds that the end of a short run waits for git."""
 _LONGEST = 2000
-"""Maximum characters of a command."""
+"""Maximum characters of a command. A longer command is cut off."""
 
 
 def read_origin(trainer: int, folder: Path) -> Origin:
@@ -29,7 +29,7 @@ def read_origin(trainer: int, folder: Path) -> Origin:
 
     Args:
         trainer: Number of the trainer's process.
-        folder: Its working directory when the run began.
+        folder: The trainer's working directory when the run began.
     """
     within, commit = _repository(folder)
     return Origin(
@@ -54,7 +54,7 @@ def _command(trainer: int) -> str | None:
 
 
 def _repository(folder: Path) -> tuple[str | None, str | None]:
-    """Return the folder's path within its git repository, and the commit; ``None`` if there is none."""
+    """Return a folder's path within its git repository, and the commit; both ``None`` if there is none."""
     found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
     if found is None or found.returncode != 0:
         return None, None
@@ -109,7 +109,7 @@ class OriginReader:
         self._thread = threading.Thread(target=self._read, name="memlog-origin", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads the origin."""
         with self._diagnostics.contained("reading where the run came from"):
             self._thread.start()
 
@@ -118,17 +118,17 @@ class OriginReader:
             self._found = read_origin(self._trainer, Path.cwd())
 
     def look(self) -> None:
-        """Publish the origin once it is known."""
+        """Publish the origin if it is known and not published yet."""
         if self._found is not None and not self._is_published:
             self._is_published = True
             self._publish(self._found)
 
     def begin_another_run(self) -> None:
-        """Publish the origin again: later events belong to another run of the user's."""
+        """Let `look` publish the origin again, because later events belong to another run of the user's."""
         self._is_published = False
 
     def finish(self) -> None:
-        """Wait a moment for git, and publish the origin."""
+        """Wait at most `_END_WAIT` seconds for git, and publish the origin."""
         if self._thread.is_alive():
             self._thread.join(_END_WAIT)
         self.look()

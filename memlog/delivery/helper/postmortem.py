@@ -27,7 +27,7 @@ from memlog.reports.worst_step import read_worst_step
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
 WORKER_KILLED = "worker killed"
-"""Rules that the alerts name."""
+"""Values of `Alert.rule` for runs that ended badly."""
 
 
 def explain(
@@ -37,14 +37,15 @@ def explain(
     diagnostics: Diagnostics,
     failure: Failure | None = None,
 ) -> None:
-    """If a run that is over ended badly, publish a report on it and an alert.
+    """Publish a report and an alert about a run that is over, if the run ended badly.
 
     Args:
-        run: The run. The trainer has ended.
+        run: The run. Its trainer has ended.
         bus: Publishes the events.
         witness: Facts seen from outside the trainer's process.
         diagnostics: Counts the parts of the report that fail; the other parts are written.
-        failure: How the training of all ranks ended; ``None``: unknown, or the run trained alone.
+        failure: Bad end of the training of all ranks; ``None``: the training ended well, how it ended is
+            unknown, or the run trained alone.
     """
     moments = last_moments(run)
     moments.failed_with = failure
@@ -106,7 +107,7 @@ def _rule(moments: LastMoments, witness: Witness) -> str:
 def explain_afterwards(run: RunDirectory) -> None:
     """Publish the report on a bad end if the helper process died with the trainer, as in a killed container.
 
-    A helper that lives writes the report itself. An error is logged; delivery continues.
+    If the helper process still lives, it writes the report itself. Errors are logged, and delivery continues.
     """
     if run.trainer() is None or run.is_alive():
         return
@@ -129,7 +130,7 @@ def explain_afterwards(run: RunDirectory) -> None:
 
 
 def _wants_explanation(moments: LastMoments) -> bool:
-    """Return whether a run ended without an end event, or out of memory, and has no report yet.
+    """Return whether a run that has no report yet ended without an end event or out of memory.
 
     A failed allocation that the run survived is no bad end.
     """

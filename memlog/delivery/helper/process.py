@@ -1,7 +1,8 @@
 """The helper process: runs the uploaders, samples the process tree, outlives the trainer.
 
-It ends when the run is over, or the trainer has died, and everything is delivered. If a tracker can't be
-reached, it ends ``linger`` seconds later. The rest stays in the journal for ``memlog sync``.
+After the run's end or the trainer's death, the process delivers the remaining data, and then ends. If a
+tracker can't be reached, the process ends after ``linger`` seconds. ``memlog sync`` can deliver the data from
+the journal later.
 """
 
 from __future__ import annotations
@@ -42,25 +43,28 @@ from memlog.probes.cgroup import OomKills
 logger = logging.getLogger("memlog.delivery")
 
 TICK = 0.2
-"""Seconds between two passes of the helper's loop, at most."""
+"""Maximum seconds between two passes of the helper's loop."""
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 TERM_GRACE = 20.0
-"""Seconds that the helper goes on after SIGTERM. Schedulers send SIGKILL about 30 s after SIGTERM."""
+"""Maximum seconds that the helper goes on after SIGTERM. Schedulers send SIGKILL about 30 s after SIGTERM."""
 ANOTHER_PROGRAM = (
     "its process runs another program now (exec), and memlog.finish() was not called before"
 )
-"""Reason for the status ``killed`` of a run whose process lives."""
+"""Reason given for the status ``killed`` if the run's process still lives."""
 _NICENESS = 10
 _WORTH_A_REPORT_US = 10_000_000
-"""Microseconds that a run without a tracker must last to get a report: making it takes half a second."""
+"""Minimum duration, in microseconds, of a run without a tracker that gets a report.
+
+Making a report takes half a second.
+"""
 
 
 class Judging(NamedTuple):
-    """Parts that judge the samples of a run."""
+    """Functions that judge the samples of a run."""
 
     finish: Callable[[], dict[str, str]] = dict
-    """Judges a last time; lists the rules that were never judged, and why."""
+    """Judges the samples a last time. Returns, by rule, why a rule was never judged."""
     take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
     """Takes a step's number, and readings of child processes that are in no sample."""
 
@@ -75,7 +79,7 @@ class Helper:
     Args:
         begin: The trainer's first message.
         judge: Subscribes the alert rules to the samples.
-        stop: When the process has to end, even if the run goes on.
+        stop: Time at which the process has to end, even if the run goes on.
 
     Attributes:
         ranks: The work for the other ranks that train together with this run.
@@ -130,17 +134,24 @@ class Helper:
         )
 
     def begin(self) -> None:
-        """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
+        """Take the first sample, and then start the uploaders.
+
+        The sample comes first, because a run can be short, and the start of the uploaders is slow.
+        """
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
-            os.nice(_NICENESS)  # before the threads start, which inherit it
+            os.nice(_NICENESS)  # now, so that the threads that start below inherit it
         if not self._begin.again:  # the first helper has published the origin
             self._origin.start()
         self._uploaders.start_named()
         self.ranks.begin()
 
     def run(self, lines: LineReader | NoMessages) -> bool:
-        """Work until the trainer has ended, then deliver the rest; return whether all was delivered."""
+        """Work until the trainer has ended, and then deliver the remaining data.
+
+        Returns:
+            True if everything was delivered.
+        """
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._is_over:
             for line in lines.read(min(TICK, self._sampler.pause)):
@@ -177,7 +188,7 @@ class Helper:
     def _publish_report(self, unjudged: dict[str, str]) -> None:
         """Publish the run's report for the trackers, unless the run goes on without this helper.
 
-        The report of a run without a tracker is made later, so that its end need not wait.
+        If the run has no tracker, `report_later` makes the report. So the run's end does not wait for it.
         """
         if self._trainer.goes_on or not self._has_trackers:
             return
@@ -187,7 +198,7 @@ class Helper:
             self._publish_health(unjudged)
 
     def report_later(self) -> None:
-        """Make the report of a run without a tracker in another process, which nothing waits for."""
+        """Make the report of a run without a tracker in a child process, without waiting for that process."""
         lasted = now_us() - self._begin.begun_us
         if not (self._has_trackers or self._trainer.goes_on or lasted < _WORTH_A_REPORT_US):
             make_later(self._run, self._begin.alerts_fd)
@@ -209,7 +220,7 @@ class Helper:
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
                     explain(self._run, self._bus, witness, self._diagnostics, failure)
-            elif pipe_is_closed:  # by `exec`: the trainer's program keeps the pipe open to the end
+            elif pipe_is_closed:  # `exec` closed the pipe: the trainer does so only at its end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
@@ -296,7 +307,7 @@ class Helper:
 
 
 def _add(counts: Counter[str], last: Mapping[str, int], written: Mapping[str, int]) -> None:
-    """Add the difference between the trainer's last counts and those written to its journal."""
+    """Add to ``counts`` by how much the trainer's last counts exceed those written to its journal."""
     for cause, count in last.items():
         if count > written.get(cause, 0):
             counts[cause] += count - written.get(cause, 0)
@@ -314,7 +325,7 @@ def main(judge: Judge) -> None:
     log = logging.StreamHandler()
     log.setFormatter(_WithoutCredentials("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer gets it too, and then sends `Finish`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer gets SIGINT, too, and sends `Finish`
     # Ignored while the helper starts: the trainer gets SIGTERM too, and the helper ends after the trainer.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())

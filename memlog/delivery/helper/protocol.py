@@ -1,4 +1,4 @@
-"""Messages from the trainer to its helper process: a JSON line each, on the helper's stdin.
+"""Messages from the trainer to its helper process. Each message is one line of JSON on the helper's stdin.
 
 Credentials are passed through this pipe only: never on a command line, never on a disk.
 """
@@ -17,9 +17,12 @@ from memlog.sink import Connection, TrackerRun
 NO_JOURNAL = 4
 """Exit code of a helper that can't create its journal, as on a full disk."""
 DONE = "helper-done"
-"""File in a run's folder: the helper process has finished with the run, and goes on for other ranks."""
+"""Name of a file in a run's folder. Its presence means that the helper process has finished with this run.
+
+The process goes on only for the runs of other ranks.
+"""
 DELIVERED = b"1"
-"""Content of that file if everything of the run is delivered, otherwise ``b"0"``."""
+"""Content of the file `DONE` if all data of the run is delivered. Otherwise the content is ``b"0"``."""
 HANDED_OVER = 5
 """Exit code of a helper that has left its run to the helper of another rank on the same machine."""
 
@@ -36,9 +39,9 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
-    """Place of this run among the runs of all ranks that train together; ``None``: it trains alone."""
+    """Place of this run among the runs of all ranks; ``None``: it trains alone, or has no known rank yet."""
     shared: bool = False
-    """True if another rank started the helper process: it gets no messages from this run's trainer."""
+    """True if another rank started the helper process. Such a helper gets no messages from this trainer."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
@@ -54,13 +57,13 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     backend: str
     run: TrackerRun
     in_process: bool = False
-    """True if the trainer's process writes to the run; the address then has no user and password."""
+    """True if the trainer's process writes to the run. The run's address then has no user and password."""
     offset: int = 0
     """`memlog.journal.Binding.offset` of the run."""
 
 
 class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
-    """Place of the run among the runs of all ranks, for a run that began before its rank was known."""
+    """Place of the run among the runs of all ranks. Sent if the run began before its rank was known."""
 
     registration: Registration
 
@@ -71,11 +74,11 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     backends: tuple[str, ...]
     """Trackers in which memlog opens a run."""
     name: str | None
-    """Name of that run."""
+    """Name of the run that memlog opens; ``None``: the tracker chooses one."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """Order to deliver the rest and end. The run is over, and its journal is complete."""
+    """Order to deliver the remaining data and end. The run is over, and its journal is complete."""
 
     end: End
     """The run's end. The journal lacks it if the disk was full."""

@@ -1,4 +1,4 @@
-"""Memory of all ranks in the run of rank 0, whose helper process reads the other ranks' journals."""
+"""Write the memory of all ranks to rank 0's run. Rank 0's helper process reads the other ranks' journals."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from memlog.ranks.spreads import RankSpreads
 _PAUSE = 0.5
 """Minimum seconds between two readings of the journals."""
 _SHARE = 0.05
-"""Maximum share of a processor's time for reading; with many ranks the pauses become longer."""
+"""Maximum fraction of one processor's time for reading. The pauses become longer if there are many ranks."""
 _SEARCH = 2.0
 """Seconds between searches for ranks, and for new files of known ranks."""
 _ENDING = 5.0
-"""Seconds that the end of rank 0's run waits for the other ranks' last steps."""
+"""Maximum seconds that the end of rank 0's run waits for the other ranks' last steps."""
 
 
 class RankJournal:
-    """Follower of the ranks' journals. It publishes in a journal of its own, in the run of rank 0.
+    """Reader of all ranks' journals while they are written. It writes a journal of its own in rank 0's run.
 
-    A process that replaces an earlier one publishes only the steps that the earlier one did not publish.
+    A helper process that replaces an earlier one writes only steps and alerts that the journal lacks.
 
     Args:
         run: The run of rank 0.
-        registration: Its registration.
-        begun_us: When the run began, Unix time in microseconds.
-        initial_step: Its first step.
+        registration: Registration of the run.
+        begun_us: Start of the run, Unix time in microseconds.
+        initial_step: First step of the run.
         diagnostics: Counts errors.
     """
 
@@ -71,7 +71,7 @@ class RankJournal:
         self._thread.start()
 
     def finish(self) -> None:
-        """Publish the other ranks' last steps, after waiting `_ENDING` seconds for them at most."""
+        """Wait at most `_ENDING` seconds for the other ranks' last steps, and publish these steps."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(2 * _ENDING)
@@ -79,7 +79,7 @@ class RankJournal:
             self._journal.close()
 
     def publish_rest(self) -> None:
-        """Publish the steps and alerts that are still missing after the training is over."""
+        """Publish the steps and alerts that the journal lacks. Call it when the training is over."""
         self.look(search=True, final=True)
         if self._journal is not None:
             self._journal.close()
@@ -152,7 +152,7 @@ class RankJournal:
             self._write(alert, alert.step)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event for the tracker's run to which this step of rank 0 belongs."""
+        """Write an event. It goes to the tracker's run that rank 0's step with this number belongs to."""
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():
                 if self._writer.bindings.get(backend) != binding:
@@ -166,7 +166,7 @@ class RankJournal:
 
     @property
     def _writer(self) -> JournalWriter:
-        """The journal, made for the first event."""
+        """Writer of the journal, created when the first event is written."""
         if self._journal is None:
             self._journal = JournalWriter(
                 self._run.path,
@@ -203,7 +203,7 @@ class _OwnRuns:
 def publish_afterwards(run: RunDirectory) -> None:
     """Publish the missing steps and alerts of all ranks, if the helper process died with the trainer.
 
-    Does nothing before all ranks have ended, and for a run that is not the lowest rank's. An error is logged.
+    Do nothing if a rank still lives, or if the run is not the lowest rank's. Errors are logged.
     """
     own, header, diagnostics = registration_of(run), run.trainer(), Diagnostics()
     if own is None or header is None:

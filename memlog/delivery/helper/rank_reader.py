@@ -15,7 +15,7 @@ from memlog.journal.format import Role
 ROLE: Role = "ranks"
 """Role of the journal that rank 0's helper writes about all ranks."""
 _WRITTEN_WITHIN = 2.0
-"""Seconds within which a helper process writes how a rank ended."""
+"""Maximum seconds to wait for a helper process to write how a rank ended."""
 
 
 class RankReader:
@@ -65,7 +65,7 @@ class RankReader:
 
     @property
     def state(self) -> str | None:
-        """The kernel's letter for the state of the process; ``None``: unknown, as on another machine."""
+        """The kernel's letter for the state of the process; ``None``: unknown, or on another machine."""
         header = self.run.trainer()
         if header is None or header.process.host != os.uname().nodename or not self.run.is_alive():
             return None

@@ -20,7 +20,7 @@ from memlog.ranks.ends import Failure
 from memlog.ranks.registration import Registration, Training
 
 _SEARCH = 1.0
-"""Seconds between searches for a rank to which this process could leave its run."""
+"""Seconds between searches for a lower rank on this machine, whose helper process can take over the run."""
 
 
 class RankWork:
@@ -53,13 +53,13 @@ class RankWork:
         self._search_due = 0.0
 
     def begin(self) -> None:
-        """Begin the work if the run's place is known."""
+        """Begin the work if the run's place among the ranks is known."""
         if self._begin.registration is not None:
             self.take_place(self._begin.registration)
             self.look()
 
     def take_place(self, registration: Registration) -> None:
-        """Begin the work that belongs to a place: rank 0 reads the other ranks' journals."""
+        """Begin the work for the run's place among the ranks. Rank 0 reads the other ranks' journals."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             self._registration = registration
             self._exit = self._exit or ExitWatch(self._begin.trainer_pid)
@@ -72,12 +72,12 @@ class RankWork:
                 hand_over(self._run, self._as_rank(registration))
 
     def _as_rank(self, registration: Registration) -> protocol.Begin:
-        """Return the first message as a rank sends it that has known its place from the beginning."""
+        """Return the first message that the trainer would have sent if it had known its rank at once."""
         settings = msgspec.structs.replace(self._begin.settings, backends=())
         return msgspec.structs.replace(self._begin, registration=registration, settings=settings)
 
     def lead(self) -> None:
-        """Begin to read the other ranks' journals, for the one run that the trackers get."""
+        """Begin to read the other ranks' journals, because the trackers get this run."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             if self._registration is not None and self._journal is None:
                 self._training = None  # no lower rank's helper can take the run
@@ -91,7 +91,11 @@ class RankWork:
                 self._journal.start()
 
     def look(self) -> None:
-        """Help with the machine's ranks that have begun, or leave the run to a lower rank's helper."""
+        """Begin to help with other ranks of this machine that have begun.
+
+        End this process if it has left its run to another rank's helper, and a lower rank of this machine has
+        begun.
+        """
         if self._training is not None and self._lower_rank_is_here(self._training):
             os._exit(protocol.HANDED_OVER)
         if self._node is not None:
@@ -110,7 +114,7 @@ class RankWork:
 
     @property
     def failure(self) -> Failure | None:
-        """Bad end of the training, for the run that leads; ``None``: it ended well, or it is unknown."""
+        """Bad end of the training; ``None``: it ended well, or this run does not follow the other ranks."""
         return None if self._journal is None else self._journal.failure
 
     def join(self, *, delivered: bool) -> None:

@@ -1,9 +1,10 @@
 """Size limit of a run's journal.
 
-The helper enforces it segment by segment, and only on segments that their process has closed. Of a thousand
-events in a row it keeps the peaks and the last one. Rare events (the run's begin, alerts, epochs, artifacts,
-…) all stay. The helper begins with segments that every sink has received. If the journal is still too large,
-because no tracker can be reached or there is none, it thins the other segments, the oldest first.
+To keep the limit, the helper thins one segment after another. It thins only segments that their process has
+closed. Of a thousand events of one kind in a row, it keeps the peaks and the last event. Rare events (the
+run's begin, alerts, epochs, artifacts, …) all stay. The helper begins with segments that every sink has
+received. If the journal is still too large because no tracker can be reached or the run has none, the helper
+thins the other segments, the oldest first.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ logger = logging.getLogger("memlog.delivery")
 INTERVAL = 1.0
 """Seconds between checks of the journal's size."""
 _AT_A_TIME = 0.5
-"""Seconds of thinning after which the helper does its other work."""
+"""Seconds of thinning after which the helper does its other work, before it thins further."""
 WINDOW = 1_000
-"""Number of events in a row of which only the peaks and the last event are kept."""
+"""Number of events of one kind in a row of which only the peaks and the last event are kept."""
 _SHRINK_TO = 0.9
-"""Part of the limit to which the journal shrinks, so that the next event does not exceed the limit again."""
+"""Fraction of the limit to which the journal shrinks, so that the next events do not exceed the limit."""
 
 
 class _Segment(NamedTuple):
-    """A closed segment that can be made smaller."""
+    """Closed segment that can be made smaller."""
 
     path: Path
     delivered: bool
@@ -57,8 +58,9 @@ class Retention:
 
     Args:
         run: The run.
-        limit: Bytes that all its segments together may take.
-        backends: Backends in the run's settings. Others are found by their uploaders' states on disk.
+        limit: Maximum bytes of all of the run's segments together.
+        backends: Names of the backends in the run's settings. Other backends are found by the saved states of
+            their uploaders.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:
@@ -74,7 +76,7 @@ class Retention:
         begun = time.monotonic()
         if begun < self._due:
             return
-        # Set before the work, because a failure, as on a full disk, must not be repeated at once.
+        # Set before the work: after a failure, as on a full disk, the next attempt must not come at once.
         self._due = begun + INTERVAL
         while self.enforce():
             if time.monotonic() - begun >= _AT_A_TIME:
@@ -92,7 +94,7 @@ class Retention:
         try:
             removed = compact(segment.path, WINDOW, _levels, delivered=segment.delivered)
         except ValueError:
-            pass  # damaged: it stays as it is
+            pass  # the segment is damaged, and stays as it is
         else:
             self._report(segment, removed)
         self._compactable[segment.path] = False
@@ -115,7 +117,7 @@ class Retention:
                     yield _Segment(path, _is_delivered(states, file.process, number))
 
     def _states(self) -> list[UploadState]:
-        """Return the saved state of each sink's uploader. Events before its position are not read again."""
+        """Return the saved state of each sink's uploader, with the position from which it reads on."""
         uploaders = {
             path.stem for path in self._run.delivery.iterdir() if path.suffix in (".json", ".lock")
         }
@@ -147,7 +149,8 @@ def _has_received(state: UploadState, process: str, segment: int) -> bool:
 def _needed(progress: Progress) -> int:
     """Return the number of the first segment that a sink has not received whole.
 
-    The sink may still need the steps of its open bucket; open epochs and evaluations are always kept.
+    The sink may still need the events of its open bucket of steps. Open buckets of epochs and evaluations do
+    not count.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
 
@@ -155,7 +158,7 @@ def _needed(progress: Progress) -> int:
 def _levels(event: Event) -> dict[str, float] | None:
     """Return the values by which an event can be a peak; ``None``: a rare event, which is always kept."""
     if isinstance(event, (Batch, Loss, Evaluation, Sample, Health, Ranks)):
-        # The lowest available memory is the peak: negated, it is the largest value.
+        # For available memory, the lowest value is the peak. When negated, it is the largest.
         return {
             name: -value if fold == "min" else value
             for name, value, fold in values(event)

@@ -26,8 +26,8 @@ class RunUploaders:
 
     Args:
         run: The run's folder.
-        settings: Settings of the session; name the trackers in which memlog opens a run.
-        begun_us: When the run began, Unix time in microseconds.
+        settings: Settings of the session. They name the trackers in which memlog opens a run.
+        begun_us: Start of the run, Unix time in microseconds.
     """
 
     def __init__(self, run: RunDirectory, settings: Settings, begun_us: int) -> None:
@@ -65,7 +65,7 @@ class RunUploaders:
             worker.uploader.end = end
 
     def lead(self, backends: tuple[str, ...], name: str | None) -> None:
-        """Deliver to these trackers, because the run turned out to be that of the lowest rank."""
+        """Deliver to these trackers, because this run is now known to be the lowest rank's."""
         self._delivers = True
         self._settings = msgspec.structs.replace(self._settings, backends=backends, name=name)
         self.start_named()
@@ -75,7 +75,7 @@ class RunUploaders:
         self._delivers = False
 
     def deliver_rest(self, stop: StopTime) -> bool:
-        """Deliver everything, and return whether that succeeded in time."""
+        """Deliver all remaining data, and return whether everything was delivered in time."""
         if not self._delivers:
             return True
         self.allow_own_runs()

@@ -1,4 +1,4 @@
-"""Samples of the trainer's process tree. The helper reads them: the trainer's loop has no time for it."""
+"""Samples of the trainer's process tree. The helper takes them, because the training loop has no time."""
 
 from __future__ import annotations
 
@@ -33,30 +33,33 @@ from memlog.probes.tree import (
 )
 
 _STEPS = 5
-"""Steps after which a sample is due in a run's first 500 steps, even before its interval has passed."""
+"""Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
 _PART = 100
-"""Divisor: later, a sample is due after a hundredth of the steps so far, so that the journal stays small."""
+"""Divisor of the run's number of steps. After 500 steps, the quotient is the number of steps between samples.
+
+This number grows, so that the journal stays small.
+"""
 _LOOK = 0.05
 """Minimum seconds between samples, and seconds between checks of a fast trainer's step."""
 _SHARE = 0.02
-"""Maximum share of a processor's time for samples by steps."""
+"""Maximum fraction of one processor's time for samples that are due by steps."""
 _FIRST = 0.2
-"""Processor seconds in addition to `_SHARE`, which alone would allow few samples in a short run."""
+"""Processor seconds for samples in addition to `_SHARE`. Without them, a short run would get few samples."""
 
 
 class DevicesInUse:
-    """Devices that the trainer has reported, and what its allocator holds on each."""
+    """Devices that the trainer has reported, and the bytes that the trainer's allocator holds on each."""
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
         self._reserved: dict[str, tuple[int | None, int | None]] = {}
 
     def take(self, device: Device) -> None:
-        """Take a device."""
+        """Take a device that the trainer has reported."""
         self._devices[device.name] = device
 
     def take_step(self, event: Batch) -> None:
-        """Take the allocator's figures of a step."""
+        """Take the bytes that the allocator holds on each device at a step."""
         for reading in event.devices:
             _, before = self._reserved.get(reading.name, (None, None))
             self._reserved[reading.name] = before, reading.reserved
@@ -71,7 +74,8 @@ class DevicesInUse:
         return tuple(found)
 
     def _other(self, name: str, used: int) -> int | None:
-        # The driver is read between two steps. While the allocator's cache changes, the difference is wrong.
+        # The driver is read between two steps. If the allocator's cache changes meanwhile, the difference of
+        # the two figures is wrong.
         before, held = self._reserved.get(name, (None, None))
         return used - held if held is not None and before == held <= used else None
 
@@ -128,7 +132,7 @@ class Sampler:
         follower: Reads the trainer's newest step.
         diagnostics: Counts readings that failed.
         on_children: Called between samples with the newest step and new readings of the last sample's child
-            processes. They are not published, so that the journal stays small.
+            processes. These readings are not published, so that the journal stays small.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class Sampler:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next call of `sample_if_due`; less than the interval if steps are fast."""
+        """Seconds to wait before the next `sample_if_due`; fewer than the interval if steps are fast."""
         return _LOOK if self._step_rate.is_fast(self._interval) else self._interval
 
     def sample_if_due(self) -> None:
@@ -181,7 +185,7 @@ class Sampler:
                 self._children_not_before = now + _LOOK
 
     def sample_short_run(self) -> None:
-        """Read and publish a sample at the run's end if none was due since its first step. Never raises."""
+        """Publish a sample at the end of a run whose steps have led to no sample. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())
@@ -197,7 +201,7 @@ class Sampler:
         self._children_not_before = now + max(_LOOK, (time.thread_time() - before) / _SHARE)
 
     def _shortest_pause(self, cost: float) -> float:
-        """Return the shortest pause after a sample that took ``cost`` processor seconds."""
+        """Return the minimum seconds to the next sample, if the last one took ``cost`` processor seconds."""
         free = min(cost, self._free)
         self._free -= free
         return min(max(_LOOK, (cost - free) / _SHARE), self._interval)

@@ -1,4 +1,4 @@
-"""Page beside the snapshot of a CUDA allocator, because trackers show no pickle."""
+"""HTML page of a CUDA allocator's snapshot. Trackers can't show the snapshot, because it is a pickle file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _INTRO = (
 
 
 def keep_page(run: RunDirectory) -> Artifact | None:
-    """Write the page of the snapshot's memory in use; ``None`` if the snapshot is gone or too large.
+    """Write a page of the memory in use in the snapshot.
+
+    Returns:
+        The event that describes the page; ``None`` if the snapshot is missing or too large.
 
     Raises:
         SnapshotError: The snapshot is damaged, or holds no allocation.

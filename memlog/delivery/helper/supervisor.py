@@ -15,16 +15,15 @@ from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
 
 PAUSES = (1.0, 10.0, 60.0)
-"""Seconds before the helper is started again: the first, the second and the last time."""
+"""Seconds to wait before the helper is started again for the first, the second and the third (last) time."""
 _REAPED_WITHIN = 5.0
-"""Seconds within which a process that has closed its pipes should have ended."""
+"""Maximum seconds to wait for the end of a helper that has closed its pipe."""
 
 
 class SupervisedHelper:
     """The helper process of a run; replaced by a new one if it ends too early.
 
-    The trainer's thread only checks whether the helper lives. A thread of memlog's starts the next one, and
-    ends when that is done.
+    The trainer's thread only checks whether the helper lives. A thread of memlog's starts the next helper.
 
     Args:
         diagnostics: Counts each early end, and each new start.
@@ -50,7 +49,7 @@ class SupervisedHelper:
         self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Start the helper. Raises only if a signal handler of the user's does.
+        """Start the helper. Raise only exceptions from the user's own signal handlers.
 
         Args:
             begin: The first message to the helper.
@@ -66,11 +65,11 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None = None,
     ) -> None:
-        """Start the helper, on a thread, unless another process helps with the run before ``within`` is over.
+        """Start the helper on a thread, unless another process begins to help with the run in time.
 
         Args:
             is_helped: Returns whether another process helps with the run.
-            within: Seconds to wait for the other process.
+            within: Maximum seconds to wait for the other process.
             begin: As in `start`.
             listener: As in `start`.
         """
@@ -91,10 +90,10 @@ class SupervisedHelper:
             self._waiting.start()
 
     def wait_no_longer(self, join: float = 0.0) -> None:
-        """Start the helper that `start_unless` has delayed.
+        """End the wait of `start_unless`: its thread starts the helper now, unless another process helps.
 
         Args:
-            join: Maximum seconds to wait until it has started.
+            join: Maximum seconds to wait for that thread's end.
         """
         self._waits.set()
         if self._waiting is not None:
@@ -106,20 +105,20 @@ class SupervisedHelper:
         return self.current.pid
 
     def abandon(self) -> None:
-        """Kill the helper of a run that could not begin: it has nothing to deliver."""
+        """Kill the helper, which has nothing to deliver. Call it if the run could not begin."""
         self._over.set()
         with self._lock:
             self.current.abandon()
 
     def send(self, message: protocol.Message) -> None:
-        """Send a message to this helper, and later to each that replaces it; never block."""
+        """Send a message to the current helper, and later to each helper that replaces it. Never block."""
         with self._lock:
             self._sent.append(message)
             if not self.is_away:
                 self.current.send(message)
 
     def look(self) -> bool:
-        """Check whether the helper has ended too early, and if so begin to start the next one.
+        """Check whether the helper has ended too early. If it has, begin to start the next helper.
 
         Returns:
             True if the helper has ended, or was started again, since the last call.
@@ -132,7 +131,7 @@ class SupervisedHelper:
         return changed
 
     def look_at_last(self) -> None:
-        """Check for an early end as `look` does, but start no other helper: the run is over."""
+        """Check for an early end as `look` does, but start no other helper. Call it when the run is over."""
         with self._lock:
             self._over.set()
             if not self.is_away and self.current.has_ended_early:
@@ -144,16 +143,16 @@ class SupervisedHelper:
                 )
 
     def last_helper(self) -> HelperProcess:
-        """Return the current helper, to send it the run's end, and start no other one from now on."""
+        """Return the current helper, to which the caller sends the run's end. Start no other from now on."""
         with self._lock:
             self._over.set()
             return self.current
 
     def _on_pipe_closed(self) -> None:
-        """Wait for the end of a helper that has closed its pipe, and handle it."""
+        """Wait for the end of a helper that has closed its pipe, and handle an early end."""
         deadline = time.monotonic() + _REAPED_WITHIN
         while not self._over.is_set():
-            # Under the lock: if two threads call `Popen.poll` at once, one may see a dead process as alive.
+            # Under the lock: if two threads call `Popen.poll` at once, one can see a dead process as alive.
             with self._lock:
                 if self.current.has_ended:
                     break
@@ -161,7 +160,7 @@ class SupervisedHelper:
                 return
             time.sleep(0.05)
         if self.look():
-            self.changed = True  # for the trainer's thread, which publishes it
+            self.changed = True  # `look` cleared this, but the trainer's thread must see it
 
     def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
@@ -177,7 +176,7 @@ class SupervisedHelper:
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
 
     def _start_again(self) -> None:
-        """Try to start the next helper, after each of the pauses that are left."""
+        """Try to start the next helper after each remaining pause, until one attempt succeeds."""
         with self._diagnostics.contained("starting the helper process again"):
             for pause in PAUSES[self._starts :]:
                 if self._over.wait(pause):
@@ -188,7 +187,7 @@ class SupervisedHelper:
             _give_up(self._diagnostics)
 
     def _replace(self) -> bool:
-        """Start the next helper; return false if that failed and is to be tried again."""
+        """Start the next helper; return False if the start failed and is to be tried again."""
         helper = HelperProcess(self._diagnostics)
         try:
             listener = None if self._listener is None else self._listener.another()
@@ -203,7 +202,11 @@ class SupervisedHelper:
             return False
 
     def _install(self, helper: HelperProcess) -> bool:
-        """Send a new helper all earlier messages and use it from now on, unless the run is over."""
+        """Send a new helper all earlier messages, and use it from now on. Kill it if the run is over.
+
+        Returns:
+            True: no other helper is to be started.
+        """
         count = 0
         while not self._over.is_set():
             count += helper.send_all(self._sent[count:])

@@ -1,4 +1,4 @@
-"""The trainer as its helper sees it: its events, its last message, and whether its process lives."""
+"""State of the trainer, for its helper process: events, last message, and whether the trainer lives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memlog.delivery.helper.sampler import StepFollower
 from memlog.journal import JournalFile, RunDirectory
 
 _REPARENTED_WITHIN = 2.0
-"""Seconds within which the children of a dead process get another parent."""
+"""Maximum seconds to wait until the children of a dead process have another parent."""
 _LOOKS_EVERY = 0.02
 
 
@@ -18,12 +18,12 @@ class Trainer:
     """The trainer of a run.
 
     Args:
-        begin: Its first message.
+        begin: The trainer's first message.
         run: The run.
 
     Attributes:
-        follower: Reads its journal.
-        finish: Its last message; ``None`` before.
+        follower: Reads the trainer's journal.
+        finish: The trainer's last message; ``None`` until it arrives.
     """
 
     def __init__(self, begin: protocol.Begin, run: RunDirectory) -> None:
@@ -36,8 +36,8 @@ class Trainer:
     def has_told_its_end(self) -> bool:
         """True if the trainer has reported its end.
 
-        A trainer with its own helper sends a message. One that shares another rank's helper has no pipe, and
-        writes its end to its journal only.
+        A trainer with its own helper sends a message. A trainer that shares another rank's helper has no
+        pipe. It writes its end to its journal only.
         """
         return self.finish is not None or (self._begin.shared and self.follower.end is not None)
 
@@ -55,9 +55,9 @@ class Trainer:
         return not self.is_gone and self.finish is None and self.follower.end is None
 
     def is_gone_soon(self) -> bool:
-        """Return True if the trainer's process dies within a moment.
+        """Wait at most `_REPARENTED_WITHIN` seconds; return whether the trainer's process has died.
 
-        Its pipe closes before its children get another parent.
+        When a process dies, its pipe closes before its children get another parent.
         """
         deadline = time.monotonic() + _REPARENTED_WITHIN
         while not self.is_gone:

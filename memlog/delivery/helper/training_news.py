@@ -1,4 +1,4 @@
-"""Alerts about the ranks of a training, for the run of rank 0: each names its rank."""
+"""Alerts in the run of rank 0 about all ranks of the training."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from memlog.ranks.stalls import Stall, Stalls
 RANK_ENDED = "ranks: ended"
 RANK_STALLS = "ranks: stalls"
 RESTARTED = "ranks: restarted"
-"""Rules that the alerts name."""
+"""Values of `Alert.rule`."""
 _SETTLED = 5.0
-"""Seconds after a rank's bad end within which the helper processes write how the others ended."""
+"""Seconds to wait after the first bad end of a rank, so that helpers can write how the other ranks ended."""
 
 
 UNEXPECTED_END = "ended without a word"
@@ -26,11 +26,11 @@ UNEXPECTED_END = "ended without a word"
 
 
 class TrainingNews:
-    """Alerts of the other ranks, and about ranks that ended or stall.
+    """The other ranks' own alerts, and new alerts about ranks that ended, stall or were restarted.
 
     Args:
         own: Registration of the run of rank 0.
-        readers: Readers of the ranks' journals, by rank; the mapping gets further ranks later.
+        readers: Readers of the ranks' journals, by rank. Ranks that are found later are added.
     """
 
     def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:
@@ -56,10 +56,12 @@ class TrainingNews:
             self._ready.append(msgspec.structs.replace(event, title=f"rank {rank}: {event.title}"))
 
     def alerts(self, *, final: bool = False) -> Iterator[Alert]:
-        """Yield the alerts that have become certain since the last call.
+        """Yield the new alerts since the last call.
+
+        The alert about a bad end of the training comes `_SETTLED` seconds after that end.
 
         Args:
-            final: True if no rank will write any more.
+            final: True if no rank will write any more. Then the alert about a bad end comes at once.
         """
         ready, self._ready = self._ready, []
         yield from ready
@@ -78,13 +80,16 @@ class TrainingNews:
         return failure_of(list(self._ends.values()))
 
     def lost(self, rank: int) -> None:
-        """Note that a rank writes no more, and no helper process has written how it ended."""
+        """Note that a rank has ended, and no helper process has written how the rank ended."""
         if rank not in self._over:
             written_us = int(self._readers[rank].run.last_write() * 1e6)
             self._note_end(rank, Exit(written_us, None, None))
 
     def _is_news(self, rank: int, alert: Alert) -> bool:
-        """Return whether rank 0's run lacks an alert; unexpected ends of ranks get one alert for all."""
+        """Return whether to repeat a rank's alert in rank 0's run.
+
+        Alerts about unexpected ends of single ranks are not repeated: one new alert covers all ranks.
+        """
         return rank != self._own.place.rank and alert.rule != UNEXPECTED_END
 
     def _state_of(self, rank: int) -> str | None:

@@ -1,7 +1,7 @@
 """A run's artifact files, as paths for trackers' clients.
 
-Other processes may write to a run's folder. Between memlog's check of a file and the client's use of its
-path, one of them could put a link in the file's place. So the client gets a private copy of the checked file.
+Other processes may write to a run's folder. After memlog has checked a file, another process could replace
+the file by a link before the client opens its path. So the client gets a private copy of the checked file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from memlog.journal.artifacts import artifact_path, open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""Divisor of the free bytes of a file system: a copy may take at most half of them."""
+"""Divisor of a file system's free bytes. The quotient is the maximum size of a copy."""
 
 
 class Copies:
-    """Private copies of artifacts' files; one exists at a time.
+    """Private copies of artifacts' files. At most one copy exists at a time.
 
     Args:
         run: The run whose files are copied.
@@ -41,12 +41,12 @@ class Copies:
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
         """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.
 
-        The path is that of a copy, or of the file itself if the disk has no room for a copy. The copy stays
-        until `drop`, so that the client can continue an interrupted upload.
+        The path is that of a copy. If the disk has no room for a copy, it is the path of the file itself. The
+        copy stays until `drop`, so that the client can continue an interrupted upload.
 
         Args:
             artifact: The artifact to upload.
-            in_place: True to return the path of the file itself, because the client reads it much later.
+            in_place: True to return the path of the file itself, because the client opens it much later.
         """
         file = open_artifact(self._run, artifact)
         if file is None:

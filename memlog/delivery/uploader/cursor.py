@@ -1,4 +1,4 @@
-"""Position of an uploader in one process's segments, and the data that it has read but not sent."""
+"""Position of an uploader in one process's segments, and the data that the uploader has read but not sent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from memlog.sink import Point, Resolution
 
 
 def plan_for(header: Header, resolution: Resolution, offset: int = 0) -> Plan[Position]:
-    """Return the plan of a segment's points, with the names that its writer gave to metrics.
+    """Return the plan of a segment's points.
+
+    The plan names metrics as the memlog version that wrote the segment did.
 
     Args:
         header: The segment's header.
         resolution: The sink's resolution.
-        offset: Offset of the run (`memlog.journal.Binding.offset`). If it is 0, the run's first step is the
-            header's ``initial_step``, else 0.
+        offset: Offset of the run (`memlog.journal.Binding.offset`). If the offset is 0, the run's first step
+            is the header's ``initial_step``. Otherwise the run's first step is 0.
     """
     initial_step = 0 if offset else header.initial_step
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
@@ -26,7 +28,7 @@ class Cursor:
     """Position in one process's segments, and the data to send.
 
     Args:
-        progress: Progress that was saved last.
+        progress: The last saved progress.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -41,9 +43,9 @@ class Cursor:
         self.target: str | None = None
         """Id of the user's run that events go to; ``None``: the sink's own run."""
         self.offset = 0
-        """`memlog.journal.Binding.offset` of that run."""
+        """`memlog.journal.Binding.offset` of the run that events go to."""
         self.since = self.segment = self.at.segment
-        """Numbers of the first segment for that run, and of the segment being read."""
+        """Numbers of segments: `since` is the first one for this target, `segment` is the one being read."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
         """True if events are skipped, because the in-process writer has written them to their run."""
@@ -54,7 +56,7 @@ class Cursor:
         self.plan, self.skipping, self.offset = None, False, offset
 
     def plan_on(self, header: Header, resolution: Resolution, offset: int) -> None:
-        """Plan a segment's points; if its offset differs from the last segment's, close the open buckets."""
+        """Set the plan for a segment. If the offset has changed, close the old plan's open buckets first."""
         if self.plan is None or offset != self.offset:
             self.finish()
             self.offset, self.plan = offset, plan_for(header, resolution, offset)
@@ -78,7 +80,7 @@ class Cursor:
                 self.parameters.append(parameters)
 
     def _counts(self, entry: Entry) -> bool:
-        """Return whether an event is new, or belongs to a bucket that was open at the saved progress."""
+        """Return whether an event is new, or belongs to a bucket that was open when progress was saved."""
         known = self._saved
         if entry.end > known.sent or known.open is None:
             return True
@@ -91,7 +93,7 @@ class Cursor:
         return bool(self.pending or self.parameters or self.alerts or self.artifacts)
 
     def finish(self) -> None:
-        """Close the plan's open buckets: their points are final."""
+        """Close the plan's open buckets, and add their final points to the pending ones."""
         if self.plan is not None:
             self.pending += self.plan.flush()
 

@@ -22,17 +22,17 @@ OpenSink = Callable[[Target], Sink]
 
 
 class Targets:
-    """Open sinks by target. A target's sink is opened at its first use.
+    """Open sinks by target. A target's sink is opened when it is first used.
 
     A target is the id of one of the user's runs, or ``None`` for the sink's own run.
 
     Args:
         open_sink: Builds a sink for a target; may import the tracker's client.
         state: State of the uploader: the runs that exist, and those that the tracker refuses.
-        begins: Template of every sink's `Target`; this object adds the runs.
+        begins: Template for the `Target` of every sink, without the tracker's runs. This object adds them.
         claim: Returns the `Claim` of a user's run by its id; ``None``: the trainer's process writes to no
             runs.
-        sync: Command that delivers the rest, for messages.
+        sync: Command that delivers the remaining data. Messages name it.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
 
     Attributes:
@@ -64,11 +64,14 @@ class Targets:
         self._begins = msgspec.structs.replace(self._begins, connection=connection)
 
     def note_run(self, run: TrackerRun) -> None:
-        """Note the full address of one of the user's runs, in memory only."""
+        """Keep the full address of one of the user's runs, in memory only."""
         self._uris[run.run_id] = run.uri
 
     def note_binding(self, binding: Binding) -> None:
-        """Note the address that the journal has of a run, unless a fuller one is known."""
+        """Keep the address of a run from the journal, unless this object already has an address of the run.
+
+        The journal's address has no credentials. The address from `note_run` can have them.
+        """
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
@@ -110,7 +113,7 @@ class Targets:
 
     @contextmanager
     def noting(self, target: str | None) -> Iterator[Sink]:
-        """Provide a target's sink to a ``with`` block; note it if the tracker refuses the run there.
+        """Provide a target's sink to a ``with`` block. Call `refuse` if the block raises `RunRefusedError`.
 
         Raises:
             RunRefusedError: the tracker refuses the run.
@@ -140,13 +143,13 @@ class Targets:
         memlog's own run is not ended if a restarted training continues it.
 
         Args:
-            end: How the run ended; ``None``: it has not.
+            end: How the run ended; ``None``: the run has not ended.
             description: Returns a text about the run. Its argument is the run's id in the tracker if the
                 tracker stores files of the run, else ``None``.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
-                # An earlier uploader opened the run, and died before it ended the run.
+                # An earlier uploader may have opened the run, and died before it ended the run.
                 self.sink(None)
         for target, sink in self._sinks.items():
             its_end = end if target or self._state.continued_by is None else None
@@ -200,7 +203,7 @@ class Targets:
 
 
 def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:
-    """Show a text on the run that a sink opened. Log an error if the text can't be made or is rejected.
+    """Give the run that a sink opened a description. Log the error if the text can't be made or is rejected.
 
     Raises:
         RunRefusedError: the tracker refuses the run.

@@ -1,7 +1,8 @@
 """Outbox of alerts and files for a tracker.
 
-The uploader copies alerts and files from the journal to the outbox, and saves the outbox together with its
-position. So they are not lost, and don't wait for points. The uploader removes each when the tracker has it.
+The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its own
+position in the journal. So alerts and files are not lost, and don't wait for points. A file is removed when
+the tracker has it. Alerts stay, because each call of `Sink.log_alerts` gets all alerts of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from memlog.sink import Sink
 
 OpenedSink = Callable[[str | None], Sink]
 OWN = ""
-"""Key of the run that memlog opened."""
+"""Key of memlog's own run in `Outbox.alerts`."""
 
 
 def take_over(
@@ -31,7 +32,7 @@ def take_over(
         del waiting.alerts[:too_many]
         waiting.sent = max(waiting.sent - too_many, 0)
     for artifact in artifacts:
-        # A later file of the same name has replaced the earlier one, in the run's folder too.
+        # A later file of the same name has already replaced the earlier file in the run's folder.
         outbox.artifacts = [
             other
             for other in outbox.artifacts
@@ -50,10 +51,10 @@ def send(
     """Send the alerts and files in the outbox.
 
     Args:
-        outbox: Alerts and files to send. Sent ones are removed.
+        outbox: Alerts and files to send. Sent files are removed, and sent alerts are counted as sent.
         copies: Provides the files.
         sink: Returns the open sink of a target.
-        sent: Called after each item, with the number of lost alerts or files, by reason.
+        sent: Called after one run's alerts or one file were sent, with the number of lost ones, by reason.
         refused: Called if the tracker refuses a target's run; its alerts and files stay in the outbox.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The run that memlog opens in a tracker, or has opened there before the training was restarted."""
+"""memlog's own run in a tracker. A restarted training continues the run that its first attempt opened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OwnRun:
 
     Args:
         run: The session's run.
-        state: State of its uploader.
+        state: State of the uploader of ``run``.
 
     Attributes:
         continues: memlog's id of the session that opened the run in the first attempt; ``None``: this session
@@ -33,18 +33,19 @@ class OwnRun:
 
     @cached_property
     def offset(self) -> int:
-        """The session's step minus the run's."""
+        """The session's step minus the step in the tracker's run."""
         return -steps_ahead(self._run)
 
     def may_begin(self, *, is_allowed: bool, is_final: bool) -> bool:
-        """Return whether events may go to the run.
+        """Return whether the uploader can send events to memlog's own run now.
 
         Args:
-            is_allowed: True if memlog may open a run, because the user is not expected to open one any more.
+            is_allowed: True if memlog can open a run, because the user is not expected to open one any more.
             is_final: True if the journal is complete.
 
         Raises:
-            TrackerUnavailableError: The journal is complete, and the attempt before is still being delivered.
+            TrackerUnavailableError: The journal is complete, but another process still delivers the attempt
+                before the restart.
         """
         if self._state.own_run is not None:
             return True
@@ -57,7 +58,11 @@ class OwnRun:
         return is_allowed
 
     def _has_taken_over(self, run_id: str) -> bool:
-        """Take over the earlier attempt's run and alerts; return false while another process delivers it."""
+        """Take over the earlier attempt's run and alerts.
+
+        Returns:
+            False if another process still delivers the earlier attempt.
+        """
         before = RunDirectory(self._run.path.parent / run_id)
         if not before.path.exists():
             return True

@@ -1,4 +1,4 @@
-"""Runs that the tracker refuses because they are deleted or do not exist. Only their own data waits."""
+"""Runs that the tracker refuses because they are deleted or do not exist. Only data for these runs waits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from memlog.errors import RunRefusedError
 from memlog.journal.delivery_state import UploadState
 
 RETRY_INTERVAL = 30.0
-"""Seconds after which refused runs are tried again, while the session goes on."""
+"""Minimum seconds between two attempts to deliver to refused runs, while the session goes on."""
 _NAMED = 3
-"""Maximum number of refused runs whose reasons a message lists; it counts the others."""
+"""Maximum number of refused runs whose reasons a message lists. It gives only the number of the others."""
 _OWN = ""
 
 
@@ -21,7 +21,7 @@ class Refusals:
 
     Args:
         state: State of the uploader; holds the refused runs and the reasons.
-        sync: Command that delivers the rest, for the message.
+        sync: Command that delivers the remaining data. The message names it.
         is_replaceable: Returns whether a run of the sink's own can replace a target.
     """
 
@@ -43,7 +43,7 @@ class Refusals:
         """Begin a pass over the journal.
 
         Args:
-            final: True if the journal is complete: then all refused runs are tried once more.
+            final: True if the journal is complete. The first such pass tries all refused runs again.
         """
         now = time.monotonic()
         if now >= self._retry_at or (final and not self._is_final):

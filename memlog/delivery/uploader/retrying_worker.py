@@ -46,12 +46,15 @@ class UploadWorker:
         self._thread.start()
 
     def complete(self) -> None:
-        """Tell the thread that the journal is complete: it delivers the rest and ends."""
+        """Tell the thread that the journal is complete. The thread delivers the remaining data and ends."""
         self._complete.set()
         self._wake.set()
 
     def stop_if_wanted(self) -> None:
-        """End the thread after its current pass if another process waits to deliver the rest."""
+        """End the thread after its current pass, if another process waits to deliver the remaining data.
+
+        Before `complete`, this has no effect.
+        """
         if self._complete.is_set() and is_wanted(self.uploader.run, self.uploader.backend):
             self._gives_up.set()
             self._wake.set()
@@ -73,7 +76,7 @@ class UploadWorker:
         if self._prepare is not None:
             try:
                 self._prepare()
-            except Exception as error:  # noqa: BLE001 - opening a sink raises it again
+            except Exception as error:  # noqa: BLE001 - the opening of a sink raises the error again
                 warn(f"preparing for {self.uploader.backend} failed: {error!r}", logger)
 
     def _log_refusals(self, logged: str) -> str:
@@ -95,7 +98,7 @@ class UploadWorker:
                 if complete:
                     self.uploader.close()
                     self.delivered = self.uploader.refused is None
-                    return  # also if the tracker refuses a run: only the user can restore that
+                    return  # also if the tracker refuses a run: only the user can restore the run
                 pause = INTERVAL
             except Exception as error:  # noqa: BLE001 - try again after any error of a tracker's client
                 pause = min(pause * 2, MAX_BACKOFF)

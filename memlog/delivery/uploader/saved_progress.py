@@ -21,7 +21,7 @@ class SavedProgress:
         targets: The open sinks, which may still lose data, and the runs that the tracker refuses.
 
     Attributes:
-        failures: Attempts that failed since the last successful one.
+        failures: Number of attempts that failed since the last successful one.
     """
 
     def __init__(self, run: RunDirectory, state: UploadState, targets: Targets) -> None:
@@ -34,7 +34,7 @@ class SavedProgress:
         self.mark_safe()
 
     def mark_safe(self) -> None:
-        """Note that everything delivered so far is safe."""
+        """Keep a copy of the present state as the last safe one."""
         self._safe = msgspec.convert(msgspec.to_builtins(self._state), UploadState)
 
     def go_back(self) -> None:
@@ -47,7 +47,7 @@ class SavedProgress:
         self._targets.forget()
 
     def save(self) -> None:
-        """Save the state. If an open sink may still lose data, save the progress of the last safe state."""
+        """Save the state. If an open sink can still lose data, save the last safe state's progress."""
         safe, state = self._safe, self._state
         if not self._targets.are_durable:
             state = msgspec.structs.replace(
@@ -80,7 +80,7 @@ class SavedProgress:
         self.save()
 
     def note_refusals(self, *, complete: bool) -> None:
-        """Save the message about runs that the tracker refuses. All other data is delivered.
+        """Save the message about runs that the tracker refuses. Call it when all other data is delivered.
 
         Args:
             complete: True if the journal is complete.

@@ -17,8 +17,8 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
     """Send the pending points and parameters.
 
     Args:
-        sink: Sink of their run.
-        cursor: Its pending points and parameters are sent and removed.
+        sink: Sink of the run that the points and parameters belong to.
+        cursor: Holds the pending points and parameters. They are removed from it after they were sent.
         is_content: True to treat unknown errors of the tracker as a refusal of the points.
 
     Returns:
@@ -37,10 +37,10 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
     for parameters in cursor.parameters:
         try:
             sink.log_parameters(parameters.values)
-        except RunRefusedError:  # noqa: PERF203 - a rejected one does not stop the others
+        except RunRefusedError:  # noqa: PERF203 - rejected parameters do not stop the others
             raise
         except TrackerRejectedError:
-            pass  # the metrics are stored without them
+            pass  # the tracker stores the metrics without these parameters
     for begin in range(0, len(cursor.pending), sink.max_points):
         batch = cursor.pending[begin : begin + sink.max_points]
         _send(sink, batch, tally, is_content=is_content)

@@ -20,25 +20,25 @@ from memlog.journal.in_process_state import ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
-"""Failures in a row after which the data counts as their cause, if the tracker answers its probe."""
+"""Number of consecutive failures after which the data counts as the cause if the tracker can be reached."""
 
 
 class Uploader:
-    """Uploader of one run to one backend. It begins at the position that the last uploader saved.
+    """Uploader of one run to one backend. It begins at the position that the previous uploader saved.
 
-    The journal alone decides what is sent. After each batch, the uploader saves how far it is in the journal.
-    If it dies, the next one repeats at most one batch, with the same points.
+    The journal alone decides what is sent. After each batch, the uploader saves its position in the journal.
+    If the uploader dies, the next one repeats at most one batch, with the same points.
 
-    If the tracker refuses a run, because it is deleted or does not exist, the uploader skips that run's
-    segments and notes them. It delivers them when the run exists again; nothing else waits for that.
+    If the tracker refuses a run because the run is deleted or does not exist, the uploader notes that run's
+    segments and skips them. It delivers these segments when the run exists again. Other runs do not wait.
 
     Args:
         run: The run's folder.
         backend: Name of the backend.
         open_sink: Builds a sink for a target; may import the tracker's client.
         project: Project for a run that the sink opens itself; ``None``: the client's default.
-        name: Name of that run; ``None``: the tracker chooses one.
-        begun_us: Start of that run, Unix time in microseconds; ``None``: now.
+        name: Name of a run that the sink opens itself; ``None``: the tracker chooses one.
+        begun_us: Start of a run that the sink opens itself, Unix time in microseconds; ``None``: now.
         may_open_own: True if events that belong to no run of the user's may go to a run of the sink's own.
             Set it when the user will open no run any more. Until then these events wait.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
@@ -91,7 +91,7 @@ class Uploader:
         self._targets.connect(connection)
 
     def note_run(self, run: TrackerRun) -> None:
-        """Note, in memory only, the full address of a run of the user's."""
+        """Keep the full address of one of the user's runs, in memory only."""
         remember(run.uri)
         self._targets.note_run(run)
 
@@ -102,7 +102,7 @@ class Uploader:
             complete: True if the journal is complete: then points of open buckets are sent, too.
 
         Raises:
-            TrackerUnavailableError: the tracker can't be reached; the rest is sent later.
+            TrackerUnavailableError: the tracker can't be reached; the remaining data is sent later.
         """
         before, self._is_final = self.state.delivered, complete
         self._targets.refusals.begin(final=complete)
@@ -136,7 +136,7 @@ class Uploader:
         return self._targets.refusals.problem
 
     def close(self) -> None:
-        """End the run that the sink opened, and close the sinks. Call it when all is delivered.
+        """End the runs that the sinks opened, and close the sinks. Call it when all data is delivered.
 
         Data for runs that the tracker refuses stays in the journal.
         """
@@ -161,7 +161,7 @@ class Uploader:
     def _deliver_deferred(
         self, name: str, deferred: DeferredRange, file: JournalFile | None
     ) -> None:
-        """Deliver segments that were skipped, if the tracker takes their run now."""
+        """Deliver segments that were skipped, if the tracker accepts the run of these segments now."""
         cursor = Cursor(deferred.progress)
         cursor.target = deferred.target
         try:
@@ -193,7 +193,7 @@ class Uploader:
                     return None
 
     def _skip(self, file: JournalFile, cursor: Cursor) -> bool:
-        """Skip the segments of a refused run, and note them; return false if no other run follows yet."""
+        """Note and skip the segments of a refused run; return False if no segment of another run follows."""
         others = (
             segment
             for segment, header in file.headers_after(cursor.segment)
@@ -226,7 +226,7 @@ class Uploader:
         self._send(file.process, cursor)
 
     def _take(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
-        """Take one event; return false if it must wait until its run is known."""
+        """Take one event; return False if the event must wait (see `_switch_run`)."""
         if entry.header is not cursor.header and not self._switch_run(file, cursor, entry):
             return False
         cursor.take(entry)
@@ -237,7 +237,10 @@ class Uploader:
         return True
 
     def _switch_run(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
-        """Switch to the run that a segment's events go to; return false if it is not known yet."""
+        """Switch to the run that a segment's events go to; return False if the events must wait.
+
+        Events wait if their run is not known yet, or if the trainer's process writes to the run.
+        """
         header = entry.header
         binding = self._binding(file, header)
         if binding is None and not self._own.may_begin(
@@ -287,7 +290,7 @@ class Uploader:
         """Send a cursor's pending data, and save the new progress.
 
         Args:
-            name: The process, or the `held_name` of a deferred range.
+            name: Name of the process, or the `held_name` of a deferred range.
             cursor: Holds the pending data.
 
         Raises:
@@ -316,7 +319,10 @@ def _run_id(binding: Binding | None) -> str | None:
 
 
 def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Binding | None:
-    """Return the user's first run that this process's segments name, or else another process's segments."""
+    """Return the first of the user's runs that a process's segments name.
+
+    If that process's segments name none, search the segments of the other processes.
+    """
     others = (other for other in run.files() if other.process != file.process)
     for candidate in (file, *others):
         for header in candidate.headers():

@@ -19,7 +19,7 @@ def deliver_to(
     Args:
         sinks: The user's sinks.
         run: The run's folder.
-        taken: Names of other backends. No sink gets one of them.
+        taken: Names of other backends. No sink gets any of these names.
         diagnostics: Counts threads that can't be started.
 
     Returns:
@@ -39,7 +39,7 @@ def _opener(sink: Sink) -> Callable[[Target], Sink]:
 
 
 def _names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:
-    """Return a name for each sink: its class's name, with a number if that is taken."""
+    """Return a name for each sink: the name of its class, with a number if the name is taken."""
     names: list[str] = []
     for sink in sinks:
         name = base = type(sink).__name__.lower()

@@ -1,8 +1,8 @@
-"""Start code of every Python process below ``memlog run``, which puts this folder on the path.
+"""Start code of every Python process below ``memlog run``.
 
-This file removes its folder from the path and then imports the ``sitecustomize`` that Python would have
-imported without it. Afterwards memlog only watches for two imports. The process that was launched directly
-also prints a line at its end if nothing was recorded.
+``memlog run`` puts this file's folder on the path. This file removes the folder from the path, and then
+imports the ``sitecustomize`` that Python would have imported otherwise. Afterwards memlog only watches for
+two imports. The process that was launched directly also prints a line at its end if nothing was recorded.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def _prepare(options: str) -> None:
-    # This module is already loaded. Importing importlib would take as long as the whole of this file.
+    # This frozen module is already loaded. To import importlib would take as long as this whole file.
     from _frozen_importlib_external import SourceFileLoader
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -52,7 +52,7 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
 
 
 def _recorded_below(options: str) -> bool:
-    """Return True if a child process has created a run's folder: the parent folder has changed then."""
+    """Return True if a child process has created a run's folder: then the folder of all runs has changed."""
     import json
 
     launch = json.loads(options)
