@@ -1,7 +1,7 @@
-"""The running session, as the modules below `memlog.session` may use it: an object to publish events to.
+"""The running session, for modules that must not import `memlog.session`: they publish events to it.
 
-`memlog.session` sets it. The monitors work without a session, too. They look the session up at every call, so
-they can be created before ``init`` and used after ``finish``.
+`memlog.session` sets the running session. The monitors work without a session, too. They look the session up
+at every call, so they can be created before ``init`` and used after ``finish``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Publisher(Protocol):
         """Make the caller the only one that counts steps from now on.
 
         Args:
-            only_first: Do so only if no step was recorded before.
+            only_first: True to do nothing if a step was recorded before.
         """
 
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
@@ -64,14 +64,17 @@ _before_finish: list[Callable[[float], None]] = []
 
 
 def publisher() -> Publisher | None:
-    """Return the running session, enabled or not; ``None`` if there is none."""
+    """Return the running session, enabled or not; ``None`` if no session runs.
+
+    First call the function that `begin_on_demand` set, if there is one.
+    """
     if _begin is not None:
         _begin()
     return _publisher
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Set the running session; ``None``: none runs. A session clears the function of `begin_on_demand`."""
+    """Set the running session; ``None``: no session runs. A session removes `begin_on_demand`'s function."""
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
     if new is not None:

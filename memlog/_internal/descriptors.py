@@ -15,7 +15,7 @@ class Descriptor:
         number: An open descriptor, which this object takes over.
 
     Attributes:
-        number: The descriptor's number; -1 once it is closed.
+        number: The descriptor's number; -1 after `close`.
     """
 
     def __init__(self, number: int) -> None:

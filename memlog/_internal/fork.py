@@ -16,7 +16,7 @@ An object that stored a smaller number was copied by a fork.
 """
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
-"""Functions that create each lock, by owner and attribute name."""
+"""Function that creates each lock, by owner and attribute name."""
 
 
 def _forked() -> None:

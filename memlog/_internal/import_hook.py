@@ -44,7 +44,7 @@ class ImportWatch:
         return None
 
     def _loaded(self, module: "ModuleType") -> None:
-        # Not in find_spec(): code that only checks if a module is installed calls that, too.
+        # Not in find_spec(): code that only checks if a module is installed calls find_spec(), too.
         if self in sys.meta_path:
             self.remove()
             self._callback(module)

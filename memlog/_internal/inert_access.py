@@ -20,7 +20,7 @@ _class_name: Any = type.__dict__["__name__"].__get__
 CONTAINERS: Final[tuple[type, ...]] = (list, dict, set, deque, bytearray)
 """Types that can grow in place. A subclass counts as its base."""
 _LONGEST: Final = 60
-"""Maximum characters of a key or a name that is shown."""
+"""Maximum number of characters of a key or a name that are shown."""
 
 
 def bases(kind: type) -> tuple[type, ...]:

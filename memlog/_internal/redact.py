@@ -54,7 +54,7 @@ _SOLID = {
 _LOOSE = {solid: blank for blank, solid in _SOLID.items()}
 
 _MAX_ADDRESS = 4096
-"""Longest address that `remember` reads, in characters."""
+"""Maximum number of characters of an address that `remember` reads. It ignores longer addresses."""
 _MAX_PATTERNS = 16
 """Maximum number of patterns of one address."""
 _MAX_REMEMBERED = 64
@@ -109,7 +109,7 @@ def bare_address(address: str) -> str:
 
 
 def remember(*addresses: str | None) -> None:
-    """Remove the users and passwords of these addresses from every later text.
+    """Make `without_credentials` remove the users and passwords of these addresses from every later text.
 
     Clients print an address in several spellings: escaped or not, with several blanks as one, or only the
     part after a "/" in the password.
@@ -164,7 +164,7 @@ def _settings(spelling: str) -> Iterator[str]:
 
 
 def _secret_pattern(secret: str) -> Iterator[str]:
-    """Yield a pattern of a secret with blanks; no other pattern finds where it ends in a message."""
+    """Yield a pattern of a secret that contains blanks. No other pattern finds the end of such a secret."""
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
 
@@ -185,8 +185,8 @@ def _unescaped(escaped: re.Match[str]) -> str:
 def _without_user(word: re.Match[str]) -> str:
     """Return a word without the text between a scheme and the last @.
 
-    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, too
-    much is removed, which is safe. An address whose scheme is followed by a path, such as
+    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, a part
+    of the path is removed, too, which is safe. An address whose scheme is followed by a path, such as
     sqlite:////home/me@work/mlflow.db, has no user.
     """
     text = word[0]

@@ -20,9 +20,9 @@ MAX_ANSWER = 32 * 1024**2
 """Maximum unpacked bytes of an answer that a client reads into memory. A list of thousands of files has
 2 MiB. Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
-"""Seconds for an answer that is read into memory, and for an answer whose client sets no limit."""
+"""Maximum seconds for an answer that is read into memory, or whose client sets no limit."""
 RATE = 1024
-"""Bytes a second that an answer must transfer to go on after its time limit."""
+"""Minimum bytes a second that an answer must have transferred to continue after its time limit."""
 
 
 def bound_answers() -> None:
@@ -51,7 +51,7 @@ def bound_answers() -> None:
 def waiting_at_most(seconds: float) -> Iterator[None]:
     """Limit the time of each answer to ``seconds``, even if its client would wait longer.
 
-    Bytes that arrive extend the time, as `RATE` says.
+    Each `RATE` bytes that arrive extend the time by a second.
     """
     before, _TimedReader.limit = _TimedReader.limit, seconds
     try:

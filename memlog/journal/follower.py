@@ -14,7 +14,7 @@ class Follower:
 
     Args:
         run: The run's folder.
-        target: Returns the id of the user's run that a segment's events belong to; ``None``: skip them.
+        target: Returns the id of the user's run that a segment's events belong to; ``None`` to skip them.
     """
 
     def __init__(self, run: RunDirectory, target: Callable[[Header], str | None]) -> None:
@@ -58,7 +58,7 @@ class _FilePosition:
 
 
 def has_grown(file: JournalFile, at: Position) -> bool:
-    """Return True if there may be events after ``at``. It takes two system calls; reading takes thirty."""
+    """Return True if there may be events after ``at``. Needs two system calls; reading needs thirty."""
     try:
         size = file.path(at.segment).stat().st_size
     except OSError:

@@ -13,7 +13,7 @@ from memlog.probes.host import HostProbe
 from memlog.probes.peaks import PeakWindow
 
 MAX_LABEL = 500
-"""Most characters of a label; the rest is cut off."""
+"""Maximum number of characters of a label. Further characters are cut off."""
 
 
 @functools.cache

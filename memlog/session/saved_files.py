@@ -12,7 +12,7 @@ from memlog.journal.artifacts import Names, keep, not_kept, renamed
 
 
 class SavedFiles:
-    """The files that were saved with a run, under different names.
+    """Files that the user saved with a run, each under its own name.
 
     Args:
         run: The run's folder.
