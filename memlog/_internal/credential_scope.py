@@ -68,7 +68,7 @@ def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tu
     """Return the credentials that ``address`` would get although they belong to another tracker.
 
     Args:
-        address: Address that a run's folder names; ``None``: it names none.
+        address: Address that a run's folder names; ``None``: the folder names none.
         home: The tracker's address and credentials in the environment.
         trusted: Further addresses that the user allows.
 
@@ -108,7 +108,7 @@ def _netrc_files(address: str) -> Iterator[str]:
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            yield name  # another client's parser may accept it
+            yield name  # another client's parser may accept the file
             continue
         if match is None or known.authenticators(match["host"].lower()) is not None:
             yield name

@@ -42,17 +42,17 @@ class Publisher(Protocol):
         """Count a step that has ended.
 
         Args:
-            step: Number of the step in the caller's own count; ``None``: the caller has none.
+            step: Number of the step in the caller's own count; ``None``: the caller has no count.
 
         Returns:
             The session's step, and its event if one was published; ``None`` if the session counts no steps.
         """
 
     def open_phase(self, name: str) -> object | None:
-        """Begin a phase; ``None`` if nothing is recorded."""
+        """Begin a phase, and return the argument for `close_phase`; ``None`` if nothing is recorded."""
 
     def close_phase(self, phase: object, error: str | None = None) -> None:
-        """End a phase, with the type of the exception that ended it."""
+        """End a phase. ``error`` is the type of the exception that ended the phase."""
 
     def next_evaluation(self) -> int:
         """Return the number of the next evaluation of a loss function, from 0."""
@@ -74,7 +74,10 @@ def publisher() -> Publisher | None:
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Set the running session; ``None``: no session runs. A session removes `begin_on_demand`'s function."""
+    """Set the running session; ``None``: no session runs.
+
+    A new session also removes the function that `begin_on_demand` has set.
+    """
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
     if new is not None:

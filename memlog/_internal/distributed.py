@@ -118,7 +118,10 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _in_a_step(environment: Mapping[str, str]) -> bool:
-    """Return True if `srun` started this process. A batch script has the same variables as its first task."""
+    """Return True if `srun` started this process.
+
+    A batch script has the same variables as its first task, but a step id of SLURM's own.
+    """
     step = _number(environment, "SLURM_STEP_ID")
     if step is None:
         step = _number(environment, "SLURM_STEPID")

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 generation = 0
 """Number of forks between the first process and this one.
 
-An object that stored a smaller number was copied by a fork.
+If an object has stored a smaller number, a fork has copied the object.
 """
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()

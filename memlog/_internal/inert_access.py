@@ -129,7 +129,7 @@ def module_file(name: object) -> str:
 
 
 def attribute_name(owner: object, value: object) -> str | None:
-    """Return the instance attribute or slot of ``owner`` that refers to ``value``; ``None``: none does."""
+    """Return the name of ``owner``'s attribute or slot that refers to ``value``; ``None`` without one."""
     attributes = instance_dict(owner)
     if attributes is not None:
         key = key_of(attributes, value)
@@ -158,6 +158,6 @@ def key_of(mapping: dict[Any, Any], value: object) -> str | None:
         for key, one in dict.items(mapping):
             if one is value and type(key) is str:
                 return shown(key)
-    except RuntimeError:  # another thread changed it meanwhile
+    except RuntimeError:  # another thread changed the mapping meanwhile
         return None
     return None

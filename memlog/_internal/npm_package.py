@@ -85,7 +85,7 @@ class NpmPackage:
 
         Args:
             announce: Called with one line before the package is fetched; ``None``: do not fetch it, and
-                return ``None`` if it is missing.
+                return ``None`` if the package is missing.
 
         Raises:
             FetchError: npm is not installed, failed, or fetched something else.

@@ -1,7 +1,8 @@
 """Limits on the size and duration of servers' answers, in the helper process and in memlog's commands.
 
-The trackers' clients limit only the time between two bytes. A server that sends one byte a second would hold
-them for hours. An endless answer, or a small one that unpacks to a huge size, would take all memory.
+The trackers' clients limit only the time between two bytes. A server that sends one byte a second would keep
+a client waiting for hours. An endless answer, or a small answer that unpacks to a huge size, would take all
+memory.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
 clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
-once. If several optimizers alternate, only the clock's steps count. If the clock becomes inactive, or another
-optimizer replaces it, the other optimizer is the clock from then on.
+once. If several optimizers alternate, only the clock's steps count. If the clock becomes inactive, or if the
+program replaces it by another optimizer, the other optimizer becomes the clock.
 
 Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
 however many there are.
@@ -102,7 +102,7 @@ class OptimizerClock:
                 self.on_step(optimizer)
 
     def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
-        """Handle a step of an optimizer that is not the clock. It may be a former clock or the next one."""
+        """Handle a step of an optimizer that is not the clock, but may be a former clock or the next one."""
         meanwhile = [period]
         for former in reversed(self._before):
             if sum(between.steps for between in meanwhile) >= INACTIVE_AFTER:

@@ -122,7 +122,7 @@ class RunDetector:
                 )
 
     def begin_step(self, step: int, number: int | None) -> bool:
-        """Join new runs at a step. It is the first step of each joined run without a step. Never raises.
+        """Join new runs at a step. Joined runs that have no step yet begin with this step. Never raises.
 
         Args:
             step: The session's step.
@@ -150,7 +150,7 @@ class RunDetector:
                 backend.active_run()
 
     def connect(self) -> None:
-        """Send the helper process each client's connection data. Users may set it after ``init``."""
+        """Send the helper process each client's connection data. Users can set this data after ``init``."""
         for name, backend in self._backends.items():
             with self._diagnostics.contained(f"finding out how {name} connects"):
                 connection = backend.connection()

@@ -80,7 +80,10 @@ class TrainerNumbers:
 
 
 def checked_number(number: object, diagnostics: Diagnostics) -> int | None:
-    """Return a step's number as an integer. Return ``None`` without a number; count an invalid number."""
+    """Return a step's number as an integer; ``None`` if it is missing or invalid.
+
+    An invalid number is counted and printed.
+    """
     if number is None:
         return None
     with diagnostics.contained("reading a step's number"):

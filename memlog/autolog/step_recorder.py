@@ -26,7 +26,7 @@ NO_STEPS = f"nothing was recorded: {NOT_NOTICED}"
 
 
 class BatchRecorder:
-    """Recorder of steps: numbers them, reads memory at each and publishes a batch event.
+    """Recorder of steps. It numbers the steps, reads memory at each step, and publishes a batch event.
 
     Args:
         settings: Which steps to publish, and the first step's number.
@@ -145,7 +145,10 @@ class BatchRecorder:
 
     @property
     def last_or_first_step(self) -> int:
-        """Last completed step. If no step is completed, the first step, as the step of phases before it."""
+        """Last completed step, or the first step if no step is completed.
+
+        So phases before the first step have a step number, too.
+        """
         return self._next - 1 if self._begun else self._next
 
     @property

@@ -38,7 +38,7 @@ def keep(
     Args:
         run: The run.
         source: The file.
-        name: Its name in the run; ``None``: the file's own name. Characters other than letters, digits,
+        name: Name of the copy; ``None``: the file's own name. Characters other than letters, digits,
             ``.``, ``_`` and ``-`` become ``_``.
         kind: One word for its content, such as ``flamegraph``; characters are replaced as in ``name``.
         names: Assigns different names to files that the user named differently; ``None``: the name is

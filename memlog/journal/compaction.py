@@ -28,7 +28,7 @@ _RECORD = msgspec.json.Decoder(Record)
 
 
 def is_compactable(path: Path) -> bool:
-    """Return True if a segment was not compacted yet, and its header is readable and of no newer schema."""
+    """Return True if a segment was not compacted yet, and its header is readable and has a known schema."""
     try:
         with open_plain(path.parent, path.name) as file:
             header = _HEADER.decode(file.readline(MAX_LINE_BYTES))

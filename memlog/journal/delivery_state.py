@@ -17,7 +17,7 @@ from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
 
 MAX_ALERTS = 1000
-"""Maximum number of alerts of one run that a tracker shows."""
+"""Maximum number of alerts of one run that a tracker shows: the newest."""
 
 MAX_STATE = 64 * 1024**2
 """Maximum bytes of the saved state of an uploader or an in-process writer. A larger file is not memlog's."""
@@ -48,7 +48,7 @@ class DeferredRange(msgspec.Struct, frozen=True):
 
     process: str
     target: str | None
-    """Id of the user's run; ``None``: the sink's own."""
+    """Id of the user's run; ``None``: the sink's own run."""
     until: Position
     """End of the range: the position at which the segments of another run begin."""
     progress: Progress = Progress()
@@ -67,7 +67,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     """A file that is to be uploaded to one of a tracker's runs."""
 
     target: str | None
-    """Id of the user's run; ``None``: the sink's own."""
+    """Id of the user's run; ``None``: the sink's own run."""
     artifact: Artifact
 
 
@@ -93,7 +93,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
     continued_by: str | None = None
-    """memlog's id of the restarted session, which continues ``own_run`` and ends it."""
+    """memlog's id of the run that continues ``own_run`` after a restart of the training."""
     joined: list[str] = []
     """Ids of the user's runs that points went to."""
     delivered: int = 0
@@ -145,7 +145,7 @@ class UploadState(msgspec.Struct, kw_only=True):
 
 
 def held_name(process: str, segment: int) -> str:
-    """Return the key of a deferred range that begins with a segment. No process has such a name."""
+    """Return the key of the deferred range that begins with a segment. It differs from all process names."""
     return f"{process}@{segment}"
 
 

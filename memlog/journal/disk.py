@@ -65,5 +65,5 @@ def write_keeping_the_gil(fd: int, data: bytes) -> int:
         OSError: Nothing was written.
     """
     written: int = _write(fd, data, len(data))
-    # On failure os.write repeats the call: it raises the right error, and repeats after a signal (EINTR).
+    # On failure, os.write makes the call again: it raises the right error, and retries after EINTR.
     return written if written >= 0 else os.write(fd, data)

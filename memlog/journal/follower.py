@@ -28,7 +28,7 @@ class Follower:
         self._files = []
 
     def news(self) -> Iterator[tuple[str, Header, Event]]:
-        """Return the events since the last call, with their run's id and their segment's header."""
+        """Yield the events since the last call, each with the user's run's id and the segment's header."""
         everything = not self._files
         self._files = self._files or self._run.files()
         for file in self._files:

@@ -46,7 +46,7 @@ START = Position(1, 0)
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """Identity of the process that wrote a segment.
 
-    The start distinguishes it from a later process with the same pid.
+    The start distinguishes the process from a later process with the same pid.
     """
 
     pid: Int
@@ -76,7 +76,7 @@ class Binding(msgspec.Struct, frozen=True):
     uri: str | None = None
     """The tracker's address, without user and password."""
     name: str | None = None
-    """The run's name in the tracker when memlog found it."""
+    """Name that the run had in the tracker when memlog found the run."""
     link: str | None = None
     """Address of the run's page in the browser, or else the command that shows the run."""
     offset: Int = 0
@@ -132,7 +132,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_older_names(self) -> bool:
-        """True if an earlier memlog with other metric names wrote the segment (see `memlog.metrics.values`)."""
+        """True if an older memlog with other metric names wrote the segment. See `memlog.metrics.values`."""
         return "steps" not in self.fields.get("health", ())
 
 

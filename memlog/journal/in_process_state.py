@@ -39,7 +39,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
     delivered: int = 0
     """Number of points put into rows, counted before steps are folded into one row."""
     folded: int = 0
-    """Number of steps, evaluations and epochs that share a row of the user's with a later one."""
+    """Number of steps, evaluations and epochs without a complete row of their own."""
     dropped: dict[str, int] = {}
 
     own_run: None = None

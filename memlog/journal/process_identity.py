@@ -30,7 +30,7 @@ def birth_of(pid: int) -> Birth:
     """Return the start of a process; unknown fields are ``None``.
 
     Raises:
-        ProcessLookupError: No process has this pid, or it is dead.
+        ProcessLookupError: No process has this pid, or the process is dead.
         PermissionError: This user may not read the process's start.
     """
     if not sys.platform.startswith("linux"):

@@ -12,7 +12,7 @@ from memlog.journal.format import Binding
 from memlog.journal.runs import RunDirectory
 
 _FIRST_EVENTS = 5
-"""Number of the trainer's first events searched for its `Run`: event 0, unless the journal is damaged."""
+"""Maximum number of the trainer's events that are searched for the `Run` event, normally the first one."""
 
 
 def names_of(run: RunDirectory) -> list[str]:

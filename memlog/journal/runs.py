@@ -33,7 +33,7 @@ _CANDIDATES = 5
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Seconds by which two readings of one process's start may differ."""
+"""Seconds by which two readings of one process's start can differ at most."""
 
 
 class RunDirectory:
@@ -124,7 +124,7 @@ class RunDirectory:
         """Return True if the trainer's process lives.
 
         If the process is on another machine, or the system hides it because it is another user's, the run
-        counts as alive if it wrote within the last two minutes.
+        counts as alive if its journal has changed within the last two minutes.
         """
         header = self.trainer()
         if header is None:

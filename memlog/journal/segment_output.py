@@ -22,7 +22,7 @@ Put: TypeAlias = Callable[[int, bytes], int]
 CHECK_EVERY = 200
 """Number of writes between checks that the file still exists."""
 TRY_AGAIN_S = 5.0
-"""Seconds until a write bypasses the queue to test the disk's speed. They double with each new queue."""
+"""Seconds until a write bypasses the queue to test the disk's speed; doubled with each new queue."""
 MAX_TRY_AGAIN_S = 320.0
 
 

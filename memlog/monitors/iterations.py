@@ -104,7 +104,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
     @contextlib.contextmanager
     def minimisation(self) -> Iterator[Callable[[], None]]:
-        """Yield a function to call after each iteration of a minimisation. Several can run at once."""
+        """Yield a function to call after each iteration of a minimisation. Minimisations can overlap."""
         key = object()
         with self._lock:
             self._counts[key] = 0

@@ -1,4 +1,4 @@
-"""Measurements at points in time: one at once, or several under labels."""
+"""Measurements of memory at points in time, printed one by one or together under their labels."""
 
 from __future__ import annotations
 

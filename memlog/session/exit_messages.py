@@ -24,7 +24,9 @@ _LOOK_EVERY = 0.2
 
 
 class Waiting:
-    """Callback for the time that ``finish`` waits. Prints one line; detects that no tracker can be reached.
+    """Callback that ``finish`` calls while it waits for delivery.
+
+    The callback prints one line, and detects that no tracker can be reached.
 
     Args:
         run: The run.
@@ -68,7 +70,7 @@ def print_never_judged(rules: Mapping[str, str]) -> None:
     """Print the alert rules that were never judged, so that silence is not taken for a good result.
 
     Args:
-        rules: The reason by rule.
+        rules: Reason why each rule was not judged, by the rule's text.
     """
     if rules:
         shown = _first(f"{rule!r} ({why})" for rule, why in rules.items())

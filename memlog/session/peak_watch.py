@@ -94,8 +94,8 @@ class PeakWatch:
     ) -> None:
         """Keep the highest reading of one kind of memory.
 
-        Of equal readings, keep the exact peak of a phase, because it names the phase. If several phases have
-        it, keep the first one published, which is the innermost.
+        Of equal readings, keep the exact peak of a phase, because the phase tells where the peak was. Of
+        several such phases, keep the first one published, which is the innermost.
         """
         known = self._peaks.get(name)
         if size is None:

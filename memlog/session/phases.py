@@ -18,10 +18,10 @@ from memlog.probes.peaks import PeakWindow
 
 
 class PhaseReader:
-    """Reader of memory for one thread's phases at one depth of nesting, of which one is open at a time.
+    """Reader of memory for the phases of one thread at one depth of nesting.
 
-    Peak counters are read and never reset. The peak of a phase follows from their change between two readings
-    (`memlog.probes.peaks`).
+    One such phase is open at a time. Peak counters are read and never reset. The peak of a phase follows from
+    their change between two readings (`memlog.probes.peaks`).
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:

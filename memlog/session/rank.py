@@ -122,7 +122,7 @@ class SessionRank:
     def _look_for_lower_ranks(self, own: Registration) -> None:
         with self._diagnostics.contained("looking for lower ranks"):
             is_certain = distributed.lower_ranks_are_here(own.place)
-            # One rank of each machine is enough to find that the lower ranks are missing.
+            # To find that lower ranks are missing, the search by one rank of each machine is enough.
             if self._run is None or not (is_certain or not own.place.local_rank):
                 return
             if not Training(self._run, own).has_lower_rank():

@@ -203,7 +203,7 @@ class RecordingParts:
         undo.callback(self.batches.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
-        """Begin to look for growth, failed allocations and phases; with ``layers``, to trace steps."""
+        """Begin to watch growth, failed allocations and phases. With ``layers``, also trace steps."""
         self._tracer: PeriodicTracer | None = None
         self._growth = GrowthWatch(
             self._bus,
@@ -245,7 +245,7 @@ class RecordingParts:
                 self._lines.look()
 
     def _after_step(self, step: int) -> None:
-        """Pass a step's end to the growth search and the tracer, which never examine the same step."""
+        """Pass a step's end to the growth search and to the tracer. They never examine the same step."""
         self._growth.after_step(step)
         if self._tracer is not None:
             self._tracer.after_step(step, may_trace=not self._growth.searching)

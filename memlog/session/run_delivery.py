@@ -1,4 +1,4 @@
-"""Control of a run's delivery from the trainer's process: of the helper process and of upload threads."""
+"""Control, in the trainer's process, of a run's delivery by the helper process and by upload threads."""
 
 from __future__ import annotations
 
@@ -156,5 +156,5 @@ class RunDelivery:
         """Print a message if the run's trackers still lack data after ``waited`` seconds."""
         with self._diagnostics.contained("printing what is left to deliver"):
             if not self._has_trackers and (outcome == "dead" or not self.threads):
-                outcome = "delivered"  # no tracker lacks anything
+                outcome = "delivered"  # no tracker lacks data
             print_undelivered(self._run, outcome, waited, self._settings.linger, self._diagnostics)

@@ -64,8 +64,8 @@ class RunLines:
         """Print the last lines: the verdict or the peak, and where to look.
 
         This method is also called while the interpreter exits. So it imports nothing, unless memory ran out.
-        Some modules evaluate text when they are imported, for example to define a named tuple. At exit, this
-        makes Python forget that Ctrl-C ended the program, and changes the exit code.
+        Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such
+        an import makes Python forget that Ctrl-C ended the program, and changes the exit code.
 
         Args:
             verdict: The most important finding, which is always printed; ``None``: there is no finding.

@@ -105,7 +105,7 @@ class Session(TrainerInterface, SessionDisplay):
 
     @property
     def records_here(self) -> bool:
-        """True if the session records, and this process began the session (it is no fork of that process)."""
+        """True if the session records, and this process is no fork of the process that began the session."""
         return self._live is not None and self._live.generation == fork.generation
 
     def next_evaluation(self) -> int:
@@ -120,8 +120,8 @@ class Session(TrainerInterface, SessionDisplay):
     def snapshot(self) -> None:
         """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
 
-        memlog publishes the step's figures after the step. If the step is the worst that memlog has traced so
-        far, memlog makes a flame graph of it, too.
+        memlog publishes the step's figures after the step. If the step needed more memory than every step
+        traced before, memlog also makes a flame graph of it.
         """
         if self._live is not None:
             self._live.snapshot()
@@ -162,7 +162,8 @@ class Session(TrainerInterface, SessionDisplay):
         Args:
             status: How the run ended: ``finished``, ``failed`` or ``killed``.
             timeout: Maximum seconds to wait until the trackers have all data; ``None``: the setting
-                ``finish_timeout`` (10). Later data is delivered in the background, or by ``memlog sync``.
+                ``finish_timeout`` (10). After that, delivery continues in the background, or with
+                ``memlog sync``.
 
         Raises:
             ConfigurationError: The status or the timeout is invalid. The run then continues.
@@ -250,7 +251,7 @@ def init(
     budget: float = 0.01,
     finish_timeout: float = 10.0,
 ) -> Session:
-    """Begin to record this process's memory. A running session is ended first.
+    """Begin to record this process's memory, and end the session that is running, if any.
 
     An unchanged PyTorch loop then produces one event per step. The loop never waits for a tracker, because a
     helper process communicates with the trackers.

@@ -80,11 +80,14 @@ class TrainerInterface:
             self._live.runs.join(backend, run, self._live.batches.next_step)
 
     def begin_phase(self, name: str) -> None:
-        """Begin a phase that `end_phase` ends, for a library with one hook for each. Never raises."""
+        """Begin a phase that `end_phase` ends. Never raises.
+
+        For a library that calls one hook before a phase and another hook after the phase.
+        """
         self.open_phase(name)
 
     def end_phase(self, name: str) -> None:
-        """End this thread's innermost phase with a name, and the phases within it. Never raises.
+        """End this thread's innermost phase called ``name``, and the phases within it. Never raises.
 
         Does nothing if no such phase is open.
         """
