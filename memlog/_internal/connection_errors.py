@@ -45,7 +45,7 @@ def reason_of(text: str) -> str | None:
 
 
 def address_in(text: str) -> str | None:
-    """Return the server that a client's message names as unreachable; ``None`` without a server."""
+    """Return the server that a client's message names as unreachable; ``None`` if it names no server."""
     found = _POOL.search(text)
     if found is None:
         return None

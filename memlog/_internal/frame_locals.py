@@ -47,9 +47,7 @@ def local_variables(frame: FrameType) -> dict[str, Any]:
         return {}
     snapshot = frame.f_locals
     variables = dict(snapshot)
-    if (
-        sys.getrefcount(snapshot) <= _OWN_REFERENCES
-    ):  # otherwise a debugger may use the dictionary, too
+    if sys.getrefcount(snapshot) <= _OWN_REFERENCES:  # otherwise a debugger may use it, too
         snapshot.clear()
     return variables
 

@@ -129,7 +129,7 @@ def module_file(name: object) -> str:
 
 
 def attribute_name(owner: object, value: object) -> str | None:
-    """Return the name of ``owner``'s attribute or slot that refers to ``value``; ``None`` without one."""
+    """Return the name of the attribute or slot of ``owner`` that is ``value``; ``None`` if there is none."""
     attributes = instance_dict(owner)
     if attributes is not None:
         key = key_of(attributes, value)

@@ -44,8 +44,8 @@ class OptimizerClock:
     meanwhile. So the step number is again the number of the old clock's steps.
 
     Args:
-        on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
-            not raise.
+        on_step: Called with the optimizer after each step that counts, on the thread that made the step.
+            Must not raise.
 
     Attributes:
         on_step: The function above. It can be replaced at any time.

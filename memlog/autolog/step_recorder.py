@@ -125,7 +125,7 @@ class BatchRecorder:
         return step, last if last is not None and last.step == step else None
 
     def _is_forked_copy(self) -> bool:
-        """Return True in a forked process. Such a process records nothing, and prints this one time."""
+        """Return True in a forked process, where nothing is recorded. Print a message once per process."""
         if fork.generation == self._generation:
             return False
         if self._warned_in != fork.generation:

@@ -145,7 +145,7 @@ class UploadState(msgspec.Struct, kw_only=True):
 
 
 def held_name(process: str, segment: int) -> str:
-    """Return the key of the deferred range that begins with a segment. It differs from all process names."""
+    """Return the key of the deferred range that begins with a segment. No process name equals a key."""
     return f"{process}@{segment}"
 
 

@@ -46,7 +46,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
     provisional: int = 0
 
     def save(self, run: RunDirectory) -> None:
-        """Write the state to the run's folder, in place of the earlier one."""
+        """Write the state to the run's folder, in place of the earlier state."""
         with replacing(run.path, f"{run.delivery.name}/{self.backend}{_SUFFIX}") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 

@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def artifacts(self) -> Path:
-        """Folder of the run's artifacts; made together with the first one."""
+        """Folder of the run's artifacts; made together with the first artifact."""
         return self.path / "artifacts"
 
     @property

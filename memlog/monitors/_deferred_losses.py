@@ -64,7 +64,7 @@ class DeferredLosses:
         """Wait until every loss is delivered, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         if fork.generation != self._generation:
-            return  # the waiting losses are the parent process's
+            return  # the waiting losses belong to the parent process
         while self._left and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 

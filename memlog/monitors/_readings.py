@@ -18,7 +18,7 @@ MAX_LABEL = 500
 
 @functools.cache
 def host() -> HostProbe:
-    """Return the process's only host probe. It keeps files open, so all meters share it."""
+    """Return the process's only host probe. The probe keeps files open, so all meters share it."""
     return HostProbe(HEALTH)
 
 

@@ -135,7 +135,7 @@ def _itself(function: Any) -> Any:
 
 
 class _LossWatch:
-    """Counter and memory readings of one wrapper. Several threads may use it at once."""
+    """Counter and memory readings of one wrapper. Several threads can use the object at once."""
 
     def __init__(self, verbose: int, device: Any) -> None:
         self._meter = Meter(device)

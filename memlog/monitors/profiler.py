@@ -37,7 +37,7 @@ class BatchMemoryProfiler:
             _publishing.publish(point)
 
     def print_summary(self) -> None:
-        """Print the change from each checkpoint to the next; print nothing if there are fewer than two."""
+        """Print the change from each checkpoint to the next. With one checkpoint or none, print nothing."""
         if self._enabled:
             _publishing.print_notice(ProfileNotice(tuple(self._points)))
 

@@ -251,7 +251,7 @@ def init(
     budget: float = 0.01,
     finish_timeout: float = 10.0,
 ) -> Session:
-    """Begin to record this process's memory, and end the session that is running, if any.
+    """Begin to record this process's memory. End the session that ran before, if there is one.
 
     An unchanged PyTorch loop then produces one event per step. The loop never waits for a tracker, because a
     helper process communicates with the trackers.
@@ -262,7 +262,7 @@ def init(
             you open in any installed tracker. The journal is written in every case.
         project: Experiment or project in the tracker, for a run that memlog opens; ``None``: the tracker's
             default.
-        name: Name of the run that memlog opens.
+        name: Name of memlog's run, and of a run that memlog opens in a tracker.
         model: The model, whose size is recorded with the run's parameters.
         every: Number of steps from one batch event to the next.
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;

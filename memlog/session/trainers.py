@@ -21,8 +21,8 @@ class TrainerInterface:
     def step(self, step: int | None = None) -> None:
         """Report the end of a training step, if memlog can't or should not detect it.
 
-        After the first call only these calls count: memlog no longer counts optimizer steps. Call it once a
-        step, after the optimizer's step. Never raises.
+        After the first call only these calls count: memlog no longer counts optimizer steps. Call this method
+        once per step, after the optimizer's step. Never raises.
 
         Args:
             step: The trainer's own number of this step, under which the tracker gets the step's points. If
