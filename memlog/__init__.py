@@ -89,7 +89,7 @@ _LOADED_ON_USE = {
     "MemoryTracer": "memlog.tracer",
     "estimate": "memlog.estimates",
 }
-"""Names that are imported on first use, because not every training script needs their modules."""
+"""Module of each name that is imported on first use, because not every training script needs the name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Small tools without a concept of their own."""
+"""Small utilities that several packages of memlog use."""

@@ -45,7 +45,7 @@ def reason_of(text: str) -> str | None:
 
 
 def address_in(text: str) -> str | None:
-    """Return the server that a client's message names as unreachable; ``None`` if it names none."""
+    """Return the server that a client's message names as unreachable; ``None`` if it names no server."""
     found = _POOL.search(text)
     if found is None:
         return None
@@ -72,7 +72,7 @@ def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -
 
 
 def _server(address: str) -> tuple[str, int] | None:
-    """Return the host and port of an address; ``None`` if it has none."""
+    """Return the host and port of an address; ``None`` if the address has no host."""
     try:
         parts = urlsplit(address)
         if parts.scheme not in _PORTS or not parts.hostname:

@@ -37,7 +37,7 @@ class Home(msgspec.Struct, frozen=True):
     credentials: tuple[str, ...] = ()
     """Variables and files from which the tracker's client would take credentials for any address."""
     own_schemes: frozenset[str] = frozenset()
-    """Schemes of addresses that name no host but an entry in one of the user's own files."""
+    """Schemes of addresses that name an entry in one of the user's own files instead of a host."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -51,9 +51,9 @@ def is_same_place(named: str, known: str | None) -> bool:
     """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
     Args:
-        named: Address that a run names. It is compared unchanged: without its password, for example, it would
-            be a different address.
-        known: Address that the user or the environment names; ``None``: none.
+        named: Address that a run names. A password in it is not removed before the comparison, because the
+            address without its password is a different address.
+        known: Address that the user or the environment names; ``None``: neither names one.
     """
     if known is None:
         return False
@@ -68,7 +68,7 @@ def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tu
     """Return the credentials that ``address`` would get although they belong to another tracker.
 
     Args:
-        address: Address that a run's folder names; ``None``: it names none.
+        address: Address that a run's folder names; ``None``: the folder names none.
         home: The tracker's address and credentials in the environment.
         trusted: Further addresses that the user allows.
 
@@ -108,7 +108,7 @@ def _netrc_files(address: str) -> Iterator[str]:
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            yield name  # another client's parser may accept it
+            yield name  # another client's parser may accept the file
             continue
         if match is None or known.authenticators(match["host"].lower()) is not None:
             yield name

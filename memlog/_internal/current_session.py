@@ -1,7 +1,7 @@
-"""The running session, as the modules below `memlog.session` may use it: an object to publish events to.
+"""The running session, for modules that must not import `memlog.session`: they publish events to it.
 
-`memlog.session` sets it. The monitors work without a session, too. They look the session up at every call, so
-they can be created before ``init`` and used after ``finish``.
+`memlog.session` sets the running session. The monitors work without a session, too. They look the session up
+at every call, so they can be created before ``init`` and used after ``finish``.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Publisher(Protocol):
         """Make the caller the only one that counts steps from now on.
 
         Args:
-            only_first: Do so only if no step was recorded before.
+            only_first: True to do nothing if a step was recorded before.
         """
 
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
         """Count a step that has ended.
 
         Args:
-            step: Number of the step in the caller's own count; ``None``: the caller has none.
+            step: Number of the step in the caller's own count; ``None``: the caller has no count.
 
         Returns:
             The session's step, and its event if one was published; ``None`` if the session counts no steps.
         """
 
     def open_phase(self, name: str) -> object | None:
-        """Begin a phase; ``None`` if nothing is recorded."""
+        """Begin a phase, and return the argument for `close_phase`; ``None`` if nothing is recorded."""
 
     def close_phase(self, phase: object, error: str | None = None) -> None:
-        """End a phase, with the type of the exception that ended it."""
+        """End a phase. ``error`` is the type of the exception that ended the phase."""
 
     def next_evaluation(self) -> int:
         """Return the number of the next evaluation of a loss function, from 0."""
@@ -64,14 +64,20 @@ _before_finish: list[Callable[[float], None]] = []
 
 
 def publisher() -> Publisher | None:
-    """Return the running session, enabled or not; ``None`` if there is none."""
+    """Return the running session, enabled or not; ``None`` if no session runs.
+
+    First call the function that `begin_on_demand` set, if there is one.
+    """
     if _begin is not None:
         _begin()
     return _publisher
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Set the running session; ``None``: none runs. A session clears the function of `begin_on_demand`."""
+    """Set the running session; ``None``: no session runs.
+
+    A new session also removes the function that `begin_on_demand` has set.
+    """
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
     if new is not None:

@@ -15,7 +15,7 @@ class Descriptor:
         number: An open descriptor, which this object takes over.
 
     Attributes:
-        number: The descriptor's number; -1 once it is closed.
+        number: The descriptor's number; -1 after `close`.
     """
 
     def __init__(self, number: int) -> None:
@@ -23,7 +23,7 @@ class Descriptor:
         self._file = os.fstat(number)
 
     def status(self) -> os.stat_result | None:
-        """Return the file's status; ``None`` if it is closed or the number refers to another file."""
+        """Return the file's status; ``None`` if the file is closed or the number refers to another file."""
         try:
             status = os.fstat(self.number)
         except OSError:

@@ -18,7 +18,7 @@ logger = logging.getLogger("memlog")
 _T = TypeVar("_T")
 
 _MAX_LOGGED = 200
-"""Maximum number of causes that are logged; later causes are only counted."""
+"""Maximum number of different causes that are logged. Further causes are only counted."""
 
 
 NOT_NOTICED = (
@@ -46,7 +46,7 @@ def warn(message: str, to: logging.Logger = logger) -> bool:
 
 
 class Diagnostics:
-    """Counter of the drops and faults of one process. It logs each cause once.
+    """Counter of one process's losses (drops) and of memlog's own errors (faults). It logs each cause once.
 
     Attributes:
         dropped: Number of lost events, points or files by reason (``"journal_full"``, ``"rejected"``, …).
@@ -79,8 +79,8 @@ class Diagnostics:
             error: The error.
 
         Raises:
-            BaseException: ``error`` itself if a signal handler of the user's raised it: the user's code
-                expects it.
+            BaseException: ``error`` itself if a signal handler of the user's raised it, because the user's
+                code expects this exception.
         """
         if raised_by_handler(error):
             try:

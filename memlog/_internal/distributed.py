@@ -13,7 +13,7 @@ import msgspec
 _NO_ID = "none"
 """Id that torchrun gives to a training if the user gives it none."""
 _BATCH_STEP = 4_000_000_000
-"""Lowest number of SLURM's own steps, such as the batch script, whose process trains no rank."""
+"""Lowest id of the steps that SLURM itself starts, such as the batch script. Their processes are no ranks."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
@@ -56,7 +56,7 @@ _LAUNCHERS = (
 
 
 def place() -> Place | None:
-    """Return this process's place; ``None`` if it trains alone, or if that is not known yet.
+    """Return this process's place; ``None`` if it trains alone, or if its place is unknown yet.
 
     The place comes from the launcher's environment variables, or from torch's process group if one exists.
     """
@@ -118,7 +118,10 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _in_a_step(environment: Mapping[str, str]) -> bool:
-    """Return True if `srun` started this process. A batch script has the same variables as its first task."""
+    """Return True if `srun` started this process.
+
+    A batch script has the same variables as its first task, but a step id of SLURM's own.
+    """
     step = _number(environment, "SLURM_STEP_ID")
     if step is None:
         step = _number(environment, "SLURM_STEPID")
@@ -145,7 +148,7 @@ def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
 
 
 def _of_the_rendezvous(environment: Mapping[str, str]) -> str:
-    """Return the address at which the ranks meet; without one, their parent process on this machine."""
+    """Return the ranks' rendezvous address; without one, the parent process that they have in common."""
     port = environment.get("MASTER_PORT")
     return f"{environment.get('MASTER_ADDR', '')}:{port}" if port else _common_parent()
 
@@ -155,7 +158,10 @@ def _common_parent() -> str:
 
 
 def _of_the_process_group() -> Place | None:
-    """Return the place in torch's process group. Processes of `mp.spawn`, for example, have no variables."""
+    """Return the place in torch's process group; ``None`` without a group.
+
+    Some processes, for example those of `mp.spawn`, have no launcher's variables.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     # In a torch built without distributed support the module exists but lacks this function.
     initialized = getattr(distributed, "is_initialized", None)

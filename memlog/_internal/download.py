@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 _POLL = 0.1
-"""Seconds between checks of how much has arrived."""
+"""Seconds between checks of the number of bytes that have arrived."""
 
 _T = TypeVar("_T")
 
@@ -21,7 +21,7 @@ def watched(
 ) -> _T:
     """Run a download in a thread, and report the bytes that arrive meanwhile.
 
-    The thread is a daemon: a tracker that stops answering does not keep the command from ending.
+    The thread is a daemon. So the command can end even if the tracker no longer answers.
 
     Args:
         download: Downloads into ``directory``. Its result is returned, and its exception is raised.

@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 generation = 0
 """Number of forks between the first process and this one.
 
-An object that stored a smaller number was copied by a fork.
+If an object has stored a smaller number, a fork has copied the object.
 """
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
-"""Functions that create each lock, by owner and attribute name."""
+"""Function that creates each lock, by owner and attribute name."""
 
 
 def _forked() -> None:

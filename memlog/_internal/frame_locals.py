@@ -1,10 +1,14 @@
 """Local variables of running functions, read without an effect on the program.
 
-Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary that stays with the
-frame, and would keep the values alive. So the dictionary is emptied again. ``locals()`` returns the same
-dictionary to the program, so a function that may use it is not read. While a trace function is set, no
-function is read, because Python may write the dictionary back into the variables. A trace function of another
-thread can't be noticed, so up to Python 3.12 the functions of other threads must not be read.
+Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary. The frame keeps this
+dictionary, and so the values, alive. Therefore, up to Python 3.12:
+
+* The dictionary is emptied after it was read.
+* A function that may call ``locals()`` is not read, because ``locals()`` returns the same dictionary to it.
+* No function is read while a trace function is set, because Python may then write the dictionary back into
+  the variables.
+* The caller must not read functions of other threads, because another thread's trace function can't be
+  detected.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ _USES_LOCALS_ALONE: Final = ("vars", "dir")
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 _PREPARES: Final = ("PUSH_NULL", "CACHE", "PRECALL")
 _OWN_REFERENCES: Final = 3
-"""References to a frame's dictionary: by the frame, by a variable here, and by getrefcount's argument."""
+"""Number of references to a frame's dictionary if the program has none: by the frame, by a variable here, and
+by getrefcount's argument."""
 
 
 def local_variables(frame: FrameType) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def local_variables(frame: FrameType) -> dict[str, Any]:
         return {}
     snapshot = frame.f_locals
     variables = dict(snapshot)
-    if sys.getrefcount(snapshot) <= _OWN_REFERENCES:  # otherwise a debugger may hold it, too
+    if sys.getrefcount(snapshot) <= _OWN_REFERENCES:  # otherwise a debugger may use it, too
         snapshot.clear()
     return variables
 

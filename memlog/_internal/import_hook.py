@@ -18,7 +18,7 @@ class ImportWatch:
     """A finder on ``sys.meta_path`` that calls back once, right after a module has been imported.
 
     Args:
-        names: Full names of modules. The one that is imported first triggers the callback.
+        names: Full names of modules. The module that is imported first triggers the callback.
         callback: Takes the module. It must not raise: the exception would reach the user's ``import``.
     """
 
@@ -44,7 +44,7 @@ class ImportWatch:
         return None
 
     def _loaded(self, module: "ModuleType") -> None:
-        # Not in find_spec(): code that only checks if a module is installed calls that, too.
+        # Not in find_spec(): code that only checks if a module is installed calls find_spec(), too.
         if self in sys.meta_path:
             self.remove()
             self._callback(module)

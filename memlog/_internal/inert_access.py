@@ -20,7 +20,7 @@ _class_name: Any = type.__dict__["__name__"].__get__
 CONTAINERS: Final[tuple[type, ...]] = (list, dict, set, deque, bytearray)
 """Types that can grow in place. A subclass counts as its base."""
 _LONGEST: Final = 60
-"""Maximum characters of a key or a name that is shown."""
+"""Maximum number of characters of a key or a name that are shown."""
 
 
 def bases(kind: type) -> tuple[type, ...]:
@@ -129,7 +129,7 @@ def module_file(name: object) -> str:
 
 
 def attribute_name(owner: object, value: object) -> str | None:
-    """Return the instance attribute or slot of ``owner`` that refers to ``value``; ``None``: none does."""
+    """Return the name of the attribute or slot of ``owner`` that is ``value``; ``None`` if there is none."""
     attributes = instance_dict(owner)
     if attributes is not None:
         key = key_of(attributes, value)
@@ -158,6 +158,6 @@ def key_of(mapping: dict[Any, Any], value: object) -> str | None:
         for key, one in dict.items(mapping):
             if one is value and type(key) is str:
                 return shown(key)
-    except RuntimeError:  # another thread changed it meanwhile
+    except RuntimeError:  # another thread changed the mapping meanwhile
         return None
     return None

@@ -25,12 +25,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The options of ``memlog run``. Their names are those of `memlog.settings.Settings`.
 
     Attributes:
-        pid: Process id of the launched process. It is the first field: ``launch/site/sitecustomize.py``
-            relies on that.
+        pid: Process id of the launched process. It must be the first field, because
+            ``launch/site/sitecustomize.py`` relies on this order.
         directory: Folder that holds the runs' folders. The path is absolute because a script may change its
             working directory.
         changed: Modification time of ``directory`` before the launch, in nanoseconds of the file system's
-            clock; ``None``: the folder did not exist. A new run changes it.
+            clock; ``None``: the folder did not exist. A new run changes the folder's modification time.
     """
 
     pid: int

@@ -25,9 +25,9 @@ LICENSES = "LICENSES.txt"
 
 _MEMLOG = Path(__file__).parents[1]
 _TIMEOUT = 180
-"""Seconds."""
+"""Maximum seconds that npm may take to download a package."""
 _MAX_COMPLAINT = 64 * 1024
-"""Bytes of npm's error output that are read."""
+"""Maximum bytes of npm's error output that are searched for the reason of a failure."""
 _COMPLAINT = re.compile(r"npm (?:error|ERR!)\s+(.+)")
 _OWN_LICENSE = "package/LICENSE"
 
@@ -38,7 +38,7 @@ ASK_NPM = (
 
 
 class FetchError(Exception):
-    """A package can't be fetched; one line with the reason.
+    """A package can't be fetched. The message is one line with the reason.
 
     Attributes:
         remedy: Action that the user can take.
@@ -85,7 +85,7 @@ class NpmPackage:
 
         Args:
             announce: Called with one line before the package is fetched; ``None``: do not fetch it, and
-                return ``None`` if it is missing.
+                return ``None`` if the package is missing.
 
         Raises:
             FetchError: npm is not installed, failed, or fetched something else.
@@ -104,7 +104,10 @@ class NpmPackage:
         return cached
 
     def is_complete(self, folder: Path) -> bool:
-        """Return True if ``folder`` is complete. Two files show that: `fetch` moves a folder as a whole."""
+        """Return True if ``folder`` is complete.
+
+        Two files are enough for the check, because `fetch` moves the whole folder at once.
+        """
         return (folder / self.needed).is_file() and (folder / LICENSES).is_file()
 
     def fetch(self, target: Path) -> None:

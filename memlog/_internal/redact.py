@@ -54,13 +54,13 @@ _SOLID = {
 _LOOSE = {solid: blank for blank, solid in _SOLID.items()}
 
 _MAX_ADDRESS = 4096
-"""Longest address that `remember` reads, in characters."""
+"""Maximum number of characters of an address that `remember` reads. Longer addresses are ignored."""
 _MAX_PATTERNS = 16
 """Maximum number of patterns of one address."""
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Minimum characters of a secret with blanks that is removed from texts even without its address."""
+"""Minimum characters of a secret with blanks that is removed even from a text without its address."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped: each string is one library's choice."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
@@ -74,7 +74,7 @@ _known: re.Pattern[str] | None = None
 def without_credentials(text: str) -> str:
     """Return ``text`` without users, passwords, keys and tokens.
 
-    An address ends at the first blank, unless `remember` was called with it.
+    An address ends at the first blank, unless `remember` was called with the address.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
@@ -109,7 +109,7 @@ def bare_address(address: str) -> str:
 
 
 def remember(*addresses: str | None) -> None:
-    """Remove the users and passwords of these addresses from every later text.
+    """Make `without_credentials` remove the users and passwords of these addresses from every later text.
 
     Clients print an address in several spellings: escaped or not, with several blanks as one, or only the
     part after a "/" in the password.
@@ -126,7 +126,7 @@ def remember(*addresses: str | None) -> None:
 
 
 def _patterns(address: str) -> Iterator[str]:
-    """Yield patterns of the user and password of an address, and of secrets with blanks in it."""
+    """Yield patterns of an address's user and password, and of the address's secrets that contain blanks."""
     scheme = _SCHEME.search(address)
     if scheme is None or len(address) > _MAX_ADDRESS:
         return
@@ -164,7 +164,7 @@ def _settings(spelling: str) -> Iterator[str]:
 
 
 def _secret_pattern(secret: str) -> Iterator[str]:
-    """Yield a pattern of a secret with blanks; no other pattern finds where it ends in a message."""
+    """Yield a pattern of a secret that contains blanks. No other pattern finds the end of such a secret."""
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
 
@@ -185,8 +185,8 @@ def _unescaped(escaped: re.Match[str]) -> str:
 def _without_user(word: re.Match[str]) -> str:
     """Return a word without the text between a scheme and the last @.
 
-    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, too
-    much is removed, which is safe. An address whose scheme is followed by a path, such as
+    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, a part
+    of the path is removed, too, which is safe. An address whose scheme is followed by a path, such as
     sqlite:////home/me@work/mlflow.db, has no user.
     """
     text = word[0]

@@ -1,7 +1,8 @@
 """Limits on the size and duration of servers' answers, in the helper process and in memlog's commands.
 
-The trackers' clients limit only the time between two bytes. A server that sends one byte a second would hold
-them for hours. An endless answer, or a small one that unpacks to a huge size, would take all memory.
+The trackers' clients limit only the time between two bytes. A server that sends one byte a second would keep
+a client waiting for hours. An endless answer, or a small answer that unpacks to a huge size, would take all
+memory.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ MAX_ANSWER = 32 * 1024**2
 """Maximum unpacked bytes of an answer that a client reads into memory. A list of thousands of files has
 2 MiB. Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
-"""Seconds for an answer that is read into memory, and for an answer whose client sets no limit."""
+"""Maximum seconds for an answer that is read into memory, or whose client sets no limit."""
 RATE = 1024
-"""Bytes a second that an answer must transfer to go on after its time limit."""
+"""Minimum bytes a second that an answer must have transferred to continue after its time limit."""
 
 
 def bound_answers() -> None:
@@ -51,7 +52,7 @@ def bound_answers() -> None:
 def waiting_at_most(seconds: float) -> Iterator[None]:
     """Limit the time of each answer to ``seconds``, even if its client would wait longer.
 
-    Bytes that arrive extend the time, as `RATE` says.
+    Each `RATE` bytes that arrive extend the time by a second.
     """
     before, _TimedReader.limit = _TimedReader.limit, seconds
     try:

@@ -3,8 +3,8 @@
 A run's folder may come from another user, or another process may write to it at the same time. A new file is
 created under a random name that does not exist yet, and then replaces the old file. Only regular files are
 read. Every folder below the root is opened without following links, and the next name is looked up relative
-to the open folder. So no path can change between check and use. The root itself may be reached through links:
-the user named it.
+to the open folder. So no path can change between check and use. The path of the root itself may contain
+links, because the user named it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_plain(root: Path, name: str, max_bytes: int) -> bytes:
     """Return the content of a file below ``root``.
 
     Raises:
-        OSError: as `open_plain`, or the file is larger than ``max_bytes``.
+        OSError: As in `open_plain`, or the file is larger than ``max_bytes``.
         ValueError: ``name`` leads out of ``root``.
     """
     with open_plain(root, name) as file:

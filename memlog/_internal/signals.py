@@ -1,7 +1,7 @@
 """Distinction between memlog's errors and exceptions that a user's signal handler raises inside memlog.
 
-A signal handler can run between any two instructions, so also inside memlog. Its exception, such as the end
-of a time limit, is meant for the training loop and must reach it.
+A signal handler can run between any two instructions, also inside memlog. Its exception, for example that a
+time limit has passed, is meant for the training loop and must reach the loop.
 """
 
 from __future__ import annotations

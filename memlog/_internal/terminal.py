@@ -36,7 +36,7 @@ def say(message: str) -> None:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # a program without a terminal has none
+    if stream is None:  # a program without a terminal may have no stream
         return
     try:
         stream.write(f"{text}\n")

@@ -81,13 +81,13 @@ class Reader:
         return token
 
     def took_word(self, *words: str) -> bool:
-        """Consume the next token if it is one of these words; return whether it was."""
+        """Consume the next token if it is one of these words. Return True if it was consumed."""
         found = self.next.kind == "word" and self.next.text in words
         self._at += found
         return found
 
     def took_sign(self, sign: str) -> bool:
-        """Consume the next token if it is this sign; return whether it was."""
+        """Consume the next token if it is this sign. Return True if it was consumed."""
         found = self.next.kind == "sign" and self.next.text == sign
         self._at += found
         return found
@@ -102,7 +102,7 @@ class Reader:
         )
 
     def comparison(self) -> Comparison | None:
-        """Consume and return a comparison; ``None`` if the next token is none."""
+        """Consume and return a comparison sign; ``None`` if the next token is no comparison sign."""
         for comparison in _COMPARISONS:
             if self.took_sign(comparison):
                 return comparison
@@ -122,7 +122,10 @@ class Reader:
         return owner, measure
 
     def refuse_torchs_name(self) -> None:
-        """Raise an error if a device is spelt as in torch, ``cuda:0.peak``: the colon marks a level here."""
+        """Raise an error if a device is spelt as in torch, ``cuda:0.peak``.
+
+        In an alert rule, a colon ends the alert's level.
+        """
         owner, colon, number, dot, measure = (
             self._tokens[min(self._at + ahead, len(self._tokens) - 1)] for ahead in range(5)
         )

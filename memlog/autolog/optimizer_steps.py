@@ -2,15 +2,15 @@
 
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
 clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
-once. If several optimizers alternate, one of them is counted. If the clock becomes inactive, or another
-optimizer replaces it, the other optimizer is the clock from then on.
+once. If several optimizers alternate, only the clock's steps count. If the clock becomes inactive, or if the
+program replaces it by another optimizer, the other optimizer becomes the clock.
 
 Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
 however many there are.
 
-A step that a ``GradScaler`` skips calls no hook, and a micro-batch of an accumulated gradient is not a step:
-neither has an event. A step inside ``torch.compile`` has none either, because reading memory there would
-break the graph.
+A step that a ``GradScaler`` skips calls no hook, so it has no event. A micro-batch of an accumulated gradient
+has no event, because it has no optimizer step. A step inside ``torch.compile`` has no event, because reading
+memory there would break the graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
 """Steps by other optimizers after which the clock counts as inactive."""
 _SETTLED = 2
-"""Steps of the clock after which memlog knows how many steps others usually make between two of them."""
+"""Number of the clock's steps after which memlog knows how many steps other optimizers usually make between
+two steps of the clock."""
 _PARTNERS = 32
 """Maximum number of optimizers that are remembered as alternating with the clock."""
 
@@ -43,11 +44,11 @@ class OptimizerClock:
     meanwhile. So the step number is again the number of the old clock's steps.
 
     Args:
-        on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
-            not raise.
+        on_step: Called with the optimizer after each step that counts, on the thread that made the step.
+            Must not raise.
 
     Attributes:
-        on_step: May be replaced at any time.
+        on_step: The function above. It can be replaced at any time.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
@@ -60,7 +61,12 @@ class OptimizerClock:
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step; ``backward``: number of the backward pass around it, if any."""
+        """Handle the beginning of a step.
+
+        Args:
+            optimizer: The optimizer whose step begins.
+            backward: Number of the backward pass in which the step begins; ``None``: no pass is running.
+        """
         nested = bool(self._running) and id(optimizer) not in self._running
         self._running.append(id(optimizer))
         # True from the second step within one backward pass on.
@@ -96,7 +102,7 @@ class OptimizerClock:
                 self.on_step(optimizer)
 
     def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
-        """Handle a step of an optimizer that is not the clock: it may be a former clock, or a new one."""
+        """Handle a step of an optimizer that is not the clock, but may be a former clock or the next one."""
         meanwhile = [period]
         for former in reversed(self._before):
             if sum(between.steps for between in meanwhile) >= INACTIVE_AFTER:
@@ -117,13 +123,13 @@ class OptimizerClock:
 
 
 class _ClockPeriod:
-    """Period in which one optimizer is the clock, and the steps of others in that period.
+    """Period in which one optimizer is the clock, and counts of all optimizers' steps in that period.
 
     Attributes:
         clock: Weak reference to the optimizer.
         steps: Number of the clock's steps.
-        others: Steps of other optimizers since the clock's last step.
-        separate: Steps among ``others`` that were not nested in a third optimizer's step.
+        others: Number of steps of other optimizers since the clock's last step.
+        separate: Number of the steps among ``others`` that were not nested in a third optimizer's step.
         partners: Weak references to optimizers that alternate with the clock.
     """
 
@@ -137,7 +143,7 @@ class _ClockPeriod:
         self._to_skip = 0
 
     def clock_stepped(self) -> bool:
-        """Note a step of the clock. Return True if it counts."""
+        """Note a step of the clock. Return True if this step counts."""
         self.steps += 1
         self._longest = max(self._longest, self.separate)
         self.others = self.separate = 0
@@ -175,7 +181,9 @@ class _ClockPeriod:
 
 
 class Autolog:
-    """Installation of an `OptimizerClock` in torch, now or when torch is imported, and of trainers' packages.
+    """Installer of an `OptimizerClock` in torch, now or as soon as torch is imported.
+
+    It also imports memlog's packages for trainers (`memlog.autolog.trainers`).
 
     Args:
         on_step: Called with the optimizer after each step that counts.
@@ -220,9 +228,9 @@ class Autolog:
 
 
 def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
-    """Return a hook for torch that does nothing in a compiled graph, and so does not break the graph.
+    """Return an optimizer hook that does nothing while torch compiles, so that it does not break the graph.
 
-    ``torch`` may not be fully imported yet.
+    When this function is called, ``torch`` may not be fully imported yet.
     """
 
     def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -244,8 +252,8 @@ def wait_for_a_session(autolog: Autolog) -> None:
 def listen(on_step: Callable[[Any], None]) -> Autolog:
     """Return the `Autolog` that waits for this session, or a new one.
 
-    If an optimizer's step begins the session, the call comes from torch's own hook. Hooks can't be added
-    while torch runs its hooks.
+    If an optimizer's step begins the session, this function is called from a hook of torch. Hooks can't be
+    added while torch runs its hooks. So an `Autolog` that has added its hooks before is used then.
     """
     global _waiting
     autolog, _waiting = _waiting, None

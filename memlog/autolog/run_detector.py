@@ -27,7 +27,10 @@ from memlog.sink import (
 
 @dataclass(eq=False)
 class RunDetector:
-    """Detector of active runs, on the publishing thread, because MLflow's active run belongs to a thread."""
+    """Detector of the user's active runs.
+
+    It works on the publishing thread, because MLflow has one active run per thread.
+    """
 
     _backends: Mapping[str, Backend]
     _journal: JournalWriter
@@ -36,19 +39,19 @@ class RunDetector:
     _diagnostics: Diagnostics
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
-    """Called on the publishing thread whenever a writer joins a run."""
+    """Called on the publishing thread whenever an in-process writer begins to write to a run."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
     """Called on the publishing thread with each run that was joined, and its backend's name."""
     _may_join: Callable[[], bool] = lambda: True
-    """Called when there is a new run. Returns False if another rank's run is the one to join."""
+    """Called when there is a new run. Returns False if only another rank may join the user's runs."""
     _opened_own: Callable[[str], bool] = lambda _: False
-    """Returns, by a backend's name, whether memlog has opened a run of its own there."""
+    """Takes a backend's name. Returns whether memlog has opened its own run in that backend."""
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
     """The run that was joined last, by backend."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
-    """Id of the run that was active when `join` joined another one, by backend."""
+    """Id of the run that was active when `join` joined another run, by backend."""
     _missing: set[str] = field(default_factory=set, init=False)
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
@@ -79,13 +82,13 @@ class RunDetector:
         return joined
 
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
-        """Join a run that a logger holds, until the user opens another one.
+        """Join a run that a logger holds, until the user opens another run.
 
         Never raises. If the session uses other backends only, nothing happens.
 
         Args:
             name: The backend's name.
-            known: The run, as far as the caller knows it.
+            known: The run; fields that the caller does not know are ``None``.
             next_step: The session's next step.
         """
         if not self._may_join():
@@ -108,7 +111,7 @@ class RunDetector:
                 self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
-        """Print a line if there is no such backend, or its client is not installed."""
+        """Print a line if no backend has this name, or if the backend's client is not installed."""
         if name not in self._missing:
             self._missing.add(name)
             try:
@@ -119,7 +122,7 @@ class RunDetector:
                 )
 
     def begin_step(self, step: int, number: int | None) -> bool:
-        """Join new runs at a step, which is also the first step of runs that have none so far. Never raises.
+        """Join new runs at a step. Joined runs that have no step yet begin with this step. Never raises.
 
         Args:
             step: The session's step.
@@ -147,7 +150,7 @@ class RunDetector:
                 backend.active_run()
 
     def connect(self) -> None:
-        """Send the helper process each client's connection data. Users may set it after ``init``."""
+        """Send the helper process each client's connection data. Users can set this data after ``init``."""
         for name, backend in self._backends.items():
             with self._diagnostics.contained(f"finding out how {name} connects"):
                 connection = backend.connection()
@@ -164,7 +167,7 @@ class RunDetector:
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
-        """Return False for the run that was active already when `join` joined another one."""
+        """Return False for the run that was already active when `join` joined another run."""
         if name not in self._not_wanted:
             return True
         if run.run_id == self._not_wanted[name]:
@@ -186,7 +189,7 @@ class RunDetector:
         self._on_joined(name, self._point_to(name, run, offset))
 
     def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:
-        """Let later events belong to a run, here and in the helper process."""
+        """Assign later events to a run, in the journal and in the helper process."""
         binding, writer = binding_of(run, offset), self._writers.get(name)
         if writer is not None:
             writer.count_from(run.run_id, offset)
@@ -198,7 +201,7 @@ class RunDetector:
 
 
 def _completed(backend: Backend, known: TrackerRun) -> TrackerRun | None:
-    """Return a run completed by its backend; ``None`` if memlog can't write to it."""
+    """Return a run with the fields that its backend adds; ``None`` if memlog can't write to the run."""
     if isinstance(backend, JoinableBackend):
         return backend.run_of(known.run_id, known.uri, known.name)
     return known

@@ -22,8 +22,8 @@ class RunParameters:
     """Publisher of the run's parameters and of new devices.
 
     Attributes:
-        published: True after the parameters were published. Set it to False if the user opens another run,
-            which then gets them too.
+        published: True after the parameters were published. The caller sets it to False if the user opens
+            another run, so that this run gets the parameters too.
     """
 
     _settings: Settings
@@ -37,7 +37,10 @@ class RunParameters:
     published: bool = field(default=False, init=False)
 
     def publish(self, devices: tuple[DeviceReading, ...]) -> None:
-        """Publish new devices. Once, also publish the parameters and send the clients' connection data."""
+        """Publish new devices.
+
+        If the parameters were not `published` yet, also publish them and send the clients' connection data.
+        """
         if not self.published:
             self.published = True
             self._before()

@@ -1,4 +1,4 @@
-"""The count of steps of each tracker's run, and the numbers that a trainer gives its steps."""
+"""Step numbers: those of each tracker's run, and those that a trainer gives its steps."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable
 from memlog._internal.diagnostics import Diagnostics
 
 MAX_NUMBER = 2**53
-"""Largest number of a step that memlog takes: trackers and pages store numbers as floats."""
+"""Largest step number that memlog accepts, because trackers and pages store numbers as floats."""
 
 
 class RunOffsets:
-    """Offsets of the tracker's runs, `memlog.journal.Binding.offset`: the session's step minus the run's.
+    """Offset of each tracker's run (`memlog.journal.Binding.offset`): the session's step minus the run's.
 
-    The first run of a backend counts as the session does, since it also gets the data recorded before it.
-    Each later run begins at 0. A run to which the user returns keeps its count.
+    The first run of a backend has the session's step numbers, because it also gets the data recorded before
+    memlog joined the run. Each later run begins at step 0. If the user returns to a run, the run keeps its
+    offset.
 
     Args:
-        opened_own: Returns, by a backend's name, whether memlog has opened a run of its own there. That run
-            then has everything that was recorded so far.
+        opened_own: Takes a backend's name. Returns whether memlog has opened its own run in that backend. If
+            so, memlog's run has the data recorded so far, and the user's first run begins at step 0.
     """
 
     def __init__(self, opened_own: Callable[[str], bool]) -> None:
@@ -37,12 +38,12 @@ class RunOffsets:
         return offset
 
     def begin_at(self, step: int, number: int | None) -> list[tuple[str, str, int]]:
-        """Note a step of the session: the runs without a step so far begin with it.
+        """Note a step of the session. It is the first step of each run that has no step yet.
 
         Args:
             step: The session's step.
-            number: The number that the trainer gave the step; these runs use it, too. ``None``: the trainer
-                gave none.
+            number: The number that the trainer gave the step. Runs that begin with this step use it as their
+                own step number. ``None``: the trainer gave no number.
 
         Returns:
             The runs whose offset has changed: backend, run and offset.
@@ -66,19 +67,23 @@ class TrainerNumbers:
     def step_of(self, number: int, next_step: int) -> int:
         """Return the session's step for a trainer's number.
 
-        If the number jumps ahead, the step does, too. If it goes back, the step is the next one.
+        If the trainer's number jumps ahead, the session's step does, too. If the number goes back, the
+        session's step is ``next_step``.
         """
         if number + self._shift < next_step:
             self._shift = next_step - number
         return number + self._shift
 
     def recorded(self, number: int, step: int) -> None:
-        """Note that a step was recorded before its number was known."""
+        """Note the trainer's number of a step that was recorded before this number was known."""
         self._shift = step - number
 
 
 def checked_number(number: object, diagnostics: Diagnostics) -> int | None:
-    """Return a step's number as an integer; ``None`` for no number or an invalid one, which is counted."""
+    """Return a step's number as an integer; ``None`` if it is missing or invalid.
+
+    An invalid number is counted and printed.
+    """
     if number is None:
         return None
     with diagnostics.contained("reading a step's number"):

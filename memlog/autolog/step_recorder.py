@@ -26,12 +26,12 @@ NO_STEPS = f"nothing was recorded: {NOT_NOTICED}"
 
 
 class BatchRecorder:
-    """Recorder of steps: numbers them, reads memory at each and publishes a batch event.
+    """Recorder of steps. It numbers the steps, reads memory at each step, and publishes a batch event.
 
     Args:
         settings: Which steps to publish, and the first step's number.
         run_detector: Searches for the user's runs before each event.
-        model: Its size is recorded once.
+        model: The user's model. Its size becomes one of the run's parameters.
         before_parameters: Called before the run's parameters are published. Must not raise.
 
     Attributes:
@@ -81,10 +81,10 @@ class BatchRecorder:
             self._record()
 
     def step_by_hand(self, number: object = None) -> None:
-        """Record a step that the caller reports. From now on only the caller counts. Never raises.
+        """Record a step that the caller reports. From now on only the caller's steps count. Never raises.
 
         Args:
-            number: The caller's own number of the step; ``None``: it has none.
+            number: The caller's own number of the step; ``None``: the caller has no number.
         """
         if self._is_forked_copy():
             return
@@ -114,7 +114,7 @@ class BatchRecorder:
         self._claimed = False
 
     def count(self, number: object = None) -> tuple[int, Batch | None] | None:
-        """Do the same as `step_by_hand`, and return the session's step and its event.
+        """Record a step as `step_by_hand` does; return the session's step number and the step's event.
 
         The event is ``None`` if none was published for this step.
         """
@@ -125,7 +125,7 @@ class BatchRecorder:
         return step, last if last is not None and last.step == step else None
 
     def _is_forked_copy(self) -> bool:
-        """Return True in a forked process, which records nothing. Print this once in each such process."""
+        """Return True in a forked process, where nothing is recorded. Print a message once per process."""
         if fork.generation == self._generation:
             return False
         if self._warned_in != fork.generation:
@@ -145,12 +145,15 @@ class BatchRecorder:
 
     @property
     def last_or_first_step(self) -> int:
-        """Last completed step; before there is one, the first step, for the phases that end before it."""
+        """Last completed step, or the first step if no step is completed.
+
+        So phases before the first step have a step number, too.
+        """
         return self._next - 1 if self._begun else self._next
 
     @property
     def next_step(self) -> int:
-        """The step that ends next."""
+        """Number of the step that ends next."""
         return self._next
 
     def warn_if_no_steps(self) -> None:
@@ -212,15 +215,15 @@ def run_event(settings: Settings, begun_us: int) -> Run:
 
 
 def _device_type(optimizer: Any) -> str:
-    """Return the type of the device that holds the parameters.
+    """Return the type of the device that holds an optimizer's first parameter.
 
-    MPS can't be queried without initialising it.
+    memlog can't ask MPS instead, because that would initialise MPS.
     """
     return str(next(iter(optimizer.param_groups[0]["params"])).device.type)
 
 
 class HealthReport:
-    """memlog's own cost and errors, published from time to time."""
+    """Publisher of memlog's own cost and errors, about every `HEALTH_INTERVAL_NS` nanoseconds."""
 
     def __init__(self, bus: EventBus, journal: JournalWriter, diagnostics: Diagnostics) -> None:
         self._bus = bus
@@ -232,7 +235,7 @@ class HealthReport:
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def add(self, spent_ns: int, now_ns: int) -> bool:
-        """Add a step's time on the trainer's thread. Return True if a health event is due."""
+        """Add the time that memlog took at a step. Return True if a health event is due."""
         self._spent += spent_ns
         self._steps += 1
         return now_ns >= self._due
@@ -240,8 +243,10 @@ class HealthReport:
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publish a health event after ``step``, and return it.
 
-        ``unjudged``: at the end of the run, the rules that were never judged, with the reason. ``None``: the
-        run has not ended.
+        Args:
+            step: Last completed step; ``None``: no step is completed.
+            unjudged: At the end of the run, the reason why each rule was never judged, by rule. ``None``: the
+                run has not ended.
         """
         self._total += self._spent
         self._all_steps += self._steps

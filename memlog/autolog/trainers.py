@@ -9,12 +9,12 @@ from memlog._internal.diagnostics import warn
 from memlog._internal.import_hook import ImportWatch
 
 _PACKAGES = {"transformers.trainer": "memlog_transformers"}
-"""memlog's package for each trainer's module, for libraries that do not find memlog's callbacks by
-themselves. A table here, because reading entry points would take milliseconds at every ``init``."""
+"""memlog's package for each trainer's module, for libraries that do not load memlog's callbacks themselves.
+memlog uses no entry points for this, because reading them would take milliseconds at every ``init``."""
 
 
 class TrainerWatch:
-    """Watch for the modules of trainers' libraries, imported already or later."""
+    """Importer of memlog's package for each trainer's library, as soon as the script imports the library."""
 
     def __init__(self) -> None:
         self._watches: list[ImportWatch] = []

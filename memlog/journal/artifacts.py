@@ -38,7 +38,7 @@ def keep(
     Args:
         run: The run.
         source: The file.
-        name: Its name in the run; ``None``: the file's own name. Characters other than letters, digits,
+        name: Name of the copy; ``None``: the file's own name. Characters other than letters, digits,
             ``.``, ``_`` and ``-`` become ``_``.
         kind: One word for its content, such as ``flamegraph``; characters are replaced as in ``name``.
         names: Assigns different names to files that the user named differently; ``None``: the name is
@@ -66,7 +66,7 @@ def keep(
 def open_artifact(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
     """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
 
-    The journal is untrusted, so its path may lead elsewhere.
+    The journal is untrusted, so the path in it may lead out of the folder.
     """
     if not artifact.path.startswith(f"{run.artifacts.name}/"):
         return None
@@ -107,11 +107,12 @@ class Names:
     """
 
     def __init__(self) -> None:
-        # The user's names are not empty, so even a user's file of the same name and kind gets another name.
+        # The empty text equals no user's name. So a user's file with the name and the kind of one of these
+        # files gets another name.
         self._names = {name: ("", kind) for name, kind in _OWN}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:
-        """Return the name and the kind to save a file under: the same result for the same arguments.
+        """Return the name and the kind under which a file is saved; always the same for the same arguments.
 
         Raises:
             ValueError: The name or the kind is not text, or no usable character is left of it.

@@ -1,4 +1,4 @@
-"""Drop most steps while a journal is far above its limit, until its helper process has made it smaller."""
+"""Drop most steps while a journal is far above its limit, until the helper process has made it smaller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of a journal that is too large."""
 EVERY = 1_000
-"""While the journal is too large, one of this many steps without a new peak is written."""
+"""Of this number of steps without a new peak, one is written while the journal is too large."""
 
 
 class Backpressure:
@@ -20,8 +20,8 @@ class Backpressure:
 
     Args:
         directory: The run's folder.
-        limit: Maximum bytes of its journal; ``None``: no limit. The journal is too large above 1.5 times the
-            limit; below that, the helper process makes it smaller.
+        limit: Maximum bytes of the run's journal; ``None``: no limit. Above the limit, the helper process
+            makes the journal smaller. Above 1.5 times the limit, the journal is too large.
         diagnostics: Counts the steps that are dropped.
     """
 
@@ -42,7 +42,7 @@ class Backpressure:
             self.active = self._folder_size() > self._ceiling
 
     def admits(self, event: Event) -> bool:
-        """Return True if ``event`` is to be written; count it as dropped if not."""
+        """Return True if ``event`` is to be written. Otherwise count the event as dropped."""
         if not isinstance(event, Batch):
             return True
         if time.monotonic() >= self._next_look:

@@ -1,9 +1,8 @@
 """Make a closed segment smaller: thin frequent events, keep rare events and every peak.
 
-The compacted segment replaces the old one atomically. A crash leaves one of the two, and a process that is
+The compacted segment replaces the old one atomically. After a crash, one of the two exists. A process that is
 reading the old segment can read it to its end. A `Gap` replaces removed lines and holds their number and
-length. So positions in the segment stay valid, and readers count the missing events as thinned and not as
-lost.
+length. So positions in the segment stay valid, and readers count the removed events as thinned, not as lost.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
-"""Returns an event's values by name; `compact` keeps the event with the greatest value of each name in a
-window. ``None``: the event is always kept."""
+"""Function that returns an event's values by name. Of each name, `compact` keeps the event with the greatest
+value in a window. ``None``: the event is always kept."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
 
 
 def is_compactable(path: Path) -> bool:
-    """Return True if a segment was not compacted yet, and its header is readable and of a known version."""
+    """Return True if a segment was not compacted yet, and its header is readable and has a known schema."""
     try:
         with open_plain(path.parent, path.name) as file:
             header = _HEADER.decode(file.readline(MAX_LINE_BYTES))
@@ -39,14 +38,14 @@ def is_compactable(path: Path) -> bool:
 
 
 def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
-    """Make a segment that has a successor smaller, and return the number of removed events.
+    """Make a closed segment smaller, and return the number of removed events.
 
-    Of each ``window`` consecutive events of one kind, keep the last one and, for each value, the first event
-    in which the value is greatest.
+    A segment is closed if a later segment of its process exists. Of each ``window`` consecutive events of one
+    kind, keep the last event and, for each value, the first event in which the value is greatest.
 
     Args:
-        path: The segment, which `is_compactable`.
-        window: Number of events.
+        path: The segment. `is_compactable` has returned True for it.
+        window: Number of consecutive events of one kind that are compared.
         levels: Returns the values to compare, or ``None`` for events that must stay.
         delivered: True if every sink has received the events.
 
@@ -67,13 +66,16 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
             target.flush()
             os.fsync(target.fileno())
             status = os.fstat(source.fileno())
-            # The segment's time of change tells whether the run is alive, and when it ended.
+            # The modification time stays, because it shows whether the run is alive, and when it ended.
             os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return removed
 
 
 class _Kept:
-    """The lines to keep. Every line that is no record of a frequent kind is kept."""
+    """Choice of the lines to keep, by index.
+
+    A line is kept without comparison if it can't be decoded, or if its event must stay.
+    """
 
     def __init__(self, window: int, levels: LevelsOf) -> None:
         self.indices: set[int] = set()
@@ -98,7 +100,7 @@ class _Kept:
 
 
 class _EventWindow:
-    """Consecutive events of one kind."""
+    """Window of consecutive events of one kind."""
 
     def __init__(self) -> None:
         self.events = 0

@@ -1,4 +1,4 @@
-"""The state of an uploader: saved beside the journal, so that another uploader can continue from it."""
+"""Saved state of an uploader, from which another uploader can continue, and locks between uploaders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
 
 MAX_ALERTS = 1000
-"""Maximum number of alerts of one run that a tracker shows."""
+"""Maximum number of alerts of one run that a tracker shows: the newest."""
 
 MAX_STATE = 64 * 1024**2
-"""Maximum bytes of the saved state of an uploader or an in-process writer. memlog writes smaller ones."""
+"""Maximum bytes of the saved state of an uploader or an in-process writer. A larger file is not memlog's."""
 
 _POLL = 0.1
 """Seconds between attempts to take a lock that another process holds."""
@@ -32,23 +32,23 @@ class Progress(msgspec.Struct, frozen=True):
     """Progress of the delivery of one process's segments."""
 
     sent: Position = START
-    """Position before which every event's final points are delivered."""
+    """Position in the journal up to which all final points are delivered."""
     resume: Position = START
-    """Position to read from, so that a new plan knows its open buckets; never after ``sent``."""
+    """Position from which a new uploader reads, to restore the plan's open buckets; never after ``sent``."""
     open: dict[Axis, Position] | None = None
-    """Position at which each axis's open bucket begins; an axis without one is missing.
+    """Position at which each axis's open bucket begins; an axis without an open bucket is missing.
 
-    The plan does not process earlier events again. Otherwise it could open a bucket that was sent already,
-    because the event that closed it may have been thinned since.
+    The plan does not process earlier events again. Otherwise the plan could open a bucket whose points were
+    already sent, because the event that closed the bucket may have been thinned since.
     """
 
 
 class DeferredRange(msgspec.Struct, frozen=True):
-    """Segments of one process that wait because the tracker refuses the run that they belong to."""
+    """Segments of one process that are not delivered yet, because the tracker refuses their run."""
 
     process: str
     target: str | None
-    """Id of the user's run; ``None``: the sink's own."""
+    """Id of the user's run; ``None``: the sink's own run."""
     until: Position
     """End of the range: the position at which the segments of another run begin."""
     progress: Progress = Progress()
@@ -58,16 +58,16 @@ class RunAlerts(msgspec.Struct):
     """Alerts for one of a tracker's runs."""
 
     alerts: list[Alert] = []
-    """The newest `MAX_ALERTS`."""
+    """The newest alerts, at most `MAX_ALERTS`."""
     sent: int = msgspec.field(default=0, name="told")
-    """Number of these alerts that the tracker has. The file calls it ``told``, as in earlier versions."""
+    """Number of these alerts that the tracker has; named ``told`` in the file, as in earlier versions."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
     """A file that is to be uploaded to one of a tracker's runs."""
 
     target: str | None
-    """Id of the user's run; ``None``: the sink's own."""
+    """Id of the user's run; ``None``: the sink's own run."""
     artifact: Artifact
 
 
@@ -93,13 +93,13 @@ class UploadState(msgspec.Struct, kw_only=True):
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
     continued_by: str | None = None
-    """memlog's id of the restarted session, which continues ``own_run`` and ends it."""
+    """memlog's id of the run that continues ``own_run`` after a restart of the training."""
     joined: list[str] = []
     """Ids of the user's runs that points went to."""
     delivered: int = 0
     """Number of points delivered."""
     provisional: int = 0
-    """Number of points that the sink has not stored yet; sent again if this uploader dies."""
+    """Number of sent points that the sink may still lose. They are sent again if this uploader dies."""
     dropped: dict[str, int] = {}
     """Number of points lost, by reason."""
     files: dict[str, Progress] = {}
@@ -130,7 +130,7 @@ class UploadState(msgspec.Struct, kw_only=True):
             self.held[place] = msgspec.structs.replace(held, progress=progress)
 
     def save(self, run: RunDirectory) -> None:
-        """Replace the saved state atomically: a crash leaves the old or the new one, never half of one."""
+        """Replace the saved state atomically. After a crash, the whole old or the whole new state exists."""
         with replacing(run.path, _state_name(run, self.backend)) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
@@ -145,7 +145,7 @@ class UploadState(msgspec.Struct, kw_only=True):
 
 
 def held_name(process: str, segment: int) -> str:
-    """Return the key of a deferred range that begins with a segment. No process has such a name."""
+    """Return the key of the deferred range that begins with a segment. No process name equals a key."""
     return f"{process}@{segment}"
 
 
@@ -193,7 +193,7 @@ class UploadLock(_Lock):
     """Lock that lets one uploader at a time deliver a run to a backend.
 
     Raises:
-        DeliveryError: Another uploader holds it.
+        DeliveryError: Another uploader holds the lock.
     """
 
     def __init__(self, run: RunDirectory, backend: str) -> None:
@@ -219,7 +219,7 @@ class TakenOver(UploadLock):
     Args:
         run: The run.
         backend: The backend's name.
-        timeout: Seconds to wait for the release.
+        timeout: Maximum seconds to wait for the release.
         is_over: True if the run is over.
 
     Raises:
@@ -268,9 +268,9 @@ def _wanted_name(run: RunDirectory, backend: str) -> str:
 
 
 class HelperLock(_Lock):
-    """Lock that a run's helper process holds while it lives, and `memlog sync` after it.
+    """Lock that a run's helper process holds while it lives. Later, code that completes the run takes it.
 
-    As a context manager it returns True if it was free, and no uploader of the run is at work.
+    The value of the ``with`` statement is True if the lock was free and no uploader of the run is at work.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -286,7 +286,7 @@ class HelperLock(_Lock):
 
 
 def _is_held(path: Path) -> bool:
-    """Return True if a process holds the lock of this file."""
+    """Return True if a process holds the lock on a file."""
     try:
         with open_plain(path.parent, path.name) as file:
             return not _locked(file, shared=True)

@@ -7,9 +7,9 @@ import os
 import time
 
 SLOW_WRITE_NS = 1_000_000
-"""Nanoseconds above which a write is slow."""
+"""Nanoseconds above which a write counts as slow."""
 SLOW_WRITES = 20
-"""Number of slow writes, out of `WINDOW`, from which on the disk counts as slow."""
+"""Minimum number of slow writes among `WINDOW` writes at which the disk counts as slow."""
 WINDOW = 200
 
 _write = ctypes.PyDLL(None).write
@@ -59,11 +59,11 @@ class Disk:
 
 
 def write_keeping_the_gil(fd: int, data: bytes) -> int:
-    """Write like `os.write`, but keep the GIL, so that no other thread's work adds to the time.
+    """Write like `os.write`, but keep the GIL, so that other threads do not make the call longer.
 
     Raises:
         OSError: Nothing was written.
     """
     written: int = _write(fd, data, len(data))
-    # On failure os.write repeats the call: it raises the right error, and repeats after a signal (EINTR).
+    # On failure, os.write makes the call again: it raises the right error, and retries after EINTR.
     return written if written >= 0 else os.write(fd, data)

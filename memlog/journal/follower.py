@@ -14,7 +14,7 @@ class Follower:
 
     Args:
         run: The run's folder.
-        target: Returns the id of the user's run that a segment's events belong to; ``None``: skip them.
+        target: Returns the id of the user's run that a segment's events belong to; ``None`` to skip them.
     """
 
     def __init__(self, run: RunDirectory, target: Callable[[Header], str | None]) -> None:
@@ -28,7 +28,7 @@ class Follower:
         self._files = []
 
     def news(self) -> Iterator[tuple[str, Header, Event]]:
-        """Return the events since the last call, with their run's id and their segment's header."""
+        """Yield the events since the last call, each with the user's run's id and the segment's header."""
         everything = not self._files
         self._files = self._files or self._run.files()
         for file in self._files:
@@ -58,7 +58,7 @@ class _FilePosition:
 
 
 def has_grown(file: JournalFile, at: Position) -> bool:
-    """Return True if there may be events after ``at``. It takes two system calls; reading takes thirty."""
+    """Return True if there may be events after ``at``. Needs two system calls; reading needs thirty."""
     try:
         size = file.path(at.segment).stat().st_size
     except OSError:

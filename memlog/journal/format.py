@@ -15,10 +15,10 @@ from memlog.settings import LONGEST_NAME
 from memlog.sink import TrackerRun
 
 MAX_LINE_BYTES = 1024**2
-"""Maximum bytes of a line. memlog writes shorter ones."""
+"""Maximum bytes of a line. memlog writes shorter lines, so a longer line is not memlog's."""
 
 MAX_OFFSET = 2**62
-"""Largest offset in a segment. A damaged compacted segment may claim a larger one."""
+"""Largest offset in a segment. Larger offsets, which a damaged segment can contain, are reduced to it."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that decoding raises for data that memlog did not write."""
@@ -46,7 +46,7 @@ START = Position(1, 0)
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """Identity of the process that wrote a segment.
 
-    The start distinguishes it from a later process with the same pid.
+    The start distinguishes the process from a later process with the same pid.
     """
 
     pid: Int
@@ -54,10 +54,10 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Start of the process, Unix time in seconds; a change of the system's clock changes it."""
     host: str
     boot: str | None = None
-    """Linux only: with ``ticks`` the start of the process, independent of the clock. See `Birth`."""
+    """Linux only: together with ``ticks`` the start of the process, independent of the clock. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
-    """Not written any more: a digest in journals of earlier versions."""
+    """Digest that only earlier versions of memlog wrote."""
 
     @staticmethod
     def own() -> ProcessIdentity:
@@ -76,7 +76,7 @@ class Binding(msgspec.Struct, frozen=True):
     uri: str | None = None
     """The tracker's address, without user and password."""
     name: str | None = None
-    """The run's name in the tracker when memlog found it."""
+    """Name that the run had in the tracker when memlog found the run."""
     link: str | None = None
     """Address of the run's page in the browser, or else the command that shows the run."""
     offset: Int = 0
@@ -95,7 +95,7 @@ class Compaction(msgspec.Struct, frozen=True):
     """Parameters with which a segment was compacted."""
 
     window: Int
-    """Number of consecutive events of one kind of which the peaks and the last were kept."""
+    """Number of consecutive events of one kind of which only the peaks and the last event were kept."""
     begins: Annotated[int, msgspec.Meta(ge=0, le=MAX_LINE_BYTES)]
     """Offset of the first record before compaction, in bytes: the length of the header's line."""
 
@@ -119,25 +119,25 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA_VERSION
     run: str
     begun_us: Int
-    """When the run began, Unix time in microseconds."""
+    """Start of the run, Unix time in microseconds."""
     role: Role
     process: ProcessIdentity
     segment: Int
     initial_step: Int = 0
     bindings: dict[str, Binding] = {}
-    """The user's run by backend; a backend that is missing has none."""
+    """The user's run by backend; a backend without a run is missing."""
     fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
     """Names of the fields of each event, in order, so that other programs can read the journal."""
     compaction: Compaction | None = None
 
     @property
     def has_older_names(self) -> bool:
-        """True if an earlier memlog wrote it, whose metrics had other names (see `memlog.metrics.values`)."""
+        """True if an older memlog with other metric names wrote the segment. See `memlog.metrics.values`."""
         return "steps" not in self.fields.get("health", ())
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A line of a segment."""
+    """A line of a segment that holds one event."""
 
     seq: Int
     """Number of the event among the events of its process, from 0."""

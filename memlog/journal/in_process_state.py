@@ -18,15 +18,15 @@ from memlog.journal.delivery_state import MAX_STATE, Stage, UploadState, read_st
 from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["in process", "whole", "missing"]
-"""State of a user's run. ``in process``: the trainer's process writes to it, or still may. ``whole``: it has
-all data. ``missing``: it lacks data."""
+"""State of a user's run. ``in process``: the trainer's process writes to the run, or still can. ``whole``:
+the run has all data. ``missing``: the run lacks data."""
 ClaimOf: TypeAlias = Callable[[str], Claim]
 
 _SUFFIX = ".ride"
 
 
 class InProcessState(msgspec.Struct, kw_only=True):
-    """Record of one session's writing, in process, to one backend's runs."""
+    """State of a session's in-process writer to one backend's runs."""
 
     backend: str
     stage: Stage = "delivering"
@@ -37,16 +37,16 @@ class InProcessState(msgspec.Struct, kw_only=True):
     """Ids of runs that lack no data: complete ones, those whose series was delivered to a run beside them,
     those that the user has disabled."""
     delivered: int = 0
-    """Points put into rows, before folding."""
+    """Number of points put into rows, counted before steps are folded into one row."""
     folded: int = 0
-    """Steps that share a row of the user's with a later one."""
+    """Number of steps, evaluations and epochs without a complete row of their own."""
     dropped: dict[str, int] = {}
 
     own_run: None = None
     provisional: int = 0
 
     def save(self, run: RunDirectory) -> None:
-        """Write the state to the run's folder, in place of the earlier one."""
+        """Write the state to the run's folder, in place of the earlier state."""
         with replacing(run.path, f"{run.delivery.name}/{self.backend}{_SUFFIX}") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
@@ -84,12 +84,12 @@ def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
 
 
 def claims_while_in_process(_run_id: str) -> Claim:
-    """Return the state of any user's run for the helper process: the trainer writes to it."""
+    """Return ``in process`` for every user's run. The helper process uses this: the trainer writes there."""
     return "in process"
 
 
 def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
-    """Return, for ``memlog sync``, a function that returns the state of a user's run.
+    """Return a function that returns the state of a user's run, for use by ``memlog sync``.
 
     Args:
         run: memlog's run.

@@ -15,9 +15,9 @@ _DEAD = frozenset("ZXx")
 
 
 class Birth(NamedTuple):
-    """Start of a process: distinguishes it from a later one with the same pid.
+    """Start of a process, which distinguishes it from a later process with the same pid.
 
-    A change of the wall clock changes none of it. Linux only; elsewhere every field is ``None``.
+    The fields do not depend on the wall clock. Linux only; on other systems every field is ``None``.
     """
 
     boot: str | None = None
@@ -30,8 +30,8 @@ def birth_of(pid: int) -> Birth:
     """Return the start of a process; unknown fields are ``None``.
 
     Raises:
-        ProcessLookupError: No process has this pid, or it is dead.
-        PermissionError: This user may not read it.
+        ProcessLookupError: No process has this pid, or the process is dead.
+        PermissionError: This user may not read the process's start.
     """
     if not sys.platform.startswith("linux"):
         return Birth()
@@ -46,7 +46,7 @@ def birth_of(pid: int) -> Birth:
 
 
 def own_birth() -> Birth:
-    """Return the start of the calling process; no field is set if ``/proc`` can't be read."""
+    """Return the start of the calling process; every field is ``None`` if ``/proc`` can't be read."""
     try:
         birth = birth_of(os.getpid())
     except (OSError, ValueError, IndexError):

@@ -10,13 +10,13 @@ from typing import Any
 from memlog._internal.diagnostics import Diagnostics
 
 MAX_WAITING = 100_000
-"""Maximum number of queued writes: about 15 MB of batch events."""
+"""Maximum number of queued writes, about 15 MB of batch events. Further writes are dropped."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that `WriteQueue.close` waits for queued writes."""
+"""Maximum seconds that `WriteQueue.close` waits for queued writes."""
 
 
 class WriteQueue:
-    """Queue of writes, which a thread of its own runs in order.
+    """Queue of writes. The queue's own thread runs them in order.
 
     Args:
         diagnostics: Counts the writes that were dropped because the queue was full.
@@ -51,7 +51,7 @@ class WriteQueue:
         return self._done == self._put
 
     def end(self) -> None:
-        """Tell the thread to end after the last queued operation; do not wait for it."""
+        """Tell the thread to end after the last queued operation; do not wait for the thread."""
         self._waiting.put(None)
 
     def close(self) -> bool:

@@ -31,7 +31,7 @@ _TAGS = frozenset(kind.__struct_config__.tag for kind in EVENT_TYPES)
 
 @lru_cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return a decoder, made at first use: a trainer only writes and needs none."""
+    """Return a decoder. It is made at first use, because a trainer only writes and needs no decoder."""
     return msgspec.json.Decoder(kind)
 
 
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     event: Event
     header: Header
     start: Position
-    """Beginning of its line. In a compacted segment: where the line began before compaction."""
+    """Beginning of the event's line. In a compacted segment, the line's beginning before compaction."""
     end: Position
     """Beginning of the next line."""
 
@@ -111,7 +111,7 @@ class JournalFile:
         """Return the events from ``start`` to the last complete line.
 
         While the process still writes, call this again from the last `Entry.end` for newer events. If the
-        segment of ``start`` no longer exists, reading begins with the next one that does.
+        segment of ``start`` does not exist any more, reading begins with the next existing segment.
 
         Args:
             start: Position to begin at.
@@ -120,7 +120,7 @@ class JournalFile:
         segments = [number for number in self.segments if number >= start.segment]
         for number in segments:
             offset = start.offset if number == start.segment else 0
-            # A segment that has a successor is complete: the writer appends to the last one alone.
+            # The writer appends to the last segment only, so all earlier segments are complete.
             last = number == segments[-1]
             yield from self._read_segment(number, offset, complete=complete or not last)
 

@@ -12,7 +12,7 @@ from memlog.journal.format import Binding
 from memlog.journal.runs import RunDirectory
 
 _FIRST_EVENTS = 5
-"""Number of the trainer's events to search for its `Run`, the first event unless the journal is damaged."""
+"""Maximum number of the trainer's events that are searched for the `Run` event, normally the first one."""
 
 
 def names_of(run: RunDirectory) -> list[str]:
@@ -29,7 +29,7 @@ def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
     """Return, by backend, the user's run that was joined last, or else the run that memlog opened."""
     opened = {state.backend: state.own_run for state in read_states(run)}
     found = {backend: binding for backend, binding in opened.items() if binding is not None}
-    # The helper process knows no more about a run than the trainer does.
+    # The trainer's headers suffice: the helper process knows no more about a run.
     for file in run.files("trainer"):
         for header in file.headers():
             found.update(header.bindings)
@@ -44,7 +44,7 @@ def _given(run: RunDirectory) -> str | None:
 
 
 def _joined(run: RunDirectory) -> Iterable[Binding]:
-    """Yield the user's runs: a new segment begins with each."""
+    """Yield the user's runs, from the segments' headers: a new segment begins for each run."""
     for file in run.files():
         for header in file.headers():
             yield from header.bindings.values()

@@ -33,7 +33,7 @@ _CANDIDATES = 5
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Seconds by which two readings of one process's start may differ."""
+"""Seconds by which two readings of one process's start can differ at most."""
 
 
 class RunDirectory:
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def artifacts(self) -> Path:
-        """Folder of the run's artifacts; made together with the first one."""
+        """Folder of the run's artifacts; made together with the first artifact."""
         return self.path / "artifacts"
 
     @property
@@ -66,7 +66,7 @@ class RunDirectory:
     def command(self, name: str) -> str:
         """Return the line that calls a command with this run, as in ``memlog sync k7m2xq9a``.
 
-        It names the folder if the command would not find the run without it.
+        The line has the option ``--dir`` if the command would not find the run without this option.
         """
         line = f"memlog {name} {self.id}"
         try:
@@ -112,7 +112,7 @@ class RunDirectory:
 
     def end(self) -> End | None:
         """Return how the run ended; ``None`` if the journal's last segments have no such event."""
-        # The trainer's file first. The helper process writes the end if the trainer's journal had no room.
+        # The trainer's file comes first. The helper process writes the end if the trainer could not.
         for file in self.files():
             last = max(file.segments, default=1)
             for entry in file.read(Position(last - 1, 0)):
@@ -124,7 +124,7 @@ class RunDirectory:
         """Return True if the trainer's process lives.
 
         If the process is on another machine, or the system hides it because it is another user's, the run
-        counts as alive if it wrote within the last two minutes.
+        counts as alive if its journal has changed within the last two minutes.
         """
         header = self.trainer()
         if header is None:
@@ -146,7 +146,10 @@ def _lives(process: ProcessIdentity) -> bool:
 
 
 def _lives_by_the_clock(process: ProcessIdentity) -> bool:
-    """Compare start times: outside Linux, and for old journals, which lack the kernel's values."""
+    """Return True if the process lives, judged by its start time.
+
+    Used outside Linux, and for old journals, which lack the kernel's values.
+    """
     import psutil  # noqa: PLC0415 - 9 ms that a trainer need not spend
 
     try:
@@ -168,7 +171,7 @@ def new_run(root: Path) -> RunDirectory:
     try:
         with suppress(FileExistsError):  # the folder exists, or another rank makes it now
             root.mkdir(parents=True)
-            # Only in a folder that memlog made: in the user's own, it would hide the user's files from git.
+            # Only in a folder that memlog made. In the user's own folder, it would hide files from git.
             (root / ".gitignore").write_text("# Runs that memlog recorded: not source.\n*\n")
         path.mkdir()
         (path / "delivery").mkdir()
@@ -212,7 +215,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
     Raises:
         RunNotFoundError: No run matches.
-        AmbiguousRunError: More than one matches.
+        AmbiguousRunError: More than one run matches.
     """
     runs = list_runs(root)
     if not runs:
@@ -241,7 +244,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
-    """Return the runs that have a name, passed to ``init`` or in a tracker."""
+    """Return the runs with a name that was passed to ``init``, or with a name or id in a tracker."""
     # Imported here, because that module needs the uploaders' states, whose module imports this one.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 

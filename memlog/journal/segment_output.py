@@ -22,7 +22,7 @@ Put: TypeAlias = Callable[[int, bytes], int]
 CHECK_EVERY = 200
 """Number of writes between checks that the file still exists."""
 TRY_AGAIN_S = 5.0
-"""Seconds after which a write is made without the queue, to test the disk's speed; doubled each time."""
+"""Seconds until a write bypasses the queue to test the disk's speed; doubled with each new queue."""
 MAX_TRY_AGAIN_S = 320.0
 
 
@@ -34,9 +34,9 @@ class SegmentOutput:
     Args:
         directory: The run's folder.
         first_line: The first segment's header as a line.
-        header: The same header.
+        header: The first segment's header as an object.
         diagnostics: Counts losses.
-        on_switch: Called after each later segment was begun, on the thread that writes.
+        on_switch: Called after each segment but the first has begun, on the thread that writes.
 
     Raises:
         OSError: The first segment can't be created.
@@ -83,7 +83,10 @@ class SegmentOutput:
             switch()
 
     def close(self) -> None:
-        """Close the segment after all queued lines, or after `memlog.journal.queue.CLOSE_TIMEOUT` seconds."""
+        """Write all queued lines, and close the segment.
+
+        If `memlog.journal.queue.CLOSE_TIMEOUT` seconds pass first, count the lines that are left as lost.
+        """
         if self._queue is None or self._queue.close():
             self._file.close()
         else:
@@ -160,7 +163,10 @@ class SegmentOutput:
         )
 
     def _leaves_queue(self) -> bool:
-        """Leave an empty queue if it is time to test the disk again; one slow write starts a new queue."""
+        """Leave the queue, and return True, if it is empty and it is time to test the disk again.
+
+        Then one slow write is enough to start a new queue.
+        """
         queue = self._queue
         if queue is None or time.monotonic() < self._try_at or not queue.is_idle:
             return False
@@ -176,10 +182,10 @@ class SegmentFile:
     Args:
         directory: The run's folder.
         first_line: The segment's header as a line.
-        header: The same header.
+        header: The segment's header as an object.
 
     Raises:
-        OSError: The file can't be created, or the header can't be written; there is no file then.
+        OSError: The file can't be created, or the header can't be written. The file does not exist then.
     """
 
     def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
@@ -196,7 +202,7 @@ class SegmentFile:
             raise
 
     def write(self, line: bytes, put: Put = os.write) -> None:
-        """Write a line by one call of ``put``; after a partial write the next line begins with a newline."""
+        """Write a line by one call of ``put``. The call after a partial write begins with a newline."""
         data = b"\n" + line if self._torn else line
         written = put(self._descriptor.number, data)
         self._torn = written < len(data)

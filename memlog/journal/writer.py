@@ -19,19 +19,19 @@ from memlog.journal.segment_output import SegmentOutput
 class JournalWriter:
     """Writer of one process's events to its segments; safe in threads and in signal handlers.
 
-    A write that fails loses that event only: the loss is counted, and the first one is logged. In a child of
+    A failed write loses only its event. Each loss is counted, and the first loss is logged. In a child of
     ``fork`` the writer does nothing, because the file is the parent's.
 
     Args:
         directory: The run's folder, which exists.
         run: The run's id.
         role: Role of the writing process in the run.
-        begun_us: Time at which the run began, Unix time in microseconds.
+        begun_us: Start of the run, Unix time in microseconds.
         initial_step: First step of the run's step axis.
         segment_bytes: Size at which a new segment begins, in bytes.
         limit: Maximum bytes of the run's journal; ``None``: no limit. The helper process thins the journal to
             this size. While the journal is larger than 1.5 times the limit, only new peaks and one of 1,000
-            other steps are written, and the rest is counted.
+            other steps are written. The steps that are not written are counted.
         diagnostics: Counts losses.
 
     Raises:
@@ -99,7 +99,7 @@ class JournalWriter:
                 return -1
             if self._backpressure.active and not self._backpressure.admits(event):
                 return -1
-            # Counted before the write: if it fails, readers see a missing number, and count a lost event.
+            # Increased before the write: if the write fails, readers see a gap and count a lost event.
             seq, self._seq = self._seq, self._seq + 1
             line = self._encoder.encode(Record(seq, event)) + b"\n"
             self._size += len(line)
@@ -122,8 +122,8 @@ class JournalWriter:
             if self._closed or fork.generation != self._generation:
                 return
             self._closed = True
-            # Inside the lock: the closed file's descriptor may soon belong to another file, and no other
-            # thread may write an event there.
+            # Inside the lock, so that no other thread writes an event after the close: the descriptor may
+            # then belong to another file.
             self._output.close()
 
     def _first_line(self) -> bytes:

@@ -12,7 +12,7 @@ from memlog.monitors._losses import LossReading, LossValue, Pending
 from memlog.monitors._publishing import HEALTH
 
 MAX_WAITING = 10_000
-"""Maximum number of losses that wait for a device; further ones are dropped."""
+"""Maximum number of losses that wait for a device; further losses are dropped."""
 _POLL_S = 0.002
 """Seconds between two checks whether losses still wait."""
 
@@ -20,8 +20,7 @@ _POLL_S = 0.002
 class DeferredLosses:
     """Thread that waits for losses on a device; it starts with the first such loss.
 
-    Losses are delivered in order. A loss whose value is known is delivered at once if no other waits before
-    it.
+    Losses are delivered in order. A loss whose value is known is delivered at once if no earlier loss waits.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,12 @@ class DeferredLosses:
         self._thread: threading.Thread | None = None
 
     def deliver(self, reading: LossReading, then: Callable[[LossValue | None], None]) -> None:
-        """Call ``then`` with the value, if any: at once, or from the thread when it is known."""
+        """Call ``then`` with the loss's value: at once if it is known, otherwise later, from the thread.
+
+        Args:
+            reading: The loss; ``None``: there is no loss, and ``then`` gets ``None``.
+            then: Takes the value.
+        """
         if fork.generation != self._generation:
             self._begin()
         if not isinstance(reading, Pending) and not self._left:
@@ -60,7 +64,7 @@ class DeferredLosses:
         """Wait until every loss is delivered, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         if fork.generation != self._generation:
-            return  # the waiting losses are the parent process's
+            return  # the waiting losses belong to the parent process
         while self._left and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from memlog._internal.current_session import Publisher
 
 IDLE_EPOCHS = 2
-"""Epochs of another monitor, with no batch of the counting monitor between them, after which the other counts
-instead. Training then goes on with the other one: a validation between two training epochs is only one."""
+"""Number of epochs of another monitor, without a batch of the counting monitor between them, after which the
+other monitor counts. One epoch is not enough, because a validation between two training epochs is one."""
 
 
 class EpochOwner:
-    """Number of the session's next epoch, and the monitor that counts its steps and epochs."""
+    """Number of the session's next epoch, and the monitor that counts the session's steps and epochs."""
 
     def __init__(self) -> None:
         self._session: weakref.ref[Publisher] | None = None
@@ -42,7 +42,7 @@ class EpochOwner:
         return owner is monitor
 
     def other_epoch(self, monitor: object) -> None:
-        """Note that a monitor has ended an epoch without being the one that counts."""
+        """Note that a monitor has ended an epoch that does not count."""
         if not self._is_other(monitor):
             self._other, self._epochs_of_other = weakref.ref(monitor), 0
         self._epochs_of_other += 1

@@ -14,7 +14,7 @@ Around: TypeAlias = Callable[[], AbstractContextManager[object]]
 """Function that creates the context manager of one call."""
 
 _END = object()
-"""Marker after the last item."""
+"""Marker that stands for the end of an async generator."""
 
 
 def within(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def _generating_async(around: Around, function: Callable[..., Any]) -> Callable[
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         with around():
             async with aclosing(function(*args, **kwargs)) as source:
-                # The same as ``yield from``, which async generators don't support.
+                # This loop does what ``yield from`` does, because async generators don't support it.
                 item = await _next_or_end(anext(source))
                 while item is not _END:
                     thrown = sent = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 _NAMES = ("loss", "value", "fun")
 """Keys of a mapping that hold its loss."""
 _DEPTH = 4
-"""Most nested containers that are searched."""
+"""Maximum number of nested objects that are examined to find a loss; the loss is one of them."""
 
 
 class LossValue(NamedTuple):
@@ -56,11 +56,12 @@ def read(returned: Any) -> LossReading:
     """Find the loss in the result of a loss function or in the loss that a trainer passes.
 
     Args:
-        returned: A number, an array, a tensor or a phiml tensor. Of a tuple or list the first item counts, of
-            a mapping ``"loss"``, ``"value"`` or ``"fun"``, of a model's output its ``loss``.
+        returned: A number, an array, a tensor or a phiml tensor; or an object that contains one. The loss is
+            the first item of a tuple or list, the item ``"loss"``, ``"value"`` or ``"fun"`` of a mapping, or
+            the attribute ``loss`` of a model's output.
 
     Returns:
-        The loss; ``None`` if there is none, or no value yet, as during tracing.
+        The loss; ``None`` if there is no loss, or if the loss has no value yet, as during tracing.
     """
     value = _pick(returned)
     if value is None:
@@ -124,7 +125,7 @@ def _is_traced(torch: Any, tensor: Any) -> bool:
 
 
 def _on_device(torch: Any, loss: Any) -> LossReading:
-    """Start a copy to the host, which the device makes after its earlier work."""
+    """Start a copy to the host. The device makes the copy after its earlier work."""
     if loss.device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             return None
@@ -140,7 +141,10 @@ def _on_device(torch: Any, loss: Any) -> LossReading:
 
 
 def _of_phiml(value: Any) -> LossReading:
-    """Read a phiml tensor with one value per batch element. A value on the host is printed as phiml does."""
+    """Read a phiml tensor with one value per batch element.
+
+    For a tensor in host memory, the text for printed lines is phiml's own.
+    """
     tracing = sys.modules.get("phiml.backend.torch._torch_backend")
     if not value.available or (tracing is not None and getattr(tracing, "CURRENT_JIT_CALLS", None)):
         return None

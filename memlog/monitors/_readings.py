@@ -13,12 +13,12 @@ from memlog.probes.host import HostProbe
 from memlog.probes.peaks import PeakWindow
 
 MAX_LABEL = 500
-"""Most characters of a label; the rest is cut off."""
+"""Maximum number of characters of a label. Further characters are cut off."""
 
 
 @functools.cache
 def host() -> HostProbe:
-    """Return the process's only host probe. It keeps files open, so all meters share it."""
+    """Return the process's only host probe. The probe keeps files open, so all meters share it."""
     return HostProbe(HEALTH)
 
 

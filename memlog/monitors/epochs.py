@@ -17,14 +17,15 @@ from memlog.monitors._readings import Meter
 class EpochMemoryMonitor:
     """Monitor for a training loop: call it at an epoch's start, after each batch, and at the epoch's end.
 
-    It takes over the counting of steps: `on_batch_end` creates the batch events, and optimizer steps are no
-    longer counted, so no step is counted twice. If there are several monitors (training, validation), the
-    first that ends a batch or an epoch counts. The others print lines but publish nothing. Another one takes
-    over when the first one is deleted, or when the first one has no batch during two epochs of the other.
+    The monitor takes over the counting of steps. `on_batch_end` creates the batch events, and optimizer steps
+    are no longer counted. So no step is counted twice. If there are several monitors, for example for
+    training and validation, the first monitor that ends a batch or an epoch counts. The other monitors print
+    lines but publish nothing. Another monitor takes over if the first monitor is deleted, or ends no batch
+    during two epochs of the other monitor.
 
     Args:
         enabled: ``False``: calls do nothing.
-        verbose_batches: Batches of each epoch for which a line is printed.
+        verbose_batches: Number of batches at the start of each epoch for which a line is printed.
         device: Accelerator whose figures are read, as an index or torch's name.
     """
 
@@ -45,7 +46,7 @@ class EpochMemoryMonitor:
             with _publishing.HEALTH.contained("beginning an epoch"):
                 self._claim()
                 self._printed = 0
-                self._meter.epoch(0, None)  # leaves earlier peaks out of this epoch's
+                self._meter.epoch(0, None)  # excludes earlier peaks from this epoch
 
     def on_batch_start(self, batch_idx: int) -> None:
         """Do nothing: memory is read at the batch's end."""
@@ -56,7 +57,7 @@ class EpochMemoryMonitor:
         Args:
             batch_idx: The batch's number within the epoch, for the printed line.
             loss: A number, a tensor or any other loss that `watch_loss` accepts; ``None``: no loss. memlog
-                does not wait for a loss on a device: it is published when it is known.
+                does not wait for a loss on a device. memlog publishes the loss as soon as its value is known.
         """
         if not self.enabled or _publishing.silenced():
             return
@@ -71,7 +72,7 @@ class EpochMemoryMonitor:
                 DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(event))
 
     def on_optimization_end(self) -> None:
-        """End a black-box optimisation: like `on_epoch_end` with a different printed line."""
+        """End a black-box optimisation, as `on_epoch_end` ends an epoch, but print a different line."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an optimisation"):
                 notice = OptimizationNotice(self._end())
@@ -83,7 +84,7 @@ class EpochMemoryMonitor:
             _publishing.print_notice(Announcement(self.verbose_batches))
 
     def _claim(self) -> Publisher | None:
-        """Claim the steps of the running session, once, and return the session."""
+        """Return the running session. At the first call for a session, claim the counting of its steps."""
         session = _publishing.session()
         if session is not None and session is not self._claimed:
             session.claim_steps(only_first=True)

@@ -33,20 +33,20 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 
     The wrapper returns the function's own result, the same object, and lets its exceptions pass unchanged.
     Errors inside memlog never reach the optimiser. memlog counts evaluations, not iterations: one L-BFGS step
-    takes several evaluations. With PhiFlow put the wrapper around ``math.jit_compile``: inside it, the
-    function would be called only while tracing.
+    takes several evaluations. With PhiFlow, wrap the function that ``math.jit_compile`` returns. A wrapper
+    inside ``math.jit_compile`` would be called only during tracing.
 
     Args:
         function: The function; ``None``: return a decorator.
-        verbose_evaluations: Evaluations for which a line is printed.
+        verbose_evaluations: Number of evaluations, from the first, for which a line is printed.
         device: Accelerator whose figures are read, as an index or torch's name.
 
     Returns:
-        A callable with the function's name and signature. It can be pickled if the function can; a worker
-        process that unpickles it gets the function unwatched. memlog finds the loss in the result: the first
-        item of a tuple or list; ``"loss"``, ``"value"`` or ``"fun"`` of a mapping; the attribute ``loss`` of
-        an object. Of a loss with several elements memlog takes the mean. For an ``async def``, the result is
-        the awaited one.
+        A callable with the function's name and signature. The callable can be pickled if the function can. A
+        worker process that unpickles it gets the function unwatched. memlog finds the loss in the result: the
+        first item of a tuple or list; ``"loss"``, ``"value"`` or ``"fun"`` of a mapping; the attribute
+        ``loss`` of an object. Of a loss with several elements, memlog takes the mean. The result of an
+        ``async def`` is the awaited value.
 
     Raises:
         ConfigurationError: ``function`` can't be called.
@@ -64,7 +64,7 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 class _WatchedLoss:
     """Wrapper of a loss function. It is an object so that optimisers can pickle it for worker processes.
 
-    It has no ``__get__``, because PhiFlow could not read the function's arguments then.
+    The class has no ``__get__``, because PhiFlow could not read the function's arguments then.
     """
 
     def __init__(self, function: Callable[..., Any], watch: _LossWatch) -> None:
@@ -135,7 +135,7 @@ def _itself(function: Any) -> Any:
 
 
 class _LossWatch:
-    """Counter and memory readings of one wrapper. Several threads may use it at once."""
+    """Counter and memory readings of one wrapper. Several threads can use the object at once."""
 
     def __init__(self, verbose: int, device: Any) -> None:
         self._meter = Meter(device)
@@ -146,8 +146,8 @@ class _LossWatch:
     def evaluated(self, returned: Any, error: str | None) -> None:
         """Record a call of the loss function: its result, or the type of its exception. Never raises.
 
-        Ctrl-C and exceptions of signal handlers that arrive while memlog or ``on_alert`` runs don't pass
-        either: some optimisers hang on an exception in their loss function.
+        If Ctrl-C or a signal handler's exception arrives while memlog or ``on_alert`` runs, it is not raised
+        either, because some optimisers hang on an exception in their loss function.
         """
         if _publishing.silenced():
             return
@@ -191,7 +191,7 @@ class _LossWatch:
 
 
 def _read(returned: Any) -> LossReading:
-    """Read a loss; ``None`` if that fails, so that the evaluation is still recorded."""
+    """Read a loss; ``None`` if the reading fails, so that the evaluation is still recorded."""
     try:
         return read(returned)
     except Exception as error:  # noqa: BLE001 - the optimiser would hang or end on it

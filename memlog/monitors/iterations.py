@@ -29,15 +29,15 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
     needs no callback: within the block, ``scipy.optimize.minimize`` reports its iterations in addition to any
     callback of the caller. This works if the caller looks up ``minimize`` in the module ``scipy.optimize`` at
-    the call, as PhiFlow does. With other optimisers call the tracker once per iteration. If several problems
-    are solved together, the one with the most iterations counts.
+    the call, as PhiFlow does. With other optimisers, call the tracker once per iteration. If several problems
+    are solved together, the problem with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.
         print_output: ``True``: print a progress line on standard error.
 
     Attributes:
-        evaluations: Evaluations of watched losses in the block.
+        evaluations: Number of evaluations of watched losses in the block.
     """
 
     def __init__(self, label: str = "Optimization", print_output: bool = True) -> None:
@@ -54,7 +54,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
     @property
     def iterations(self) -> int:
-        """Iterations that have ended."""
+        """Number of iterations that have ended."""
         return self._over + max(self._counts.values(), default=0)
 
     def __enter__(self) -> track_iterations:  # noqa: PYI034 - typing.Self came with Python 3.11
@@ -86,15 +86,17 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             self._over += 1
 
     def evaluated(self) -> int:
-        """Count a call of a watched loss and return its iteration."""
+        """Count a call of a watched loss, and return the number of the iteration that the call belongs to."""
         with self._lock:
             self.evaluations += 1
             return 0 if self.evaluations == 1 else self.iterations + 1
 
     def show(self, loss: str | None, *, quietly: bool) -> None:
-        """Show the loss of an evaluation in the progress line; ``None``: unknown.
+        """Show the loss of an evaluation in the progress line.
 
-        ``quietly``: only store the loss, because the evaluation prints its own line.
+        Args:
+            loss: The loss as text; ``None``: unknown.
+            quietly: True to only store the loss, because the evaluation prints its own line.
         """
         self._loss = loss
         if self._line is not None and not quietly:
@@ -102,7 +104,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
     @contextlib.contextmanager
     def minimisation(self) -> Iterator[Callable[[], None]]:
-        """Yield a function to call after each iteration of one minimisation. Several may run at once."""
+        """Yield a function to call after each iteration of a minimisation. Minimisations can overlap."""
         key = object()
         with self._lock:
             self._counts[key] = 0
@@ -151,7 +153,7 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""Fewest positional arguments of ``minimize`` that include the callback."""
+"""Minimum number of positional arguments of ``minimize`` that includes the callback."""
 
 
 def _combined(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:

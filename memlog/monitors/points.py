@@ -1,4 +1,4 @@
-"""Measurements at points in time: one at once, or several under labels."""
+"""Measurements of memory at points in time, printed one by one or together under their labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter, device_index
 
 MAX_POINTS = 10_000
-"""Maximum number of points, the newest, that a tracker keeps; the journal keeps all."""
+"""Maximum number of points that a `MemoryTracker` keeps: the newest. The journal keeps all points."""
 
 _logger = logging.getLogger("memlog.memory")
 
@@ -31,18 +31,18 @@ class MemoryMonitor:
 
     @staticmethod
     def get_gpu_memory_mb(device: Any = 0) -> float:
-        """Return the MB of tensors on a device.
+        """Return the memory of tensors on a device, in MB.
 
-        0.0 if the process doesn't use the device, NaN if the figure can't be read.
+        The result is 0.0 if the process doesn't use the device, and NaN if the figure can't be read.
         """
         reading = _reading(device)
         return 0.0 if reading is None else _known(mib(reading.allocated))
 
     @staticmethod
     def get_gpu_memory_reserved_mb(device: Any = 0) -> float:
-        """Return the MB that the caching allocator reserves on a device.
+        """Return the memory that the caching allocator reserves on a device, in MB.
 
-        0.0 if the process doesn't use the device, NaN if the figure can't be read.
+        The result is 0.0 if the process doesn't use the device, and NaN if the figure can't be read.
         """
         reading = _reading(device)
         return 0.0 if reading is None else _known(mib(reading.reserved))
@@ -96,7 +96,7 @@ class MemoryMonitor:
             prefix: Beginning of the line. A missing colon or space at its end is added.
             device: Accelerator whose figures are logged, as an index or torch's name.
             logger: Logger for the line; ``None``: the logger ``memlog.memory``.
-            level: Level of the line.
+            level: Logging level of the line.
         """
         if _publishing.silenced():
             return

@@ -11,7 +11,7 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter
 
 MAX_CHECKPOINTS = 10_000
-"""Maximum number of checkpoints, the newest, that are kept until `BatchMemoryProfiler.reset`."""
+"""Maximum number of checkpoints that are kept until `BatchMemoryProfiler.reset`: the newest."""
 
 
 class BatchMemoryProfiler:
@@ -37,7 +37,7 @@ class BatchMemoryProfiler:
             _publishing.publish(point)
 
     def print_summary(self) -> None:
-        """Print the change from each checkpoint to the next. With fewer than two it prints nothing."""
+        """Print the change from each checkpoint to the next. With one checkpoint or none, print nothing."""
         if self._enabled:
             _publishing.print_notice(ProfileNotice(tuple(self._points)))
 

@@ -19,7 +19,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class track_memory:  # noqa: N801 - a context manager, used like a function
     """Monitor of a block. It publishes and prints the change of memory, also after an exception.
 
-    Blocks may be nested, because the process-wide peak is only read, never reset.
+    Blocks can be nested, because the process-wide peak is only read, never reset.
 
     Args:
         label: The block's name.

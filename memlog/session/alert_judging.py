@@ -1,4 +1,4 @@
-"""Alert rules of a run in the trainer's process: some are judged here, others by the helper process."""
+"""Alert rules of a run: those that the trainer's process judges, and alerts from the helper process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from memlog.session.exit_messages import print_never_judged, print_no_longer_jud
 
 
 class AlertJudge:
-    """Judge of the rules that need no other process. It also receives the helper process's alerts.
+    """Judge of the rules that the trainer's process can judge. Also receives the helper process's alerts.
 
     Args:
-        alerts: The rules.
+        alerts: All rules of the run, as text.
         bus: Source of events, and target of alerts.
         diagnostics: Counts errors.
         console: Prints the helper's alerts.
         on_alert: Called with every alert.
-        files: As for `AlertEngine`.
+        files: Returns the bytes of this process's resident set that are pages of mapped files; ``None`` if
+            unknown.
 
     Attributes:
         listener: Receives the helper's alerts; ``None`` if the helper judges no rule.
@@ -63,7 +64,7 @@ class AlertJudge:
             helper_is_away: True if the helper process ended too early.
 
         Returns:
-            The reason by rule.
+            Reason why each rule was not judged, by the rule's text.
         """
         rules: dict[str, str] = {}
         with self._diagnostics.contained("looking for rules that were never judged"):

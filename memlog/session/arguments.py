@@ -19,7 +19,7 @@ def split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink
     """Split ``init``'s backends into names and `Sink` objects.
 
     Raises:
-        ConfigurationError: One of them is neither.
+        ConfigurationError: A backend is neither a name nor a `Sink`.
     """
     several = isinstance(backend, (list, tuple))
     given: list[Any] = list(backend) if several else [] if backend is None else [backend]  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def require_model(given: Any) -> None:
     """Check that the argument is a model.
 
     Raises:
-        ConfigurationError: It has no parameters, or it is a class.
+        ConfigurationError: The argument has no ``parameters`` method, or it is a class.
     """
     parameters = getattr(given, "parameters", None)
     if given is not None and (isinstance(given, type) or not callable(parameters)):
@@ -52,7 +52,7 @@ def require_wait(timeout: object) -> None:
     """Check that a timeout is a number of seconds in range, or ``None``.
 
     Raises:
-        ConfigurationError: It is not a number, or it is out of range.
+        ConfigurationError: The timeout is not a number, or it is out of range.
     """
     if timeout is None or (isinstance(timeout, Real) and 0 <= float(timeout) <= LONGEST_WAIT):
         return
@@ -62,7 +62,7 @@ def require_wait(timeout: object) -> None:
 
 
 def passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults. ``config`` may set the others."""
+    """Return the arguments that differ from their defaults. ``config`` can set the other ones."""
     fields = {field.name: field.default for field in msgspec.structs.fields(Settings)}
     return {
         name: value

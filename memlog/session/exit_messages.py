@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MAX_RULES = 5
 """Maximum number of rules that a line names."""
 _PRINT_AFTER = 1.0
-"""Seconds of waiting in ``finish`` after which a line is printed."""
+"""Seconds after which ``finish`` prints that it waits for delivery."""
 _UNREACHABLE_AFTER = 2.0
 """Seconds after which ``finish`` stops waiting if no tracker can be reached. The helper process continues."""
 _LOOK_EVERY = 0.2
@@ -24,7 +24,9 @@ _LOOK_EVERY = 0.2
 
 
 class Waiting:
-    """Callback of ``finish`` while it waits: prints one line, and detects that no tracker can be reached.
+    """Callback that ``finish`` calls while it waits for delivery.
+
+    The callback prints one line, and detects that no tracker can be reached.
 
     Args:
         run: The run.
@@ -68,7 +70,7 @@ def print_never_judged(rules: Mapping[str, str]) -> None:
     """Print the alert rules that were never judged, so that silence is not taken for a good result.
 
     Args:
-        rules: The reason by rule.
+        rules: Reason why each rule was not judged, by the rule's text.
     """
     if rules:
         shown = _first(f"{rule!r} ({why})" for rule, why in rules.items())
@@ -99,7 +101,7 @@ def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
 def print_undelivered(
     run: RunDirectory, outcome: Outcome, waited: float, linger: float, diagnostics: Diagnostics
 ) -> None:
-    """Print the post-mortem's path, if there is one, and how the trackers get the data that they lack.
+    """Print the post-mortem's path, if the file exists, and how the trackers get the data that they lack.
 
     Args:
         run: The run.
@@ -135,7 +137,7 @@ def print_undelivered(
 
 
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
-    """Return the runs that trackers refuse, if the helper has delivered all other data."""
+    """Return a line for each tracker that refuses runs, if the helper has delivered all other data."""
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 

@@ -18,14 +18,15 @@ def status_of(error: BaseException | None) -> Status:
 def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
-    Errors in an interactive shell do not count. Python does not report a ``sys.exit(1)`` at exit. So a script
-    that calls it counts as finished, unless the exception leaves a session's ``with`` block.
+    Errors in an interactive shell do not count. At exit, Python does not report that a script has called
+    ``sys.exit(1)``. So such a script counts as finished, unless the exception leaves a session's ``with``
+    block.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
-    """Make a ``multiprocessing`` child call ``finish``, because it may skip Python's exit handlers.
+    """Make a ``multiprocessing`` child call ``finish``, because the child may skip Python's exit handlers.
 
     The child's finalizers run while its exception, or its ``sys.exit``, is being raised.
     """

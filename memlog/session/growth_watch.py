@@ -32,13 +32,12 @@ class GrowthWatch:
         bus: Source of events, and target of findings and alerts.
         diagnostics: Counter of memlog's own errors.
         on_alert: Called with each alert.
-        memory: As for `GrowthDetector`.
+        memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
         is_traced: Returns whether the current step is traced.
         layers: True to search steps for gradients that nothing uses, even while memory is steady.
 
     Attributes:
-        host_limit: Bytes that the process and its children may use, once `verdict` has read them; ``None``:
-            unknown.
+        host_limit: Bytes that the process and its children may use. `verdict` sets it. ``None``: unknown.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class GrowthWatch:
             self._wasted = WastedGradients(self._publish, self._diagnostics)
 
     def finish(self, last_step: int | None) -> None:
-        """Judge growth a last time, and publish the confirmed findings.
+        """Judge growth for the last time, and publish the confirmed findings.
 
         Args:
             last_step: Last complete step; ``None``: there was none.
@@ -127,7 +126,7 @@ class GrowthWatch:
         """Return the most important finding and its remedy; ``None`` if nothing was found.
 
         Args:
-            run: The run, whose helper process may have found something, too.
+            run: The run. Findings of its helper process are read from its journal.
         """
         with self._diagnostics.contained("reading what was found"):
             findings = [*self._alerts.findings]

@@ -12,7 +12,7 @@ MAX_LABELS = 50
 
 
 class Labels:
-    """Labels of blocks, points and phases, of which the first `MAX_LABELS` get metrics of their own."""
+    """Labels of blocks, points and phases. The first `MAX_LABELS` labels get metrics of their own."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics

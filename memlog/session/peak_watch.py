@@ -34,11 +34,11 @@ class _Peak(NamedTuple):
 class PeakWatch:
     """Subscriber that keeps the highest memory, the largest trace and the failure that ended the run.
 
-    It is called with every event on the trainer's thread, so it only compares.
+    The bus calls this object with every event, on the trainer's thread. So it only compares numbers.
 
     Attributes:
-        failure: The allocation that failed after the last step; ``None``: none did.
-        last_step: Last step that was published; ``None``: there was none.
+        failure: Allocation that failed after the last step; ``None``: no allocation failed.
+        last_step: Last step that was published; ``None``: there was no step.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,11 @@ class PeakWatch:
         source: PeakSource | None,
         event: Batch | Epoch | Evaluation | Recorded | Phase,
     ) -> None:
-        """Keep the highest reading. Of equal ones keep the innermost phase's, which is published first."""
+        """Keep the highest reading of one kind of memory.
+
+        Of equal readings, keep the exact peak of a phase, because the phase tells where the peak was. Of
+        several such phases, keep the first one published, which is the innermost.
+        """
         known = self._peaks.get(name)
         if size is None:
             return
@@ -105,9 +109,10 @@ class PeakWatch:
             self._peaks[name] = _Peak(size, source, event)
 
     def sentence(self, host_limit: int | None) -> str | None:
-        """Return the peak, its limit, its step and a traced step's categories; ``None`` if no peak is known.
+        """Return text with the peak, its limit and its step, and with a traced step's memory categories.
 
-        The peak is that of the accelerator with the highest one or, without an accelerator, of the process.
+        The peak is the highest one of all accelerators or, without an accelerator, that of the process.
+        Return ``None`` if no peak is known.
 
         Args:
             host_limit: Bytes that the process may use; ``None``: unknown.
@@ -123,7 +128,7 @@ class PeakWatch:
         return f"peak {format_bytes(peak.size)}{of}{where} {_when(peak)}{self._composition()}"
 
     def _composition(self) -> str:
-        """Return the categories of the traced step with the highest peak; empty if none was traced."""
+        """Return text with the categories of the traced step with the highest peak; empty without a trace."""
         trace = self._trace
         if trace is None or not trace.at_peak:
             return ""
@@ -144,5 +149,5 @@ def _when(peak: _Peak) -> str:
         return f"in the phase {event.label}"
     if event.step is None:
         return "before the first step"
-    # A watermark is an upper bound: it may have been reached at any time before.
+    # A watermark is an upper bound: memory may have reached it at any time before.
     return f"{'by' if peak.source == 'watermark' else 'at'} step {event.step:,}"

@@ -18,10 +18,10 @@ from memlog.probes.peaks import PeakWindow
 
 
 class PhaseReader:
-    """Reader of memory at one depth of nesting, where one phase is open at a time.
+    """Reader of memory for the phases of one thread at one depth of nesting.
 
-    Peak counters are read and never reset: the peak follows from their change between two readings
-    (`memlog.probes.peaks`).
+    One such phase is open at a time. Peak counters are read and never reset. The peak of a phase follows from
+    their change between two readings (`memlog.probes.peaks`).
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -29,7 +29,10 @@ class PhaseReader:
         self._window = PeakWindow()
 
     def read(self, phase: OpenPhase) -> Phase:
-        """Read memory now, which ends one window and begins the next."""
+        """Read memory now, and return the phase's event.
+
+        The reading ends one window of peak measurement and begins the next.
+        """
         rss, mark = host().figures()
         peak, source = self._window.advance(rss, mark)
         devices = self._accelerators.read()
@@ -52,7 +55,7 @@ class OpenPhase:
     """Phase that has begun.
 
     Attributes:
-        label: Its name.
+        label: Name of the phase.
         within: Names of the phases around it, the outermost first.
         highest: Highest reading of memory in use so far, in bytes, by ``"host"`` or the device's name.
     """
@@ -71,7 +74,7 @@ class OpenPhase:
 
 
 class Phases:
-    """The open phases of a session, for each thread. No method raises.
+    """Open phases of a session, by thread. No method raises.
 
     Args:
         publish: Called with each phase that has ended.
@@ -85,7 +88,7 @@ class Phases:
         self._readers: dict[tuple[int, int], PhaseReader] = {}
 
     def begin(self, label: object) -> OpenPhase | None:
-        """Begin a phase within the innermost one of this thread; ``None`` after an error."""
+        """Begin and return a phase within this thread's innermost open phase; ``None`` after an error."""
         phase: OpenPhase | None = None
         with self._diagnostics.contained("beginning a phase"):
             thread = threading.get_ident()
@@ -96,7 +99,7 @@ class Phases:
         return phase
 
     def end_innermost(self, label: object) -> None:
-        """End this thread's innermost phase of a name and the phases within it, if there is one."""
+        """End this thread's innermost phase named ``label``, if there is one, and the phases within it."""
         stack, wanted = self._open.get(threading.get_ident(), []), _text(label)
         self.end(next((each for each in reversed(stack) if each.label == wanted), None))
 
@@ -105,7 +108,7 @@ class Phases:
 
         Args:
             phase: The phase.
-            error: Type of the exception that ended it.
+            error: Type of the exception that ended the phase; ``None``: no exception.
         """
         for thread, stack in list(self._open.items()):
             if phase in stack:
@@ -157,8 +160,8 @@ class phase:  # noqa: N801 - a context manager, used like a function
             with memlog.phase("generate"):
                 ...
 
-    Phases may be nested, and end also if the block raises. Peak counters are only read, never reset. Without
-    a session nothing happens. Never raises.
+    Phases can be nested. A phase also ends if its block raises. Peak counters are only read, never reset.
+    Without a session nothing happens. Never raises.
 
     Args:
         name: The phase's name, the same in each iteration.

@@ -25,16 +25,17 @@ _DECIDED_WITHIN = 5.0
 class SessionRank:
     """Rank of the process, from the launcher's variables or, at the first step, from torch's process group.
 
-    Only one rank has runs in trackers: it joins the user's runs, or opens one. It is rank 0, or the lowest
-    rank that has begun a session.
+    Only one rank has runs in trackers: this rank joins the user's runs, or opens a run. It is rank 0 or, if
+    rank 0 has no session, the lowest rank that has begun a session.
 
     Args:
         wanted: Settings that the user has passed.
         diagnostics: Counts errors.
 
     Attributes:
-        wanted: As passed.
-        registration: Place of the run; ``None``: unknown yet, or the process trains alone.
+        wanted: Settings that the user has passed.
+        registration: Place of the run among the ranks' runs; ``None``: the rank is unknown yet, the process
+            trains alone, or the run could not be registered.
     """
 
     def __init__(self, wanted: Settings, diagnostics: Diagnostics) -> None:
@@ -62,7 +63,7 @@ class SessionRank:
 
     @property
     def settings(self) -> Settings:
-        """The settings of this rank. Above rank 0 they name no tracker, and the run's name has the rank."""
+        """Settings of this rank. Above rank 0 they name no tracker, and the run's name ends with the rank."""
         place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
             return wanted
@@ -74,7 +75,7 @@ class SessionRank:
 
         Args:
             run: The run.
-            begun_us: When it began, Unix time in microseconds.
+            begun_us: Start of the run, Unix time in microseconds.
             tell: Sends a message to the helper process.
         """
         self._run, self._begun_us, self._tell = run, begun_us, tell
@@ -82,7 +83,7 @@ class SessionRank:
             self._register(self._place)
 
     def look_again(self) -> None:
-        """Register the run if its rank is known only now, as after `mp.spawn`."""
+        """Register the run if its rank was unknown until now, as after `mp.spawn`."""
         if self._place is None and (place := distributed.place()) is not None:
             self._place = place
             self._register(place)
@@ -90,14 +91,15 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True, once, when it is certain that no lower rank has a run.
+        """Return True in the one call that finds for certain that no lower rank has a run.
 
-        The ranks wait for each other in their first step. So after it, every rank that begins a session
-        before its training loop has registered.
+        The ranks wait for each other in their first step. So after the first step, every rank that begins its
+        session before its training loop is registered.
 
         Args:
             has_stepped: True if the session has a step.
-            is_final: True if the run ends now; otherwise nothing is decided before `Settings.bind_grace`.
+            is_final: True if the run ends now. If it is False, the search for lower ranks begins only when
+                `Settings.bind_grace` seconds have passed since the first step.
         """
         own = self.registration
         if self._leads or own is None or own.place.rank == 0 or not has_stepped:
@@ -120,7 +122,7 @@ class SessionRank:
     def _look_for_lower_ranks(self, own: Registration) -> None:
         with self._diagnostics.contained("looking for lower ranks"):
             is_certain = distributed.lower_ranks_are_here(own.place)
-            # One rank of each machine is enough to find that the lower ranks are missing.
+            # To find that lower ranks are missing, the search by one rank of each machine is enough.
             if self._run is None or not (is_certain or not own.place.local_rank):
                 return
             if not Training(self._run, own).has_lower_rank():

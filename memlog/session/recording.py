@@ -1,4 +1,4 @@
-"""A run being recorded: publishes events, and ends the parts of a session in order."""
+"""Recording of a run: publishes events, and stops the parts of the recording in order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from memlog.session.saved_files import SavedFiles
 
 _RESERVE = 4 * 1024**2
-"""Bytes of address space that memlog reserves, never touches, and releases when a run ends. So it can still
-describe the end when memory has run out."""
+"""Bytes of address space that memlog reserves and never touches. memlog releases them when a run
+ends. So memlog can describe the end even if memory has run out."""
 
 
 class Recording(RecordingParts):
-    """A run being recorded. The arguments are those of `RecordingParts`."""
+    """Recording of one run. The arguments are those of `RecordingParts`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Recording(RecordingParts):
         super().__init__(settings, diagnostics, sinks, model, self.publish, on_alert, on_in_process)
 
     def publish(self, event: Event) -> None:
-        """Publish an event on the bus, if this is the process that began the session."""
+        """Publish an event on the bus, unless this process is a fork of the one that began the session."""
         if fork.generation == self.generation:
             self.runs.join_new_runs(self.batches.next_step)
             if isinstance(event, (Epoch, Evaluation)):
@@ -95,8 +95,8 @@ class Recording(RecordingParts):
         """Let the caller count the steps.
 
         Args:
-            only_first: True for a monitor, which prints its own lines and counts only if no step was
-                recorded before.
+            only_first: True for a monitor. The monitor then counts only if no step was recorded before, and
+                the session prints no more batches, because the monitor prints its own lines.
         """
         self.batches.claim(only_first=only_first)
         if only_first and self._console is not None:
@@ -107,8 +107,8 @@ class Recording(RecordingParts):
 
         Args:
             status: How the run ended.
-            timeout: Maximum seconds to wait.
-            error: Exception that ended the run, or that is being raised.
+            timeout: Maximum seconds to wait for delivery.
+            error: Exception that ended the run, or that is being raised; ``None``: none.
         """
         if fork.generation != self.generation:
             return  # a forked copy: the run belongs to the parent process
@@ -150,7 +150,8 @@ class Recording(RecordingParts):
     def finish_after_interruption(self, status: Status) -> None:
         """Send the helper process the end of the run, if an interruption kept `finish` from doing so.
 
-        The journal lacks the end then. Ctrl-C and other signals' handlers can raise at any call.
+        The journal then lacks the run's end. An interruption is Ctrl-C or an exception of a signal handler,
+        and it can be raised at any call.
         """
         if self._closed or fork.generation != self.generation:
             return

@@ -1,4 +1,4 @@
-"""Parts of a run being recorded: they are started here, in order, or all stopped if one can't start."""
+"""Parts of a recording. They are started here, in order. If one can't start, all are stopped."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ HELPER_CHECK_INTERVAL_NS = 1_000_000_000
 
 
 class RecordingParts:
-    """Parts of a session that records, and the calls that connect them at each step.
+    """Parts of a recording, and the calls between them at each step.
 
     Args:
         settings: Settings that resulted from `init`'s arguments.
         diagnostics: Counts errors in this process.
         sinks: Sinks that were passed as objects.
-        model: The user's model; its size is recorded once.
+        model: The user's model. Its size becomes one of the run's parameters.
         publish: Called with each phase that has ended.
         on_alert: Called with every alert.
         on_in_process: Called when memlog begins to write to a user's run in this process.
 
     Attributes:
         run: The run's folder.
-        batches: Publishes the batch events.
+        batches: Recorder of steps, which publishes the batch events.
         phases: The phases that are open.
-        runs: The tracker's runs that are joined.
+        runs: Detector that joins the user's runs in trackers.
         generation: `memlog._internal.fork.generation` of the process that records.
 
     Raises:
@@ -94,7 +94,7 @@ class RecordingParts:
         on_in_process: Callable[[], object],
         undo: ExitStack,
     ) -> None:
-        """Start the parts. ``undo`` gets a function that stops each part if a later one fails."""
+        """Start the parts. Add to ``undo`` a function that stops each part, in case a later part fails."""
         begun_us = now_us()
         self._begin_journal(begun_us, undo)
         self._begin_alerts(undo)
@@ -125,7 +125,7 @@ class RecordingParts:
                 undo.callback(thread.complete)
 
     def _begin_journal(self, begun_us: int, undo: ExitStack) -> None:
-        """Make the run's folder and journal, and the bus whose first subscriber the journal is."""
+        """Create the run's folder, its journal and the event bus. The journal subscribes first."""
         settings = self._settings
         self.run = new_run(Path(settings.directory))
         undo.callback(shutil.rmtree, self.run.path, ignore_errors=True)
@@ -203,7 +203,7 @@ class RecordingParts:
         undo.callback(self.batches.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
-        """Begin to look for growth, failed allocations and phases; with ``layers``, to trace steps."""
+        """Begin to watch growth, failed allocations and phases. With ``layers``, also trace steps."""
         self._tracer: PeriodicTracer | None = None
         self._growth = GrowthWatch(
             self._bus,
@@ -232,7 +232,7 @@ class RecordingParts:
         self._undo.close()
 
     def _check_helper_if_due(self, now_ns: int) -> None:
-        """Check the helper process about once a second, because no event reports its end."""
+        """Check about once a second whether the helper process has ended, because no event reports that."""
         if now_ns >= self._helper_check_due:
             self._helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
             with self._diagnostics.contained("checking the helper process"):
@@ -245,7 +245,7 @@ class RecordingParts:
                 self._lines.look()
 
     def _after_step(self, step: int) -> None:
-        """Pass a step's end to the growth search and the tracer, which never examine the same step."""
+        """Pass a step's end to the growth search and to the tracer. They never examine the same step."""
         self._growth.after_step(step)
         if self._tracer is not None:
             self._tracer.after_step(step, may_trace=not self._growth.searching)

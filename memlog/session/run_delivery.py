@@ -1,4 +1,4 @@
-"""Delivery of a run, controlled by the trainer's process: the helper process, and threads in this process."""
+"""Control, in the trainer's process, of a run's delivery by the helper process and by upload threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunDelivery:
     Args:
         run: The run's folder.
         settings: Settings of the session.
-        journal: The run's journal, which names the tracker runs that were joined.
+        journal: The run's journal. Its `bindings` are the tracker runs that were joined.
         diagnostics: Counts errors.
         in_process: In-process writers, by the name of their backend.
         sinks: Sinks that were passed as objects.
@@ -120,7 +120,7 @@ class RunDelivery:
         return True
 
     def finish(self, end: End, health: Health, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds until the trackers have everything, and print what they lack."""
+        """Wait at most ``timeout`` seconds for delivery, and print a message if trackers still lack data."""
         begun = time.monotonic()
         outcome: Outcome = "dead"
         try:
@@ -153,8 +153,8 @@ class RunDelivery:
         return outcome
 
     def print_undelivered(self, outcome: Outcome, waited: float) -> None:
-        """Print what the trackers lack after ``waited`` seconds, if the run has trackers."""
+        """Print a message if the run's trackers still lack data after ``waited`` seconds."""
         with self._diagnostics.contained("printing what is left to deliver"):
             if not self._has_trackers and (outcome == "dead" or not self.threads):
-                outcome = "delivered"  # no tracker lacks anything
+                outcome = "delivered"  # no tracker lacks data
             print_undelivered(self._run, outcome, waited, self._settings.linger, self._diagnostics)

@@ -1,4 +1,4 @@
-"""Lines on a session's runs in trackers: the runs that it joined or opened, and how to look at them."""
+"""Lines printed about a session's runs in trackers: which runs it joined or opened, how to view them."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class RunLines:
             self._say(f"run {run.id} is recorded in {run.path}: `{run.command('watch')}`")
 
     def joined(self, backend: str, binding: Binding) -> None:
-        """Print a run of the user's that the session has joined."""
+        """Print that the session has joined a run of the user's; print this once for each run."""
         self._awaited.discard(backend)
-        # A loop may return to a run again and again, as to the parent of nested runs.
+        # A loop may return to the same run many times, for example to the parent of nested runs.
         if (backend, binding.run_id) not in self._joined:
             self._joined.add((backend, binding.run_id))
             self._say(f"run {self._run.id} joined {described(backend, binding)}")
 
     def look(self) -> None:
-        """Print a run that memlog has opened, once the helper process has saved it."""
+        """Print each run that memlog has opened, as soon as the helper process has saved the run's id."""
         for backend in () if self._is_silent else tuple(self._awaited):
             own = UploadState.load(self._run, backend).own_run
             if own is not None:
@@ -63,12 +63,12 @@ class RunLines:
     ) -> None:
         """Print the last lines: the verdict or the peak, and where to look.
 
-        Called at the interpreter's end, too. So it imports nothing, unless memory ran out: importing a module
-        that evaluates text, as a named tuple does, makes Python forget that Ctrl-C ended the program, and so
-        changes the exit code.
+        This method is also called while the interpreter exits. So it imports nothing, unless memory ran out.
+        Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such
+        an import makes Python forget that Ctrl-C ended the program, and changes the exit code.
 
         Args:
-            verdict: The most important finding; ``None``: there is none. It is always printed.
+            verdict: The most important finding, which is always printed; ``None``: there is no finding.
             peaks: Highest memory of the session.
             host_limit: Bytes that the process may use; ``None``: unknown.
             failed: True if the run failed.
@@ -98,7 +98,7 @@ class RunLines:
                 say(line)
 
     def _links(self, has_data: bool) -> list[str]:
-        """Return a line for each tracker's run; without one, the command that shows the run."""
+        """Return a line for each tracker's run; without such runs, the command that shows memlog's run."""
         runs = tracker_runs(self._run) if self._run.path.exists() else {}
         if runs:
             return [described(*each) for each in runs.items()]

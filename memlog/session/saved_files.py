@@ -12,7 +12,7 @@ from memlog.journal.artifacts import Names, keep, not_kept, renamed
 
 
 class SavedFiles:
-    """The files that were saved with a run, under different names.
+    """Files that the user saved with a run, each under its own name.
 
     Args:
         run: The run's folder.
@@ -25,7 +25,7 @@ class SavedFiles:
         self._names = Names()
 
     def save(self, path: str | os.PathLike[str], kind: str, name: str | None) -> Artifact | None:
-        """Copy a file to the run's folder; return its event, or ``None`` if it could not be saved."""
+        """Copy a file to the run's folder; return the copy's event, or ``None`` if there is no copy."""
         try:
             file = Path(path)
             artifact = keep(self._run, file, name, kind, self._names)

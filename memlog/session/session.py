@@ -1,4 +1,4 @@
-"""Session of a trainer, from ``init`` to ``finish``."""
+"""Session that records one run: `init` begins it, `finish` ends it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from memlog.session.recording_parts import AlertCallback
 
 _SETTLE_AT_MOST = 2.0
-"""Seconds to wait at the end of a run for losses that are still being copied from a device."""
+"""Maximum seconds to wait at the end of a run for losses that are still being copied from a device."""
 
 _current: Session | None = None
 _current_lock = threading.RLock()
@@ -46,16 +46,17 @@ fork.renew(sys.modules[__name__], "_current_lock", threading.RLock)
 
 
 class Session(TrainerInterface, SessionDisplay):
-    """One run, returned by `init`.
+    """Session that records one run; returned by `init`.
 
-    A session is a context manager. Leaving the block ends the run, with the status ``failed`` if an exception
-    leaves it. A disabled session has the same methods, which do nothing.
+    A session is a context manager. The end of the ``with`` block ends the run. The run's status is then
+    ``finished``, ``killed`` after Ctrl-C, or ``failed`` after another exception. A disabled session has the
+    same methods, and they do nothing.
 
     Attributes:
         id: The run's id; ``None`` if disabled.
         directory: The run's folder; ``None`` if disabled.
         settings: Settings that resulted from ``init``'s arguments.
-        health: Counts of memlog's dropped items and internal errors in this process.
+        health: Counts of lost events, points and files, and of memlog's own errors, in this process.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class Session(TrainerInterface, SessionDisplay):
 
     @property
     def records_here(self) -> bool:
-        """True if the session records, and this process is not a fork of the one that began it."""
+        """True if the session records, and this process is no fork of the process that began the session."""
         return self._live is not None and self._live.generation == fork.generation
 
     def next_evaluation(self) -> int:
-        """Return the number of the next call of a loss function, from 0, counted over all loss functions."""
+        """Return the number of the next evaluation, counted from 0 over all watched loss functions."""
         return next(self._evaluations)
 
     @property
@@ -119,7 +120,8 @@ class Session(TrainerInterface, SessionDisplay):
     def snapshot(self) -> None:
         """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
 
-        The step's figures follow after it, and so does its flame graph if the step is the worst so far.
+        memlog publishes the step's figures after the step. If the step needed more memory than every step
+        traced before, memlog also makes a flame graph of it.
         """
         if self._live is not None:
             self._live.snapshot()
@@ -129,19 +131,20 @@ class Session(TrainerInterface, SessionDisplay):
     ) -> Path | None:
         """Save a file with the run and upload it to every backend; ``memlog pull`` fetches it again.
 
-        memlog copies the file into the run's folder before the call returns, so the original may be changed
-        or deleted afterwards. A later file of the same name and kind replaces it. Names consist of letters,
-        digits, ``.``, ``_`` and ``-``. A name that is not valid, or that a file of another kind or name
-        already uses, is extended by the kind or a short digest, and memlog prints this. Never raises: if a
-        file can't be saved, memlog prints each reason once and counts it in the run's health.
+        memlog copies the file into the run's folder before the call returns, so the original can be changed
+        or deleted afterwards. A later file of the same name and kind replaces the earlier one. memlog
+        replaces characters of the name other than letters, digits, ``.``, ``_`` and ``-`` by ``_``. If
+        another file already has the resulting name, memlog adds the kind or a short digest to it. memlog
+        prints each changed name. Never raises: if a file can't be saved, memlog prints the reason once and
+        counts the file in `health`.
 
         Args:
             path: The file.
-            kind: Type in one word, such as ``"flamegraph"``, ``"snapshot"`` or ``"report"``.
+            kind: Type of the file in one word, such as ``"flamegraph"``, ``"snapshot"`` or ``"report"``.
             name: Name in the run; ``None``: the file's own name.
 
         Returns:
-            The copy; ``None`` if nothing was saved.
+            Path of the copy; ``None`` if nothing was saved.
         """
         if self._live is not None:
             return self._live.save_artifact(path, kind, name)
@@ -157,9 +160,10 @@ class Session(TrainerInterface, SessionDisplay):
         """End the run. Calling it again has no effect.
 
         Args:
-            status: How the run ended.
-            timeout: Maximum seconds to wait until the trackers have everything; ``None``: the setting
-                ``finish_timeout`` (10). The rest is delivered in the background, or by ``memlog sync``.
+            status: How the run ended: ``finished``, ``failed`` or ``killed``.
+            timeout: Maximum seconds to wait until the trackers have all data; ``None``: the setting
+                ``finish_timeout`` (10). After that, delivery continues in the background, or with
+                ``memlog sync``.
 
         Raises:
             ConfigurationError: The status or the timeout is invalid. The run then continues.
@@ -182,8 +186,8 @@ class Session(TrainerInterface, SessionDisplay):
         except BaseException as interruption:
             if recording is not None:
                 recording.finish_after_interruption(status)
-            # A second Ctrl-C ends only the waiting here. The first is still being raised, with the user's
-            # traceback.
+            # A second Ctrl-C only ends the wait for delivery. The first Ctrl-C is still being raised, with
+            # the user's traceback.
             if not (
                 isinstance(interruption, KeyboardInterrupt) and isinstance(error, KeyboardInterrupt)
             ):
@@ -198,7 +202,7 @@ class Session(TrainerInterface, SessionDisplay):
     __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the run's id without the recording, because only this process records the run."""
+        """Pickle the settings, and the run's id and folder. The recording stays in this process."""
         return _disabled_session, (self.settings, self.id, self.directory)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
@@ -247,17 +251,18 @@ def init(
     budget: float = 0.01,
     finish_timeout: float = 10.0,
 ) -> Session:
-    """Begin to record this process's memory. A running session is ended first.
+    """Begin to record this process's memory. End the session that ran before, if there is one.
 
-    An unchanged PyTorch loop then produces one event per step. It never waits for a tracker: a helper process
-    does everything that could wait.
+    An unchanged PyTorch loop then produces one event per step. The loop never waits for a tracker, because a
+    helper process communicates with the trackers.
 
     Args:
         backend: ``"mlflow"``, ``"wandb"``, ``"tensorboard"``, ``"trackio"``, ``"local"``
             (the journal only), a `Sink` of your own, or several of these. ``None``: join the runs that
             you open in any installed tracker. The journal is written in every case.
-        project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
-        name: Name of that run.
+        project: Experiment or project in the tracker, for a run that memlog opens; ``None``: the tracker's
+            default.
+        name: Name of memlog's run, and of a run that memlog opens in a tracker.
         model: The model, whose size is recorded with the run's parameters.
         every: Number of steps from one batch event to the next.
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
@@ -269,17 +274,18 @@ def init(
             Inside `watch_loss` memlog prints the interruption and does not raise it, because some optimisers
             hang on an exception in their loss.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
-        config: Settings as a plain mapping, by these names or by those of the monitors that memlog
-            replaces (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
-            differs from its default overrides it.
+        config: Settings as a plain mapping. The keys are the fields of `memlog.settings.Settings`,
+            ``backend``, ``dir``, or the keys of the monitors that memlog replaces
+            (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that differs from its
+            default overrides the mapping.
         enabled: ``False`` installs nothing, and every call costs almost nothing.
         initial_step: Number of the first step, for resumed training.
         layers: Trace a training step from time to time, to show each layer's memory. The first and the third
             step are always traced. A traced step lasts from the first call of ``model`` (without ``model``:
             of the first module that is called) until every optimizer has stepped.
-        budget: Share of training time that later traced steps may cost, 0 to 1.
-        finish_timeout: Maximum seconds that `finish` waits until the trackers have everything. If no tracker
-            can be reached, `finish` leaves the rest to the helper process after 2 s.
+        budget: Maximum fraction of training time that later traced steps cost, 0 to 1.
+        finish_timeout: Maximum seconds that `finish` waits until the trackers have all data. If no tracker
+            can be reached, `finish` returns after 2 s, and the helper process continues to try.
 
     Returns:
         The session, which is also a context manager.
@@ -318,7 +324,7 @@ def init(
 
 
 def _replace_session(make: Callable[[], Session]) -> Session:
-    """Make a session and end the running one. If no session can begin, the running one continues."""
+    """Make a session and end the running session. If no session can begin, the running one continues."""
     global _current  # noqa: PLW0603 - the session that memlog.finish() ends
     with _current_lock:
         session = make()
@@ -327,7 +333,7 @@ def _replace_session(make: Callable[[], Session]) -> Session:
                 return session  # the reason is logged
             if _current is not None:
                 _current.finish(timeout=0)
-        except BaseException:  # Ctrl-C, or what another signal's handler raised
+        except BaseException:  # Ctrl-C, or an exception of another signal's handler
             session.abandon()
             raise
         _current = session
@@ -378,8 +384,8 @@ def _finish_at_exit() -> None:
 def _finish_first_at_exit() -> None:
     """Register memlog's exit handler again, so that it runs before a tracker's exit handler.
 
-    A tracker whose run is written in process ends the run at exit, and memlog has to write its last values
-    before that. Handlers run in the opposite order of their registration.
+    Some trackers end their run in an exit handler. If memlog writes to that run in this process, memlog must
+    write the last values first. Python calls exit handlers in the opposite order of their registration.
     """
     atexit.unregister(_finish_at_exit)
     atexit.register(_finish_at_exit)

@@ -14,40 +14,41 @@ if TYPE_CHECKING:
 
 
 class TrainerInterface:
-    """Methods of a session for code that sees the training loop from inside. None raises."""
+    """Methods of a session for code that runs inside the training loop. No method raises."""
 
     _live: Recording | None
 
     def step(self, step: int | None = None) -> None:
         """Report the end of a training step, if memlog can't or should not detect it.
 
-        After the first call only these calls count: memlog no longer counts optimizer steps. Call it once a
-        step, after the optimizer's step. Never raises.
+        After the first call only these calls count: memlog no longer counts optimizer steps. Call this method
+        once per step, after the optimizer's step. Never raises.
 
         Args:
-            step: The trainer's own number of this step, under which the tracker gets its points. If this
-                number jumps ahead, the session's count does, too. If it goes back, the session counts on.
-                ``None``: memlog counts.
+            step: The trainer's own number of this step, under which the tracker gets the step's points. If
+                this number jumps ahead, the session's step number does, too. If it goes back, the session
+                continues with its own next number. ``None``: memlog numbers the step.
         """
         if self._live is not None:
             self._live.batches.step_by_hand(step)
 
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
-        """Do the same as `step`, and return the session's step and its event.
+        """Report the end of a training step as `step` does; return the session's step number and the event.
 
-        The event is ``None`` if memlog published none for this step.
+        The event is ``None`` if memlog published none for this step. The result is ``None`` if the session
+        counts no steps.
         """
         return None if self._live is None else self._live.batches.count(step)
 
     def claim_steps(self, *, only_first: bool = False) -> None:
         """Let the caller count the steps: memlog no longer counts optimizer steps. Never raises.
 
-        For code that sees the loop from inside, such as a trainer's callbacks. Call it between two steps,
-        then `count_step` (or `step`) once a step.
+        For code that runs inside the loop, such as a trainer's callbacks. Call this method between two steps.
+        Afterwards call `count_step` or `step` once per step.
 
         Args:
-            only_first: True to leave the counting as it is if a step was recorded before. For a caller that
-                may be in a step whose optimizer has stepped already.
+            only_first: True to do nothing if a step was recorded before. Pass True if the optimizer can
+                already have stepped in the current step.
         """
         if self._live is not None:
             self._live.claim_steps(only_first=only_first)
@@ -55,7 +56,7 @@ class TrainerInterface:
     def release_steps(self) -> None:
         """Let memlog count optimizer steps again, after `claim_steps`. Never raises.
 
-        For a trainer that has ended: the program may go on with a loop of its own.
+        For a trainer that has ended, because the program can continue with its own training loop.
         """
         if self._live is not None:
             self._live.batches.release()
@@ -63,15 +64,15 @@ class TrainerInterface:
     def join_run(
         self, backend: str, run_id: str, *, uri: str | None = None, name: str | None = None
     ) -> None:
-        """Join a tracker's run that a logger holds, and that is not the active run of its library.
+        """Join a tracker's run that a logger holds and that is not the active run of the tracker's library.
 
-        Later events go to that run, until the user opens another one or this is called again. If the
+        Later events go to that run, until the user opens another run or this method is called again. If the
         session uses other backends only, nothing happens. Joining a run twice changes nothing. Never raises.
 
         Args:
             backend: Name of the tracker's backend, such as ``"mlflow"``.
             run_id: The tracker's own id of the run.
-            uri: Address of the tracker as its client expects it; ``None``: the client's present one.
+            uri: Address of the tracker as its client expects it; ``None``: the client's current address.
             name: Display name of the run.
         """
         if self._live is not None and self._live.generation == fork.generation:
@@ -79,11 +80,14 @@ class TrainerInterface:
             self._live.runs.join(backend, run, self._live.batches.next_step)
 
     def begin_phase(self, name: str) -> None:
-        """Begin a phase, as `memlog.phase` does, for hooks that come in pairs. Never raises."""
+        """Begin a phase that `end_phase` ends. Never raises.
+
+        For a library that calls one hook before a phase and another hook after the phase.
+        """
         self.open_phase(name)
 
     def end_phase(self, name: str) -> None:
-        """End this thread's innermost phase of that name, and the phases within it. Never raises.
+        """End this thread's innermost phase called ``name``, and the phases within it. Never raises.
 
         Does nothing if no such phase is open.
         """
@@ -91,7 +95,7 @@ class TrainerInterface:
             self._live.phases.end_innermost(name)
 
     def open_phase(self, name: str) -> OpenPhase | None:
-        """Begin a phase, and return it for `close_phase`; ``None`` if nothing is recorded."""
+        """Begin a phase, and return the argument for `close_phase`; ``None`` if nothing is recorded."""
         return None if self._live is None else self._live.phases.begin(name)
 
     def close_phase(self, phase: object, error: str | None = None) -> None:
@@ -99,7 +103,7 @@ class TrainerInterface:
 
         Args:
             phase: The phase, as `open_phase` returned it.
-            error: Type of the exception that ended it.
+            error: Type of the exception that ended the phase; ``None``: no exception.
         """
         if self._live is not None:
             self._live.phases.end(phase, error)
