@@ -17,15 +17,15 @@ from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 logger = logging.getLogger("memlog")
 
 LOGGING_DIR = "TENSORBOARD_LOGGING_DIR"
-"""Variable with the folder for memlog's own runs. Transformers reads the same one."""
+"""Environment variable that names the folder for memlog's own runs. Transformers reads it, too."""
 _DEFAULT_FOLDER = "runs"
-"""Folder in which torch's ``SummaryWriter()`` makes its own."""
+"""Folder in which torch's ``SummaryWriter()`` creates its folders by default."""
 
 _WRITING_THREADS = {
     "tensorboard.summary.writer.event_file_writer": "_AsyncWriterThread",
     "tensorboardX.event_file_writer": "_EventLoggerThread",
 }
-"""Class of an open writer's thread, by module. No other list of the open writers exists."""
+"""Class of the thread that an open writer runs, by module. memlog finds open writers by these threads."""
 
 
 class TensorboardBackend:
@@ -43,7 +43,7 @@ class TensorboardBackend:
     def active_run(self) -> TrackerRun | None:
         """Return the folder of the writer that was opened last; ``None`` if none is open.
 
-        A writer inside another one's folder, as ``add_scalars`` opens them, does not count.
+        A writer in a subfolder of another writer's folder does not count. ``add_scalars`` opens such writers.
         """
         kinds = tuple(_thread_kinds())
         if not kinds:
@@ -55,7 +55,7 @@ class TensorboardBackend:
             self._seen = _newest([folder for folder in map(_folder_of, threads) if folder])
         return self._seen
 
-    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder says all
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder is enough
         """Return the run of a logger's folder; ``None`` if the folder is not on this machine."""
         return None if "://" in run_id else run_in(Path(run_id).absolute())
 
@@ -64,7 +64,7 @@ class TensorboardBackend:
         return Connection(uri=str(Path(os.environ.get(LOGGING_DIR) or _DEFAULT_FOLDER).absolute()))
 
     def prepare(self) -> None:
-        """Import tensorboard's file format, which takes a second."""
+        """Import tensorboard's file format. This takes about a second."""
         importlib.import_module("memlog_tensorboard.sink")
 
     def open_sink(self, target: Target) -> Sink:
@@ -80,7 +80,7 @@ class TensorboardBackend:
 
 
 def run_in(folder: Path) -> TrackerRun:
-    """Return the run of a log folder: TensorBoard knows a run by its folder alone."""
+    """Return the run of a log folder. TensorBoard identifies a run by its folder only."""
     return TrackerRun(
         str(folder), name=folder.name, link=f"tensorboard --logdir {shlex.quote(str(folder))}"
     )
@@ -97,7 +97,7 @@ def _folder_of(thread: threading.Thread) -> Path | None:
     """Return the folder that a writer's thread writes to; ``None`` if it is not on this machine."""
     records = getattr(thread, "_record_writer", None)
     file = getattr(records, "_writer", None)
-    # In this order: tensorboardX, tensorboard's own stub of TensorFlow, TensorFlow.
+    # The attributes in order: tensorboardX's, that of tensorboard's stub of TensorFlow, and TensorFlow's own.
     names = (getattr(records, "_file_name", None), getattr(file, "filename", None))
     found = next((name for name in (*names, getattr(file, "name", None)) if name), None)
     if found is None:
