@@ -45,7 +45,7 @@ from memlog.sink import (
 _RETRY = 1.0
 """Seconds between two attempts to reach a tracker."""
 _LEAST = 5.0
-"""Seconds that the tracker always gets for an answer, even if the timeout is shorter."""
+"""Minimum seconds that the tracker gets for an answer, even if ``--timeout`` is shorter."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -213,7 +213,10 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
 
 
 def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
-    """Return a function for the state of runs that the trainer writes; ``None`` if the backend has none."""
+    """Return a function that returns the state of a user's run to which the trainer's process writes.
+
+    The result is ``None`` if the trainer's process never writes to runs of this backend.
+    """
     if not writes_in_process(backend):
         return None
     return claims_of(run, name, complete=summary.status != "running")
