@@ -63,7 +63,7 @@ class MemlogCallback(Callback):
         if self._session_id != session.id:  # the session has begun since `setup`
             self._join(trainer, session)
         loop = trainer.fit_loop.epoch_loop
-        if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts by these two
+        if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts with these two attributes
             session.count_step(loop._batches_that_stepped)  # noqa: SLF001
 
     @_contained

@@ -13,7 +13,7 @@ import re
 ARTIFACTS = "memlog/artifacts"
 """Artifact path of memlog's files. There is one folder for each kind of file. Files keep their names."""
 MAX_KEY = 250
-"""Maximum number of characters of a key."""
+"""Maximum number of characters of a key. A longer key is cut."""
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_\-. :/]")
 _DIGEST_BYTES = 5

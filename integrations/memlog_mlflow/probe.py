@@ -71,8 +71,8 @@ def _ask_sqlite(uri: str) -> None:
     MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted,
     MLflow would create the folder in the share's place.
     """
-    # Imported here, because a client for tracking servers may lack SQLAlchemy. SQLAlchemy parses the URI,
-    # because its versions disagree on whether a path is percent-encoded.
+    # Imported here, because a client for tracking servers may lack SQLAlchemy. The installed SQLAlchemy must
+    # parse the URI, because its versions disagree on whether a path is percent-encoded.
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     database = make_url(uri).database

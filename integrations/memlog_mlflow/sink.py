@@ -28,10 +28,10 @@ from memlog_mlflow.replays import StoredRows
 from memlog_mlflow.uris import is_folder, link_to
 
 MAX_VALUE = 6000
-"""Maximum number of characters of a parameter's value."""
+"""Maximum number of characters of a parameter's value. A longer value is cut."""
 
 _OWN_TABLE = "| memory | by memlog |"
-"""Line in every description that memlog makes (`memlog.reports.description`)."""
+"""Line by which memlog recognizes a description of its own (`memlog.reports.description`)."""
 
 _STATUSES: Mapping[Status, str] = {
     "finished": "FINISHED",
@@ -111,7 +111,7 @@ class MlflowSink:
         self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Write all alerts to ``memlog/alerts.json``, and the last one to tags.
+        """Write all alerts to ``memlog/alerts.json``, and the last alert to tags.
 
         MLflow has no alerts of its own (its webhooks are for other things).
         """

@@ -25,7 +25,7 @@ class Driver(msgspec.Struct, frozen=True):
 
     directory: str = ""
     addresses: dict[str, str] = {}
-    """Addresses of the named backends by environment variable. memlog may open a run there."""
+    """Addresses of the named backends' trackers, by environment variable. memlog may open runs there."""
     runs: dict[str, TrackerRun] = {}
     """Open runs by backend, except runs to which only the driver's process can write."""
 

@@ -22,7 +22,8 @@ def install() -> None:
 def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
     """Begin a training in which exactly one `MemlogCallback` counts the steps.
 
-    A Trainer without one gets a new one. It is the last callback, because others open the trackers' runs.
+    A Trainer without a `MemlogCallback` gets one. It is added at the end, after the callbacks that open the
+    trackers' runs.
     """
     if memlog.current_session() is not None:
         ours = [one for one in handler.callbacks if isinstance(one, MemlogCallback)]

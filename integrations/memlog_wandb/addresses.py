@@ -59,7 +59,7 @@ def link_to(settings: Any) -> str | None:
 
 
 def server_of(address: str | None) -> str | None:
-    """Return the server's part of a server's or run's address; ``None`` if the address names no server."""
+    """Return the server in the address of a server or run; ``None`` if the address names no server."""
     if not address or address.startswith((OFFLINE, DISABLED)):
         return None
     found = _RUN.fullmatch(address)

@@ -60,7 +60,7 @@ class WandbBackend:
     def _only_run(self) -> Any:
         """Return the only open run; ``None`` if there is none or several.
 
-        This is the search for a run that is not ``wandb.run``, as with ``reinit="create_new"``.
+        Call it if there is no ``wandb.run``, as with ``reinit="create_new"``.
         """
         singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
         runs = getattr(singleton, "_active_runs", None)

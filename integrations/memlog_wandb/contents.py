@@ -19,19 +19,19 @@ METADATA = "memlog_name"
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
 """Seconds after an alert within which W&B drops an alert with the same title. This is short, because memlog
-itself limits how often a rule fires. It can't be zero, which W&B takes for a minute."""
+itself limits how often a rule fires. It is not zero, because W&B would take zero for a minute."""
 
 
 def axis_key(axis: Axis) -> str:
-    """Return the key of the metric that holds the index on an axis. memlog's steps are not W&B's steps."""
+    """Return the key of the metric that holds the index on an axis. W&B's own step has other numbers."""
     return f"memlog/{axis}"
 
 
 class Definitions:
     """Definitions of a run's metrics. A definition names the metric's axis and the kind of its summary.
 
-    Each definition is sent one time. It has the metric's exact name and is no glob: if the user, Lightning or
-    Transformers has defined ``*``, W&B picks at random among the globs that match.
+    Each definition is sent one time. It has the exact name of a metric, because W&B picks at random if
+    several globs match a name. The user, Lightning or Transformers may have defined the glob ``*``.
     """
 
     def __init__(self, run: Any) -> None:

@@ -29,7 +29,7 @@ _NEVER = (
     "WANDB_SERVICE",  # the user's own connection to wandb's process: it ends with the user's process
     "WANDB_RUN_ID",  # the user's run, which only the user's process writes to
     "WANDB_RESUME",
-    "WANDB_SWEEP_ID",  # memlog's run would count as one of the sweep's
+    "WANDB_SWEEP_ID",  # memlog's run would count as a run of the sweep
     "WANDB_SWEEP_PARAM_PATH",
     "WANDB_CONFIG_PATHS",
     "WANDB_RUN_DIR",

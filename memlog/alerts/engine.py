@@ -36,16 +36,16 @@ def engine_for(
     *,
     sampled: bool = False,
 ) -> AlertEngine | None:
-    """Return an engine for the rules that this process judges; ``None`` if it judges none.
+    """Return an engine for the rules that this process judges; ``None`` if there are no such rules.
 
     Args:
         rules: All rules.
-        publish: Takes the alerts.
+        publish: Called with each alert.
         diagnostics: Logs that a limit is unknown.
         pid: The trainer's process id. The memory limit of its control group is 100% of a host figure.
         on_alert: Called with each alert after it was published.
-        files: As for `AlertEngine`.
-        sampled: True in the helper process.
+        files: See `AlertEngine`.
+        sampled: True to judge the rules of the helper process; False to judge those of the trainer's process.
     """
     mine = [rule for rule in rules if rule.sampled == sampled]
     if not mine:
@@ -56,11 +56,11 @@ def engine_for(
 
 
 class AlertEngine:
-    """Subscriber that judges events by rules; events may come from any thread.
+    """Subscriber that judges events by rules. It may be called from any thread.
 
     Args:
         rules: The rules.
-        publish: Takes the alerts, on the thread of the event that caused them.
+        publish: Called with each alert, on the thread of the event that caused the alert.
         diagnostics: Logs that a limit is unknown.
         limit: Bytes that are 100% of a host figure; ``None``: unknown.
         cooldown: Minimum seconds between two alerts of one rule about the same device or host, in the events'
@@ -109,7 +109,7 @@ class AlertEngine:
             self._limits[event.name] = event.capacity
 
     def never_judged(self) -> dict[str, str]:
-        """Return the rules for which no value was ever compared with the threshold, with the reasons."""
+        """Return the rules whose threshold was never compared with a value, each with the reason."""
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
@@ -265,11 +265,11 @@ _NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
     (Sample,): "nothing was sampled",
 }
 _ATTRIBUTES = {"tree": "tree_pss"}
-"""Names of fields in events, by their names in rules, if the two differ."""
+"""Names of events' fields by the names of the measures in rules. Only names that differ are here."""
 
 
 def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
-    """Return the types of events that a rule is judged by."""
+    """Return the types of the events that have a rule's values."""
     if rule.sampled:
         return (Sample,)
     if rule.growth is None:

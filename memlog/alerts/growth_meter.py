@@ -148,7 +148,7 @@ class GrowthMeter:
         return pace * self._every
 
     def why_not_judged(self) -> str:
-        """Return why the rule was never judged: too few steps or epochs came, or too few had a reading."""
+        """Return the reason why the rule was never judged: too few steps or epochs, or too few readings."""
         seen = 0 if self._first is None else self._last - self._first + 1
         least = f"fewer than {self._reach} {self._axis}s came"
         return least if seen < self._reach else f"it was read fewer than {FEW} times"
@@ -174,7 +174,7 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return True if new growth raises another alarm, because it is later, higher or much faster."""
+        """Return True if new growth is late, high or fast enough to raise another alarm."""
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace
@@ -213,7 +213,8 @@ class _Window(LevelWindow):
 
         Args:
             wanted: The rule's growth per epoch or step.
-            cursory: True to judge nothing if the newest level is hardly above the oldest, as in most steps.
+            cursory: True to skip the full judgement if the newest level is hardly above the oldest. Most
+                calls need no full judgement.
         """
         held = len(self.levels)
         if held < self._least:

@@ -12,8 +12,8 @@
     AMOUNT      32 GiB   80%   0.4 (only for fragmentation)
     LEVEL       info  warning  error   (default: warning)
 
-Growth must last. It is judged over the steps or epochs that the rule names after ``/`` or ``for``, whichever
-are more, and over at least 20 steps or three epochs (see `memlog.growth`).
+Growth must last. It is judged over the larger of the numbers after ``/`` and ``for``, but over at least 20
+steps or three epochs (see `memlog.growth`).
 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
 "MB" is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine
@@ -77,7 +77,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     amount_text: str
     """The amount as the user wrote it: ``32 GiB``."""
     growth: Growth | None = None
-    """The period of a ``grows`` rule; ``None``: the rule compares levels."""
+    """The period of a ``grows`` rule; ``None``: the rule compares values, not their growth."""
     hold: int = 1
     """Number of steps (epochs, for growth per epoch) for which the condition has to hold."""
     level: Level = "warning"
@@ -183,7 +183,7 @@ class _Parser(Reader):
         token = self.next
         if self.took_word(*_FIGURES):
             return token.text, None
-        self.refuse_torchs_name()  # the device may follow a level
+        self.refuse_torchs_name()  # a device may also come after a level
         found = self.device()
         if found is not None:
             device, measure = found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Fraction of the threshold. A value must go back behind the threshold by it before the rule fires again."""
+"""Fraction of the threshold by which a value must be back on the other side before the rule fires again."""
 
 
 class Trigger:

@@ -30,8 +30,8 @@ class TrackerAccess:
     """
 
     in_process = False
-    """The backend's ``in_process``. If true, the trainer's process writes to a user's run, and sinks can't join
-    the run. The contract then tests `open_in_process`, and needs four more methods."""
+    """The backend's ``in_process``. If true, the trainer's process writes to a user's run, and sinks can't.
+    The contract then tests `open_in_process`, and needs four more methods."""
 
     def open_sink(self, target: Target) -> Sink:
         """Return a new sink for ``target``, as the backend's ``open_sink`` does.
@@ -86,7 +86,7 @@ class TrackerReading(TrackerAccess):
         return value
 
     def rows(self, run_id: str) -> Sequence[Row]:
-        """Return all of memlog's rows of a run; the rows of one metric in the tracker's order."""
+        """Return all rows that memlog stored in a run. The rows of one metric are in the tracker's order."""
         raise NotImplementedError
 
     def times(self, run_id: str) -> Sequence[Time]:
@@ -94,7 +94,7 @@ class TrackerReading(TrackerAccess):
         raise NotImplementedError(_remedy("times"))
 
     def parameters(self, run_id: str) -> Mapping[str, str]:
-        """Return the parameters of a run. If the tracker accepts memlog's name for a parameter, return it."""
+        """Return a run's parameters by name. The names are memlog's, as far as the tracker accepts them."""
         raise NotImplementedError(_remedy("parameters"))
 
     def alerts(self, run_id: str) -> Sequence[str]:

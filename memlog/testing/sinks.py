@@ -104,10 +104,10 @@ class OpeningContract(TrackerChecks):
 
 
 class PointsContract(TrackerChecks):
-    """Tests that a sink stores points, each once."""
+    """Tests that a sink stores each point exactly once."""
 
     def test_points_arrive_as_they_are(self) -> None:
-        """Names, indices, times and values arrive; one call takes as many points as ``max_points``."""
+        """Names, indices, times and values arrive unchanged. One call can take ``max_points`` points."""
         sink = self._own()
         made = points(min(sink.max_points, 300))
         run = sink.open()
@@ -164,10 +164,10 @@ class PointsContract(TrackerChecks):
 
 
 class FactsContract(TrackerChecks):
-    """Tests that a sink stores parameters, alerts and files, each once."""
+    """Tests that a sink stores each parameter, alert and file exactly once."""
 
     def test_facts_alerts_and_files_arrive(self, tmp_path: Path) -> None:
-        """Each arrives once, and files arrive byte for byte."""
+        """Parameters, alerts and files arrive exactly once. Files arrive byte for byte."""
         sink = self._own()
         run = sink.open()
         sink.log_parameters(FACTS)
@@ -268,7 +268,7 @@ class UsersRunContract(TrackerChecks):
         self._holds_files(run, {_GRAPH: CONTENT})
 
     def _check_refused(self, run: TrackerRun) -> None:
-        """Check that a sink refuses the user's run: a second writer would damage the user's rows."""
+        """Check that a sink refuses the user's run. A second writer would damage the user's rows."""
         sink = self.open_sink(Target(RUN, run, begun_us=BEGUN_US))
         assert _raised(sink.open) is TrackerRejectedError
         assert _raised(lambda: _log(sink, points(3))) is TrackerRejectedError
