@@ -65,7 +65,7 @@ class MlflowBackend:
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
 
     def home(self) -> Home:
-        """Return the tracking URI in the environment, and the places of its credentials."""
+        """Return the tracking URI in the environment, and the variables and files with its credentials."""
         return Home(
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),

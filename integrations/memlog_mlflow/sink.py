@@ -1,4 +1,4 @@
-"""Sink for one MLflow run. It runs in a process of memlog's own."""
+"""Sink for one MLflow run. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 

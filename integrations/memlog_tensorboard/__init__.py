@@ -1,7 +1,7 @@
 """memlog's integration with TensorBoard.
 
 Importing this package does not import tensorboard. `backend.open_sink` imports the sink in memlog's helper
-process. Of tensorboard, the sink imports the file format only. It imports neither torch nor TensorFlow.
+process. The sink imports only tensorboard's file format, and neither torch nor TensorFlow.
 """
 
 from memlog_tensorboard.backend import TensorboardBackend

@@ -50,7 +50,7 @@ class TensorboardBackend:
             return None
         threads = [thread for thread in threading.enumerate() if isinstance(thread, kinds)]
         if threads != self._threads:
-            # Paths are resolved once: the user may change the working directory later.
+            # Paths are resolved only when a writer is new: the working directory may change later.
             self._threads = threads
             self._seen = _newest([folder for folder in map(_folder_of, threads) if folder])
         return self._seen
@@ -73,7 +73,7 @@ class TensorboardBackend:
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:  # noqa: ARG002 - there is nothing to connect to
-        """Raise an error: TensorBoard stores no files."""
+        """Raise an error, because TensorBoard stores no files."""
         raise TrackerRejectedError(
             "TensorBoard stores no files: leave out --backend to copy them from the run's own folder"
         )

@@ -1,8 +1,8 @@
 """memlog's own event file in a log folder. No value is stored in it twice.
 
-TensorBoard only appends to its files. It can't replace or delete a value. So memlog reads its file before it
-writes to the file. It cuts off a record that an earlier process could not complete, and leaves out the values
-that the file already has.
+TensorBoard only appends to its files. It can't replace or delete a value. So memlog first reads the values
+that its file already has, and does not write them again. memlog also cuts off a record that an earlier
+process could not complete.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class EventFile:
             file.flush()
             os.fsync(file.fileno())
         except OSError:
-            self._size = -1  # the file may have a part of the data: the next call reads it back
+            self._size = -1  # the file may have only a part of the data, so it is read again
             raise
         self._size += len(buffer.getbuffer())
 

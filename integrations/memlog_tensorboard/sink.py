@@ -1,4 +1,4 @@
-"""Sink for one folder of event files. It runs in a process of memlog's own."""
+"""Sink for one folder of event files. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class FolderClient:
             return cas.stage_blob_into_project(file, project)
 
     def commit(self, artifact: Mapping[str, Any]) -> None:
-        """Make an artifact from stored contents. It replaces an artifact of the same name."""
+        """Create an artifact from stored contents. An artifact of the same name is replaced."""
         with self._asked():
             SQLiteStorage.commit_artifact_version(**artifact)
 
@@ -159,7 +159,7 @@ class ServerClient:
         return digest, size
 
     def commit(self, artifact: Mapping[str, Any]) -> None:
-        """Make an artifact from stored contents. It replaces an artifact of the same name."""
+        """Create an artifact from stored contents. An artifact of the same name is replaced."""
         self._call("artifact_log", **artifact, hf_token=self._login)
 
     def ask(self, question: str, /, **arguments: Any) -> Any:

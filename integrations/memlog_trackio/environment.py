@@ -39,7 +39,7 @@ def gathered(run: Any = None) -> dict[str, str]:
 
 
 def location(run: Any = None) -> str:
-    """Return the location of the open run ``run``; ``None``: the location of a run that is opened now."""
+    """Return the location of ``run``; if it is ``None``, the location at which Trackio opens a run now."""
     space = getattr(run, "_space_id", None) if run else os.environ.get(_SPACE)
     server = getattr(run, "_server_base_url", None) if run else os.environ.get(_SERVER)
     if space:

@@ -1,4 +1,4 @@
-"""Sink for one Trackio run. It runs in a process of memlog's own."""
+"""Sink for one Trackio run. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TrackioSink:
         )
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store points. In a folder, each row gets its event's time.
+        """Store points. In a folder, a row gets the time of its event. A server uses the time of arrival.
 
         Args:
             points: At most `max_points` points.

@@ -88,7 +88,10 @@ class WandbBackend:
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """Return the server that the environment or wandb's files name, and the places of its credentials."""
+        """Return the server that the environment or wandb's files name.
+
+        The result also has the names of the variables and files with the server's credentials.
+        """
         return environment.home()
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Sink for one W&B run of memlog's own. It runs in a process of memlog's own."""
+"""Sink for one of memlog's own W&B runs. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 

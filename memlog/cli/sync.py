@@ -109,7 +109,7 @@ def sync(
             click.echo(one_line(outcome))
             if refused:
                 failures.append(TrackerRejectedError(f"{name}: {refused}"))
-        except MemlogError as error:  # the other trackers are still delivered to
+        except MemlogError as error:  # delivery to the other trackers goes on
             failures.append(error)
     if failures:
         raise type(failures[0])("; ".join(map(str, failures)))
@@ -147,7 +147,7 @@ class _Delivery(NamedTuple):
     elsewhere: bool
     """True with --to: a new run is opened at the environment's address."""
     replace: bool
-    """True with --own-run: a run of memlog's own replaces a refused one."""
+    """True with --own-run: a run of memlog's own replaces a refused run."""
 
     @property
     def is_complete(self) -> bool:
@@ -274,7 +274,7 @@ def _gave_up(uploader: Uploader, timeout: float, error: Exception) -> str:
 
 
 def _outcome(before: UploadState, after: UploadState) -> str:
-    """Return what was delivered, as text."""
+    """Return a text with the numbers of delivered and refused points."""
     points = after.delivered - before.delivered
     left = "nothing more was delivered" if after.refused else "nothing was left to deliver"
     outcome = f"{points:,} points delivered" if points else left
