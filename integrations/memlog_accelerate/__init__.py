@@ -1,7 +1,7 @@
 """memlog as a tracker of Hugging Face's ``accelerate``: `MemlogTracker`.
 
-Importing this package also marks an Accelerator's checkpoints as a phase, and lets `MemlogTracker` record the
-ranks on which an Accelerator makes no tracker.
+Importing this package installs two hooks. One marks an Accelerator's checkpoints as a phase. The other lets
+`MemlogTracker` also record the ranks on which an Accelerator creates no tracker.
 """
 
 from memlog_accelerate.hooks import install

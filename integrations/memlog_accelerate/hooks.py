@@ -24,13 +24,16 @@ def _init_trackers(
     config: Any = None,
     init_kwargs: Any = None,
 ) -> None:
-    """Make the trackers. On ranks other than the first, an Accelerator makes none of a registered class."""
+    """Create the trackers, including `MemlogTracker` on all ranks.
+
+    An Accelerator itself creates a tracker of a registered class only on the first rank.
+    """
     method(accelerator, project_name, config, init_kwargs)
     if not accelerator.is_main_process and MemlogTracker.name in accelerator.log_with:
         MemlogTracker(project_name, **(init_kwargs or {}).get(MemlogTracker.name, {}))
 
 
 def _save_state(method: Method, *args: Any, **kwargs: Any) -> Any:
-    """Save the state, in the phase ``checkpoint``."""
+    """Save the state in the phase ``checkpoint``."""
     with memlog.phase("checkpoint"):
         return method(*args, **kwargs)

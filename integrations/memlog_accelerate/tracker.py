@@ -12,9 +12,10 @@ import memlog
 class MemlogTracker(GeneralTracker):  # type: ignore[misc] # mypy does not read accelerate
     """memlog's session as a tracker: ``Accelerator(log_with=["mlflow", MemlogTracker()])``.
 
-    Its name is enough after ``accelerate.tracking.register_tracker_class(MemlogTracker)``:
-    ``Accelerator(log_with=["mlflow", "memlog"])``. The tracker uses the session that runs, or begins one on
-    every rank. memlog joins the runs that the other trackers open, and notices the optimizer's steps itself.
+    After ``accelerate.tracking.register_tracker_class(MemlogTracker)``, the tracker's name is enough:
+    ``Accelerator(log_with=["mlflow", "memlog"])``. The tracker uses the running session. If there is none, it
+    begins a session on every rank. memlog joins the runs that the other trackers open, and notices the
+    optimizer's steps itself.
 
     Args:
         project: Experiment for a run that memlog opens; ``init_trackers`` passes its ``project_name``.
@@ -37,7 +38,7 @@ class MemlogTracker(GeneralTracker):  # type: ignore[misc] # mypy does not read 
 
     @property
     def tracker(self) -> memlog.Session:
-        """The session."""
+        """Session that this tracker uses."""
         return self._session
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
-"""memlog's integration with Hydra: one run for each job, of a multirun too.
+"""memlog's integration with Hydra: one run for each job, also in a multirun.
 
-In the configuration, or in any of its groups::
+Add this to the configuration, or to one of its groups::
 
     hydra:
       callbacks:

@@ -19,10 +19,10 @@ _SECTION = "memlog"
 class MemlogCallback(Callback):
     """Record each job as a run of its own.
 
-    The settings come from the section ``memlog`` of the job's configuration, which a sweep may override. The
-    callback's own arguments take precedence. A run without a name gets the job's name, in a multirun with the
-    job's overrides. All jobs' runs are in one folder, by default ``memlog_runs`` in the directory where the
-    program was started, whatever a job's working directory is.
+    The settings come from the section ``memlog`` of the job's configuration. A sweep can override them. The
+    callback's own arguments take precedence. A run without a name gets the job's name. In a multirun, the
+    job's overrides follow the name. All runs are in one folder, which does not depend on a job's working
+    directory: by default ``memlog_runs`` in the directory where the program was started.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
@@ -39,7 +39,7 @@ class MemlogCallback(Callback):
     def on_job_start(
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
     ) -> None:
-        """Begin the job's session. If it can't begin, print why; the job goes on."""
+        """Begin the job's session. If the session can't begin, print the reason. The job goes on."""
         del task_function, kwargs
         try:
             memlog.init(config={_SECTION: self._settings_of(config)})
@@ -47,7 +47,7 @@ class MemlogCallback(Callback):
             say(" ".join(f"this job goes on without being recorded ({error})".split()))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """End the job's session. If the job failed, the run has failed."""
+        """End the job's session. If the job failed, mark the run as failed."""
         del config, kwargs
         session = memlog.current_session()
         if session is not None:
@@ -70,7 +70,10 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _name(config: DictConfig) -> str:
-    """Return the job's name; in a multirun followed by its overrides or, without overrides, its number."""
+    """Return the run's name: the name of the job.
+
+    In a multirun, the job's overrides follow; if the job has none, the job's number follows.
+    """
     job = config.hydra.job
     if config.hydra.mode != RunMode.MULTIRUN:
         return str(job.name)

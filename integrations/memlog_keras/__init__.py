@@ -1,4 +1,7 @@
-"""memlog in Keras 3: a callback that reports the steps, because Keras steps no PyTorch optimizer."""
+"""memlog's integration with Keras 3: a callback that reports the steps.
+
+memlog can't notice these steps by itself, because Keras steps no PyTorch optimizer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Hook: TypeAlias = Callable[..., None]
 
 
 def _contained(hook: Hook) -> Hook:
-    """Return a hook that does nothing without a session, and whose errors do not reach training."""
+    """Wrap a hook. The result does nothing without a session, and no error of the hook reaches training."""
 
     @functools.wraps(hook)
     def contained(self: MemlogCallback, *args: Any, **kwargs: Any) -> None:
@@ -29,14 +32,15 @@ def _contained(hook: Hook) -> Hook:
 
 
 class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Report the steps of ``model.fit`` and its evaluations to the session that runs.
+    """Report the steps and evaluations of ``model.fit`` to the running session.
 
     Without a session the callback does nothing. A run's steps are numbered from 0, over all epochs and over
     later calls of ``fit``.
     """
 
     _validation: Any = None
-    """The phase that any callback began last. Keras does not report the end of an evaluation that raises."""
+    """Phase that a callback of this process began last. The next hook closes it if an evaluation has raised,
+    because Keras does not report the end of such an evaluation."""
 
     @_contained
     def on_train_begin(self, session: memlog.Session, *_: Any, **__: Any) -> None:

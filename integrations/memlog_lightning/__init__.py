@@ -1,7 +1,7 @@
-"""memlog in a Lightning trainer: `MemlogCallback`, which each trainer gets by itself.
+"""memlog's integration with Lightning: each trainer automatically gets a `MemlogCallback`.
 
-`callbacks` is an entry point of Lightning and ``pytorch_lightning``. They call it for each new ``Trainer``,
-also in programs without memlog. So importing this package loads neither memlog nor Lightning.
+`callbacks` is an entry point of Lightning and ``pytorch_lightning``. Both call it for each new ``Trainer``,
+also in programs that do not use memlog. So importing this package loads neither memlog nor Lightning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["MemlogCallback", "callbacks"]
 def callbacks() -> list[MemlogCallback]:
     """Return the callback for a new ``Trainer``; no callback if memlog records nothing. Never raises."""
     try:
-        # Under `memlog run` the session begins when training does.
+        # Under `memlog run` the session begins when training does, so a trainer always needs the callback.
         if "MEMLOG_LAUNCH" not in os.environ:
             memlog = sys.modules.get("memlog")
             if memlog is None:
@@ -35,7 +35,7 @@ def callbacks() -> list[MemlogCallback]:
 
 
 def __getattr__(name: str) -> Any:
-    """Load the callback on first use, because that imports Lightning."""
+    """Load the callback on its first use. Loading it imports Lightning."""
     if name != "MemlogCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from memlog_lightning import callback  # noqa: PLC0415 - see the docstring

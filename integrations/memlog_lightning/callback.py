@@ -20,7 +20,7 @@ else:
 
 
 def _contained(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that does nothing without a session, and whose errors do not reach training."""
+    """Wrap a hook. The result does nothing without a session, and no error of the hook reaches training."""
 
     @functools.wraps(hook)
     def contained(self: MemlogCallback, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -34,22 +34,22 @@ def _contained(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class MemlogCallback(Callback):
-    """Report a trainer's steps, its loggers' runs and its phases to the session that runs.
+    """Report a trainer's steps, its loggers' runs and its phases to the running session.
 
-    Each trainer gets a callback by itself. Without a session the callback does nothing. It stores nothing in
-    checkpoints.
+    Each trainer gets this callback automatically. Without a session the callback does nothing. It stores
+    nothing in checkpoints.
     """
 
     _session_id: str | None = None
     """Id of the session that has joined the loggers' runs."""
 
     def is_first_in(self, trainer: Any) -> bool:
-        """Return False if an earlier callback of the trainer does the same."""
+        """Return True if this is the trainer's first `MemlogCallback`, or if the trainer has none."""
         return self is next(c for c in [*trainer.callbacks, self] if isinstance(c, MemlogCallback))
 
     @_contained
     def setup(self, trainer: Any, session: memlog.Session, *_: Any, stage: str) -> None:
-        """Join the loggers' runs, and count the steps from now on."""
+        """Join the loggers' runs. If the trainer is about to fit, also count the steps from now on."""
         if stage == "fit":
             self.teardown(trainer)
             session.claim_steps()
@@ -59,11 +59,11 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_train_batch_end(self, trainer: Any, session: memlog.Session, *_: Any, **__: Any) -> None:
-        """Count a step if the optimizers stepped; its number is that of Lightning's own rows."""
+        """Count a step if the optimizers stepped. The step gets the number that Lightning itself logs."""
         if self._session_id != session.id:  # the session has begun since `setup`
             self._join(trainer, session)
         loop = trainer.fit_loop.epoch_loop
-        if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts by these two
+        if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts with these two attributes
             session.count_step(loop._batches_that_stepped)  # noqa: SLF001
 
     @_contained
@@ -99,9 +99,10 @@ class MemlogCallback(Callback):
 
 
 def _join_run(session: memlog.Session, logger: Any) -> None:
-    """Join the run of a logger, which Lightning has opened by now.
+    """Join the run of a logger. Lightning has already opened the run.
 
-    The classes' names tell loggers apart, because two packages have a class of each name.
+    The function tells loggers apart by the names of their classes, because Lightning and
+    ``pytorch_lightning`` both have a class of each name.
     """
     names = {one.__name__ for one in type(logger).__mro__}
     if "MLFlowLogger" in names:
@@ -114,6 +115,6 @@ def _join_run(session: memlog.Session, logger: Any) -> None:
 
 
 def _save(save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Save a checkpoint, in the phase ``checkpoint``."""
+    """Save a checkpoint in the phase ``checkpoint``."""
     with memlog.phase("checkpoint"):
         save(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Trainers that are made before a session begins."""
+"""Support for trainers that are created before a session begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import memlog
 
 
 def watch_fits() -> None:
-    """Let trainers look for a session again when they begin to fit."""
+    """Wrap ``Trainer.fit``, so that a trainer gets the callback if a session runs when ``fit`` is called."""
     for package in ("lightning.pytorch", "pytorch_lightning"):
         trainer = getattr(sys.modules.get(f"{package}.trainer.trainer"), "Trainer", None)
         if trainer is not None and not hasattr(trainer.fit, "looks_for_a_session"):
@@ -30,7 +30,7 @@ def _looking(fit: Any) -> Any:
 
 
 def _add_callback(trainer: Any) -> None:
-    """Add the callback before those that save checkpoints, which Lightning keeps at the end."""
+    """Add the callback before the callbacks that save checkpoints. Lightning keeps those at the end."""
     from memlog_lightning.callback import MemlogCallback  # noqa: PLC0415 - only if memlog records
 
     if not any(isinstance(one, MemlogCallback) for one in trainer.callbacks):

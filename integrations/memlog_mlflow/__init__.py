@@ -1,6 +1,6 @@
 """memlog's integration with MLflow.
 
-Importing this package does not import mlflow. Only the sink calls MLflow; `backend.open_sink` imports the
+Importing this package does not import mlflow. Only the sink calls MLflow. `backend.open_sink` imports the
 sink in memlog's helper process.
 """
 

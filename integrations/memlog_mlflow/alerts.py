@@ -10,16 +10,22 @@ from memlog.events import Alert
 
 ALERTS_FILE = "memlog/alerts.json"
 _MAX_TAG = 5000
-"""Characters of a tag's value that every version of MLflow takes."""
+"""Maximum number of characters of a tag's value that every version of MLflow takes. A longer title is cut."""
 
 
 def alert_table(alerts: Sequence[Alert]) -> dict[str, Any]:
-    """Return the file's content. It is written as a whole each time, so sending it again changes nothing."""
+    """Return the content of `ALERTS_FILE`.
+
+    The file is always written as a whole, so writing it again changes nothing.
+    """
     return {"alerts": [_row(alert) for alert in alerts]}
 
 
 def alert_tags(alerts: Sequence[Alert]) -> dict[str, str]:
-    """Return the tags. Users can search runs by them: ``tags.`memlog.alert.level` = 'error'``."""
+    """Return tags about the last alert, and the number of alerts.
+
+    Users can search for runs by these tags: ``tags.`memlog.alert.level` = 'error'``.
+    """
     last = alerts[-1]
     where = "" if last.where is None else f" ({last.where})"
     return {

@@ -33,7 +33,8 @@ class MlflowBackend:
     def active_run(self) -> TrackerRun | None:
         """Return the run that the user has open on this thread.
 
-        The result is ``None`` also if mlflow is not imported. Errors of mlflow's own are not caught.
+        The result is ``None`` if no run is open, or if mlflow is not imported. Errors that mlflow raises are
+        not caught.
         """
         mlflow = _imported_mlflow()
         run = None if mlflow is None else mlflow.active_run()
@@ -42,7 +43,7 @@ class MlflowBackend:
         run_id: str = run.info.run_id
         seen = self._seen.run
         if seen is None or seen.run_id != run_id:
-            # Resolving the URI may read the disk, so it is done once for each run.
+            # Resolving the URI may read the disk, so it is done only one time for each run.
             uri = absolute_uri(mlflow.get_tracking_uri())
             link = link_to(uri, run.info.experiment_id, run_id)
             seen = TrackerRun(run_id, uri, run.info.run_name, link)
@@ -50,7 +51,7 @@ class MlflowBackend:
         return seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return a logger's run. Its store is ``uri`` or, if that is ``None``, MLflow's current one."""
+        """Return a logger's run. Its store is ``uri``; ``None``: MLflow's current store."""
         mlflow = _imported_mlflow()
         address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
         return TrackerRun(run_id, None if address is None else absolute_uri(address), name)
@@ -64,7 +65,7 @@ class MlflowBackend:
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
 
     def home(self) -> Home:
-        """Return MLflow's address in the environment, and the credentials sent with every request."""
+        """Return the tracking URI in the environment, and the variables and files with its credentials."""
         return Home(
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),
@@ -72,20 +73,20 @@ class MlflowBackend:
         )
 
     def prepare(self) -> None:
-        """Import mlflow, which takes seconds. Like `open_sink`, it sets environment variables."""
+        """Import mlflow. This takes seconds and, like `open_sink`, sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
         """Build the sink, and import mlflow for it.
 
-        Call it only in a process of memlog's own: it sets environment variables that limit MLflow's
+        Call it only in a process of memlog's own, because it sets environment variables that limit MLflow's
         timeouts and retries.
         """
         sink: Sink = self._import("sink", target.connection).MlflowSink(target)
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads files. Like `open_sink`, only in a process of memlog's own."""
+        """Build the store that downloads files. Call it only in a process of memlog's own."""
         store: ArtifactStore = self._import("store", connection).MlflowStore(connection)
         return store
 
@@ -97,10 +98,10 @@ class MlflowBackend:
 
 
 def _imported_mlflow() -> ModuleType | None:
-    """Return the module ``mlflow`` if it is imported and usable.
+    """Return the module ``mlflow`` if it is imported and usable, otherwise ``None``.
 
-    It is not usable while another thread imports it, or if it is the empty namespace package that Python
-    makes of a folder called ``mlflow`` in the working directory.
+    The module is not usable while another thread is importing it. It is also not usable if it is the empty
+    namespace package that Python makes of a folder called ``mlflow`` in the working directory.
     """
     module = sys.modules.get("mlflow")
     if hasattr(module, "active_run") and hasattr(module, "get_tracking_uri"):

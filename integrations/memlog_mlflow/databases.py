@@ -19,7 +19,7 @@ from memlog_mlflow.uris import sqlite_file
 
 
 def make_if_missing(uri: str) -> None:
-    """Create the database that ``uri`` names, if that is a file that does not exist yet.
+    """Create the database if ``uri`` names an SQLite file that does not exist yet.
 
     Raises:
         OSError: the file can't be written.
@@ -35,7 +35,7 @@ def make_if_missing(uri: str) -> None:
         with made.open("rb") as whole, beside(path) as (copy, temporary):
             shutil.copyfileobj(whole, copy)
             copy.flush()
-            # Linking fails if another process, such as the user's client, was first, or if the file system
-            # has no links. Then MLflow's client creates the database as usual.
+            # Linking fails if another process, such as the user's client, has created the file meanwhile. It
+            # also fails if the file system has no links. Then MLflow's client creates the database as usual.
             with suppress(OSError):
                 os.link(temporary, path)

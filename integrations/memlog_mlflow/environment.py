@@ -1,4 +1,4 @@
-"""Environment variables that MLflow's client reads: passed to the helper, and limited there."""
+"""Environment variables that MLflow's client reads. memlog adapts them for its helper process."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _BOUNDS = {
 }
 
 _DEFAULTS = {
-    # Seconds. A value that the user has set is kept: a slow server may need more time, and with less every
-    # request would fail.
+    # Seconds. A value that the user has set is kept. A slow server may need more time, and every request
+    # would fail with less.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 
@@ -53,7 +53,7 @@ def gathered() -> dict[str, str]:
     """Return the environment variables of this process that MLflow's client needs in the helper."""
     found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
     if TRACKING_URI in found:
-        # A relative path means this process's folder, which may not be the helper's.
+        # A relative path is relative to this process's working directory. The helper's may be another one.
         found[TRACKING_URI] = absolute_uri(found[TRACKING_URI])
     if sys.argv and sys.argv[0]:
         found[RUN_CONTEXT] = _with_source(found.get(RUN_CONTEXT), sys.argv[0])
@@ -70,9 +70,10 @@ def credentials() -> tuple[str, ...]:
 
 
 def apply(connection: Connection) -> None:
-    """Prepare this process, one of memlog's own, for MLflow's client.
+    """Set the environment variables of MLflow's client, and limit servers' answers.
 
-    Call it before mlflow is imported, because mlflow reads some of these variables only then.
+    Call it only in a process of memlog's own. Call it before mlflow is imported, because mlflow reads some of
+    the variables only during the import.
     """
     from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 
@@ -97,9 +98,10 @@ def _is_wanted(name: str) -> bool:
 
 
 def _with_source(context: str | None, script: str) -> str:
-    """Return `RUN_CONTEXT` with the training script as the run's source, unless the user names another one.
+    """Return the value of `RUN_CONTEXT` with the training script as the run's source.
 
-    In the helper ``sys.argv[0]`` is memlog, so the trainer's process must pass the script's name.
+    A source that the user has named is kept. The trainer's process must pass the script's name, because
+    ``sys.argv[0]`` is memlog in the helper.
     """
     return json.dumps({"mlflow.source.name": script, **_parsed(context)})
 

@@ -29,18 +29,19 @@ _REJECTED = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-"""Error codes of refusals. All others are temporary, such as a restarting proxy's ENDPOINT_NOT_FOUND."""
+"""Error codes that count as permanent refusals. All other codes count as temporary errors: a proxy that
+restarts answers ENDPOINT_NOT_FOUND, for example."""
 
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
 _TOO_LARGE = 413
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
 _REQUEST = re.compile(r"API request to \S+ failed with exception ")
-"""Beginning of a client's message, before the reason. memlog's message replaces it."""
+"""Beginning of an error message of MLflow's client. memlog removes it, and keeps the reason after it."""
 _NO_JSON = "not in a valid JSON format"
 _NO_SERVER = "MLflow is not available (another kind of server answers)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
-"""Beginning of the useless part of a database's error: the rows, and a link."""
+"""Beginning of the part of a database's error that memlog leaves out: the rows, and a link."""
 
 
 @contextmanager
@@ -100,8 +101,8 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
     if code in _REFUSED or status in _REFUSALS:
         return refused(str(status or code))
     text = str(error) if code is not None else f"{type(error).__name__}: {error}"
-    # A proxy's "request too large" has no code of MLflow's; it counts as a refusal, after which smaller
-    # batches are sent.
+    # A proxy's "request too large" has no code of MLflow's. It counts as a refusal, because the uploader
+    # sends smaller batches after a refusal.
     too_large = status == _TOO_LARGE or f"failed with error code {_TOO_LARGE} " in text
     if code in _REJECTED or too_large:
         return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}", in_full(text))
@@ -109,11 +110,14 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
 
 
 def _http_status(error: Exception) -> int | None:
-    """Return the HTTP status of an error from a file's transfer, which the client raises unchanged."""
+    """Return the HTTP status of an error; ``None`` if it has none.
+
+    MLflow's client raises HTTP errors unchanged when it transfers a file.
+    """
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials and the rows that a database error repeats."""
+    """Return ``text`` on one line, without credentials and without the rows in a database's error."""
     return in_short(_NOISE.split(text)[0])

@@ -1,8 +1,8 @@
 """Names that MLflow accepts for metrics and parameters.
 
-MLflow refuses a whole batch if it does not accept one name. Its rules are in ``mlflow/utils/validation.py``:
-certain characters, at most 250 of them, and a path that equals its ``posixpath.normpath`` and does not lead
-upwards.
+MLflow refuses a whole batch if it does not accept one name in it. Its rules are in
+``mlflow/utils/validation.py``. A name has at most 250 characters, and only certain ones. As a path, it must
+equal its ``posixpath.normpath`` and must not lead upwards.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import hashlib
 import re
 
 ARTIFACTS = "memlog/artifacts"
-"""Artifact path of memlog's files. It has a folder for each kind, in which files keep their names."""
+"""Artifact path of memlog's files. There is one folder for each kind of file. Files keep their names."""
 MAX_KEY = 250
-"""Maximum number of characters."""
+"""Maximum number of characters of a key. A longer key is cut."""
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_\-. :/]")
 _DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
-    """Return a key that MLflow accepts, always the same for a name.
+    """Return a key that MLflow accepts. The same name always gives the same key.
 
-    An accepted name stays as it is. Any other one is changed, and gets a digest of the original at the end,
-    so that two names don't become one metric. Letters outside ASCII are changed, too, although MLflow accepts
-    them: each becomes six bytes in JSON, and a request may have at most a million bytes.
+    An ASCII name that MLflow accepts stays as it is. In any other name, characters are replaced. The key then
+    ends with a digest of the name, so that two names don't become one metric. Letters outside ASCII are
+    replaced, too, although MLflow accepts them. Each would take six bytes in JSON, and a request may have at
+    most a million bytes.
     """
     cleaned = _cleaned(name)
     if name and cleaned == name and len(name) <= MAX_KEY:
         return name
-    # A lone surrogate can't be encoded strictly, and a name may come from anywhere.
+    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
     digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES)
     tail = f"-{digest.hexdigest()}"
     return cleaned[: MAX_KEY - len(tail)] + tail

@@ -1,4 +1,4 @@
-"""Check, in about two seconds, that the tracker at a URI can be reached."""
+"""Check that the tracker at a URI can be reached."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Seconds to wait for a connection. The answer may take as long as MLflow's client waits for any answer:
-otherwise a slow server would never get data."""
+"""Maximum seconds to wait for a connection. For the answer, the limit of MLflow's client applies. With a
+shorter limit, a slow server would never get data."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429
@@ -27,7 +27,7 @@ _PORTS = {"postgresql": 5432, "mysql": 3306}
 
 
 def probe(uri: str) -> None:
-    """Check the tracker at ``uri``; other kinds of URI, such as a folder, are not checked.
+    """Check the server or database at ``uri``. Other kinds of URI, such as a folder, are not checked.
 
     Raises:
         TrackerUnavailableError: the tracker can't be reached, has a failure, or refuses the credentials.
@@ -47,7 +47,7 @@ def _ask_server(uri: str) -> None:
 
     The answer 404 counts as success: servers behind a proxy, old ones and hosted ones have no such page.
     """
-    # A stream, because the page may be endless; nothing of it is read.
+    # The page may be endless, so it is opened as a stream and not read.
     response = http_request(  # type: ignore[no-untyped-call]  # mlflow types neither
         get_default_host_creds(uri),  # type: ignore[no-untyped-call]
         "/health",
@@ -71,8 +71,8 @@ def _ask_sqlite(uri: str) -> None:
     MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted,
     MLflow would create the folder in the share's place.
     """
-    # Imported here, because a client for tracking servers may lack SQLAlchemy. SQLAlchemy parses the URI,
-    # because its versions disagree on whether a path is percent-encoded.
+    # Imported here, because a client for tracking servers may lack SQLAlchemy. The installed SQLAlchemy must
+    # parse the URI, because its versions disagree on whether a path is percent-encoded.
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     database = make_url(uri).database
@@ -96,11 +96,11 @@ def _read_sqlite(path: Path) -> None:
 
 
 def _ask_database(uri: str, default_port: int) -> None:
-    """Open and close a connection to a database server: MLflow itself tries for minutes."""
+    """Open and close a connection to a database server. MLflow itself would try for minutes."""
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     url = make_url(uri)
-    # Without a host the driver uses a socket file, and of several hosts it chooses one: neither is checked.
+    # Without a host, the driver uses a socket file. With several hosts, it chooses one. Neither is checked.
     if url.host and "," not in url.host:
         with socket.create_connection((url.host, url.port or default_port), timeout=TIMEOUT):
             pass

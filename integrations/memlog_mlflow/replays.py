@@ -1,6 +1,6 @@
-"""Filter out rows that a run already has, for stores that would store them twice.
+"""Filter out metric rows that a run already has, for stores that would store them twice.
 
-MLflow's databases ignore an exact duplicate; its folder of text files appends every row.
+MLflow's databases ignore an exact duplicate. MLflow's folder of text files appends every row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Row: TypeAlias = tuple[int, int, str]
 
 
 class StoredRows:
-    """The rows that a run has, read once for each metric.
+    """Rows that a run has in its store. They are read one time for each metric.
 
     Args:
         client: Client of the run's store.
@@ -28,7 +28,7 @@ class StoredRows:
         self._rows: dict[str, set[_Row]] = {}
 
     def missing(self, metrics: Sequence[Metric]) -> list[Metric]:
-        """Return those of ``metrics`` that are not stored, each once."""
+        """Return the metrics that are not stored yet, without duplicates."""
         found = {
             (metric.key, _row(metric)): metric
             for metric in metrics
@@ -37,12 +37,12 @@ class StoredRows:
         return list(found.values())
 
     def add(self, metrics: Sequence[Metric]) -> None:
-        """Note that ``metrics`` are stored now."""
+        """Remember that ``metrics`` are stored now."""
         for metric in metrics:
             self._stored(metric.key).add(_row(metric))
 
     def forget(self) -> None:
-        """Forget the rows, so that they are read again. Call it after a batch that may be partly written."""
+        """Forget the rows, so that they are read again. Call it if a batch may be only partly stored."""
         self._rows.clear()
 
     def _stored(self, key: str) -> set[_Row]:

@@ -1,4 +1,4 @@
-"""The MLflow run to write to: the user's, or one of memlog's own, which is found or created."""
+"""Open the MLflow run to write to: join the user's run, or find or create memlog's own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from memlog_mlflow.keys import safe_key
 
 RUN_TAG = "memlog.run_id"
 OWN_TAG = "memlog.own"
-"""``"true"`` on a run that memlog opened, ``"beside"`` on one that it opened in place of a run of the user's.
-A joined run has only `RUN_TAG`: it must not be mistaken for memlog's own, which memlog ends."""
+"""Tag of a run that memlog opened. Its value is ``"beside"`` if memlog opened the run in place of a user's
+run, otherwise ``"true"``. A joined run does not have this tag, because memlog ends only its own runs."""
 BESIDE_TAG = "memlog.beside"
-"""Id of the user's run, on a run that memlog opened in its place."""
+"""Tag of a run that memlog opened in place of a user's run. Its value is the id of the user's run."""
 
 _DEFAULT_EXPERIMENT = "0"
 _NOT_FOUND = "RESOURCE_DOES_NOT_EXIST"
@@ -79,7 +79,7 @@ def _restoring(client: MlflowClient, run: Run) -> str:
 def find_or_create(client: MlflowClient, target: Target) -> Run:
     """Return memlog's own run for ``target``.
 
-    If a helper died before it could save the id of the run that it had created, the run is found by its tags.
+    If an earlier helper created the run, but died before it saved the run's id, the run is found by its tags.
 
     Raises:
         RunRefusedError: the run that was opened before is deleted, or does not exist.
@@ -112,8 +112,8 @@ def find_or_create(client: MlflowClient, target: Target) -> Run:
 def _real(run: Run) -> Run:
     """Return the run; raise if the answer is not from an MLflow server.
 
-    If another kind of server answers, MLflow's client makes an empty run without an artifact URI, and would
-    write files to the working directory.
+    If another kind of server answers, MLflow's client creates an empty run object without an artifact URI. It
+    would then write files to the working directory.
 
     Raises:
         TrackerUnavailableError: the answer is not from an MLflow server.
@@ -124,9 +124,10 @@ def _real(run: Run) -> Run:
 
 
 def _experiment_id(client: MlflowClient, project: str | None) -> str:
-    """Return the id of the project's experiment; without a project, of the one that MLflow would choose.
+    """Return the id of the project's experiment.
 
-    ``MLFLOW_EXPERIMENT_ID`` is read first, because `mlflow.set_experiment` writes the user's choice there.
+    Without a project, return the id of the experiment that MLflow would choose. ``MLFLOW_EXPERIMENT_ID``
+    is read first, because `mlflow.set_experiment` writes the user's choice there.
     """
     if project:
         return _named(client, project)

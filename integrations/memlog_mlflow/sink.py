@@ -1,4 +1,4 @@
-"""Sink for one MLflow run. It runs in a process of memlog's own."""
+"""Sink for one MLflow run. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from memlog_mlflow.replays import StoredRows
 from memlog_mlflow.uris import is_folder, link_to
 
 MAX_VALUE = 6000
-"""Maximum number of characters of a parameter's value."""
+"""Maximum number of characters of a parameter's value. A longer value is cut."""
 
 _OWN_TABLE = "| memory | by memlog |"
-"""Line in every description that memlog makes (`memlog.reports.description`)."""
+"""Line by which memlog recognizes a description of its own (`memlog.reports.description`)."""
 
 _STATUSES: Mapping[Status, str] = {
     "finished": "FINISHED",
@@ -50,8 +50,8 @@ class MlflowSink:
         target: The run to write to.
 
     Attributes:
-        diagnostics: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
-            ``parameter_conflict`` and ``parameter_rejected``.
+        diagnostics: Counts omitted points and parameters by reason: ``not_finite`` (an infinity, which MLflow
+            would store as 1.8e308), ``parameter_conflict`` and ``parameter_rejected``.
     """
 
     durable = True
@@ -71,7 +71,7 @@ class MlflowSink:
         return self.diagnostics.dropped
 
     def probe(self) -> None:
-        """Check, for about two seconds, whether MLflow can be reached."""
+        """Check whether MLflow can be reached."""
         probe(self._uri)
 
     def open(self) -> TrackerRun:
@@ -81,7 +81,11 @@ class MlflowSink:
         return TrackerRun(info.run_id, self._uri, info.run_name, link)
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points, with their events' times. A repeated point adds nothing."""
+        """Store points, each with the time of its event. A point that is stored already is not stored again.
+
+        Args:
+            points: At most `max_points` points.
+        """
         metrics = [
             Metric(safe_key(point.name), point.value, point.time_us // 1000, point.index)
             for point in points
@@ -107,7 +111,7 @@ class MlflowSink:
         self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Write all alerts to ``memlog/alerts.json``, and the last one to tags.
+        """Write all alerts to ``memlog/alerts.json``, and the last alert to tags.
 
         MLflow has no alerts of its own (its webhooks are for other things).
         """
@@ -119,9 +123,9 @@ class MlflowSink:
         self._opened().store(artifact, file)
 
     def wants_description(self) -> bool:
-        """Return True if memlog has to describe the run.
+        """Return True if memlog opened the run, and the run's description is missing or outdated.
 
-        It has if it opened the run, and the description is missing or memlog's own from before a restart.
+        A description is outdated if memlog stored it before the training was restarted.
         """
         if self._target.joined is not None:
             return False
@@ -153,7 +157,7 @@ class MlflowSink:
         return True
 
     def _log_new(self, parameters: Mapping[str, str]) -> None:
-        """Store parameters that the run does not have; if MLflow refuses them, one by one."""
+        """Store parameters that the run does not have. If MLflow refuses the batch, store them one by one."""
         try:
             self._opened().log_parameters(parameters)
         except RunRefusedError:
@@ -181,7 +185,7 @@ class _OpenRun:
         if target.joined is None:
             self.info = runs.find_or_create(self._client, target).info
             if target.continues is not None and self.info.end_time is not None:
-                # The attempt before the restart has ended it.
+                # The attempt before the restart has ended the run.
                 self._client.update_run(self.info.run_id, status="RUNNING")
         else:
             self.info = runs.join(self._client, target.joined.run_id, target.memlog_run).info
@@ -230,14 +234,14 @@ class _OpenRun:
     def end(self, status: str, ended_us: int | None) -> None:
         with self._asked():
             info = self._client.get_run(self.run_id).info
-            # A second end would change the time of the first.
+            # Ending the run again would change its end time.
             if info.status != status or info.end_time is None:
                 ended_ms = None if ended_us is None else ended_us // 1000
                 self._client.set_terminated(self.run_id, status=status, end_time=ended_ms)
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Translate the errors of a request; after a refusal, check whether the run itself is the cause."""
+        """Translate the errors of a request. After a refusal, check whether the run itself is the cause."""
         try:
             with translated():
                 yield
@@ -256,10 +260,10 @@ class _OpenRun:
 
 
 def _uri_of(target: Target) -> str:
-    """Return the URI of the store; for a run that exists, of the store that contains it.
+    """Return the URI of the store. For an existing run, it is the store that contains the run.
 
-    The journal names that store without credentials. The environment's address may have them, and is used if
-    it is the same apart from credentials. Otherwise it belongs to another tracker.
+    The journal has the URI of an existing run's store without credentials. If the current URI differs only in
+    its credentials, the current URI is returned. Otherwise the current URI belongs to another tracker.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened

@@ -20,9 +20,9 @@ from memlog_mlflow.probe import probe
 from memlog_mlflow.uris import absolute_uri, local_path
 
 _UNKNOWN = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"})
-"""Error codes for a run's id that is unknown or malformed."""
+"""MLflow's error codes for a run id that is unknown or malformed."""
 _MAX_KINDS = 100
-"""Maximum number of folders that are listed. Each takes one request."""
+"""Maximum number of folders that are listed; further folders are left out. Each takes one request."""
 
 
 class MlflowStore:

@@ -1,4 +1,4 @@
-"""Tracking URIs: their kinds, and relative paths made absolute."""
+"""Tracking URIs: their kinds, the files and folders that they name, and links to runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def absolute_uri(uri: str) -> str:
 def sqlite_file(uri: str) -> Path | None:
     """Return the SQLite file that ``uri`` names; ``None`` if it names none, or has a ``%`` or a query.
 
-    Versions of the client's library disagree on whether ``%`` in a path is an escape.
+    Versions of SQLAlchemy disagree on whether ``%`` in a path is an escape.
     """
     path = _sqlite_path(uri)
     return None if path is None or "%" in path or "?" in uri else Path(path).absolute()
@@ -56,7 +56,7 @@ def _sqlite_path(uri: str) -> str | None:
 
 
 def link_to(uri: str, experiment_id: str, run_id: str) -> str | None:
-    """Return the address of a run's page, or the command that serves it.
+    """Return the address of a run's page, or the command that serves the page.
 
     The result is ``None`` if the page is elsewhere (Databricks), or if the command would need the password of
     a database.

@@ -21,15 +21,16 @@ from memlog.settings import resolve
 from memlog_ray.processes import Driver, deliver_without_this_process, variables
 
 _LONGEST_WAIT = 3.0
-"""Seconds to wait at the end for delivery. Ray kills a worker five seconds after it began to shut down."""
+"""Maximum seconds to wait for delivery when a worker shuts down. Ray kills a worker five seconds after the
+shutdown begins."""
 
 
 class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.TrainContextCallback):
     """Record each worker of a Ray Train run.
 
-    The workers use the driver's folder of runs, tracker's address and settings, except for the settings that
-    are passed here. memlog joins an MLflow run that the driver has open when it calls ``fit``, and a run that
-    the loop opens.
+    The workers use the driver's folder for runs, its tracker's address and its settings. Settings that are
+    passed here override the driver's settings. memlog joins an MLflow run that is open in the driver when the
+    driver calls ``fit``. It also joins a run that the training loop opens.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
@@ -45,7 +46,10 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         self._groups = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of the copy that ``fit`` makes, with the driver's state in it. Never raises."""
+        """Return the state of the copy that ``fit`` makes of this callback. Never raises.
+
+        It includes the driver's state.
+        """
         driver = self._driver
         if not driver.directory:
             driver = Driver(str(Path.cwd()))
@@ -54,7 +58,7 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         return {**self.__dict__, "_driver": driver}
 
     def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
-        """Count, in Ray's controller, the groups of workers: Ray starts a new one after a failure."""
+        """Count the groups of workers, in Ray's controller. Ray starts a new group after a failure."""
         del worker_group_context
         self._groups += 1
 
@@ -79,13 +83,13 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
 
     @contextmanager
     def on_checkpoint_transfer(self) -> Iterator[None]:
-        """Mark a checkpoint's upload as a phase, unless it runs in a thread beside the training loop."""
+        """Mark a checkpoint's upload as a phase, unless the upload runs parallel to the training loop."""
         waits = threading.current_thread().name.startswith("TrainingThread")
         with memlog.phase("checkpoint") if waits else nullcontext():
             yield
 
     def before_worker_shutdown(self) -> None:
-        """End the session, which may be one that the training loop began. Never raises."""
+        """End the session, also if the training loop began it. Never raises."""
         with _contained("the end of this worker's run is not recorded"):
             session = memlog.current_session()
             if session is not None:

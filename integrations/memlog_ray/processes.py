@@ -1,4 +1,4 @@
-"""Environment of memlog's processes beside a worker, and the process that outlives the worker."""
+"""Environment of memlog's processes in a Ray worker, and delivery after Ray has killed the worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from memlog import Session
 from memlog.sink import TrackerRun, backends_to_look_in, writes_in_process
 
 _ADDRESS = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_BASE_URL"}
-"""Variable with a tracker's address, by backend. Credentials are left to the user's ``runtime_env``."""
+"""Environment variable with a tracker's address, by backend. memlog passes no credentials to the workers;
+the user passes them in ``runtime_env``."""
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -24,12 +25,15 @@ class Driver(msgspec.Struct, frozen=True):
 
     directory: str = ""
     addresses: dict[str, str] = {}
-    """Environment variables with the addresses of the named backends, where memlog may open a run."""
+    """Addresses of the named backends' trackers, by environment variable. memlog may open runs there."""
     runs: dict[str, TrackerRun] = {}
-    """Open runs by backend, except those that only the driver's process can write to."""
+    """Open runs by backend, except runs to which only the driver's process can write."""
 
     def look(self, names: Sequence[str]) -> None:
-        """Note the addresses and runs of the named backends; if none is named, the runs of all backends."""
+        """Store the addresses and open runs of the named backends.
+
+        If ``names`` is empty, store the open runs of all backends and no addresses.
+        """
         for name, backend in backends_to_look_in(names).items():
             uri = backend.connection().uri
             if names and name in _ADDRESS and uri is not None:
@@ -41,7 +45,7 @@ class Driver(msgspec.Struct, frozen=True):
 
 @contextmanager
 def variables(**values: str) -> Iterator[None]:
-    """Set environment variables that memlog's processes inherit and the training does not see."""
+    """Set environment variables within a block, for memlog's processes. The training does not see them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -55,8 +59,8 @@ def variables(**values: str) -> Iterator[None]:
 def deliver_without_this_process(session: Session, driver: Driver) -> None:
     """Start ``memlog sync`` for an ended session whose helper process still delivers.
 
-    Ray kills a worker's children with the worker, but not the children's own. So a shell starts the command
-    in the background, and ends.
+    Ray kills a worker's child processes together with the worker, but not processes that the children have
+    started. So a shell starts the command in the background, and ends.
     """
     folder = session.directory
     if folder is None or not _helper_lives():

@@ -1,7 +1,7 @@
 """memlog's integration with TensorBoard.
 
-Importing this package does not import tensorboard. Only the sink needs tensorboard's file format;
-`backend.open_sink` imports the sink in memlog's helper process, but neither torch nor TensorFlow.
+Importing this package does not import tensorboard. `backend.open_sink` imports the sink in memlog's helper
+process. The sink imports only tensorboard's file format, and neither torch nor TensorFlow.
 """
 
 from memlog_tensorboard.backend import TensorboardBackend

@@ -17,15 +17,15 @@ from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 logger = logging.getLogger("memlog")
 
 LOGGING_DIR = "TENSORBOARD_LOGGING_DIR"
-"""Variable with the folder for memlog's own runs. Transformers reads the same one."""
+"""Environment variable that names the folder for memlog's own runs. Transformers reads it, too."""
 _DEFAULT_FOLDER = "runs"
-"""Folder in which torch's ``SummaryWriter()`` makes its own."""
+"""Folder in which torch's ``SummaryWriter()`` creates its folders by default."""
 
 _WRITING_THREADS = {
     "tensorboard.summary.writer.event_file_writer": "_AsyncWriterThread",
     "tensorboardX.event_file_writer": "_EventLoggerThread",
 }
-"""Class of an open writer's thread, by module. No other list of the open writers exists."""
+"""Class of the thread that an open writer runs, by module. memlog finds open writers by these threads."""
 
 
 class TensorboardBackend:
@@ -43,19 +43,19 @@ class TensorboardBackend:
     def active_run(self) -> TrackerRun | None:
         """Return the folder of the writer that was opened last; ``None`` if none is open.
 
-        A writer inside another one's folder, as ``add_scalars`` opens them, does not count.
+        A writer in a subfolder of another writer's folder does not count. ``add_scalars`` opens such writers.
         """
         kinds = tuple(_thread_kinds())
         if not kinds:
             return None
         threads = [thread for thread in threading.enumerate() if isinstance(thread, kinds)]
         if threads != self._threads:
-            # Paths are resolved once: the user may change the working directory later.
+            # Paths are resolved only when a writer is new: the working directory may change later.
             self._threads = threads
             self._seen = _newest([folder for folder in map(_folder_of, threads) if folder])
         return self._seen
 
-    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder says all
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder is enough
         """Return the run of a logger's folder; ``None`` if the folder is not on this machine."""
         return None if "://" in run_id else run_in(Path(run_id).absolute())
 
@@ -64,7 +64,7 @@ class TensorboardBackend:
         return Connection(uri=str(Path(os.environ.get(LOGGING_DIR) or _DEFAULT_FOLDER).absolute()))
 
     def prepare(self) -> None:
-        """Import tensorboard's file format, which takes a second."""
+        """Import tensorboard's file format. This takes about a second."""
         importlib.import_module("memlog_tensorboard.sink")
 
     def open_sink(self, target: Target) -> Sink:
@@ -73,14 +73,14 @@ class TensorboardBackend:
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:  # noqa: ARG002 - there is nothing to connect to
-        """Raise an error: TensorBoard stores no files."""
+        """Raise an error, because TensorBoard stores no files."""
         raise TrackerRejectedError(
             "TensorBoard stores no files: leave out --backend to copy them from the run's own folder"
         )
 
 
 def run_in(folder: Path) -> TrackerRun:
-    """Return the run of a log folder: TensorBoard knows a run by its folder alone."""
+    """Return the run of a log folder. TensorBoard identifies a run by its folder only."""
     return TrackerRun(
         str(folder), name=folder.name, link=f"tensorboard --logdir {shlex.quote(str(folder))}"
     )
@@ -97,7 +97,7 @@ def _folder_of(thread: threading.Thread) -> Path | None:
     """Return the folder that a writer's thread writes to; ``None`` if it is not on this machine."""
     records = getattr(thread, "_record_writer", None)
     file = getattr(records, "_writer", None)
-    # In this order: tensorboardX, tensorboard's own stub of TensorFlow, TensorFlow.
+    # The attributes in order: tensorboardX's, that of tensorboard's stub of TensorFlow, and TensorFlow's own.
     names = (getattr(records, "_file_name", None), getattr(file, "filename", None))
     found = next((name for name in (*names, getattr(file, "name", None)) if name), None)
     if found is None:

@@ -1,8 +1,8 @@
-"""memlog's own event file in a log folder, in which nothing is stored twice.
+"""memlog's own event file in a log folder. No value is stored in it twice.
 
-TensorBoard can't replace or delete a value: its files are only appended to. So memlog reads its file back
-before it writes to it, cuts off a record that an earlier process could not complete, and leaves out the
-values that are there.
+TensorBoard only appends to its files. It can't replace or delete a value. So memlog first reads the values
+that its file already has, and does not write them again. memlog also cuts off a record that an earlier
+process could not complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LENGTH, _CHECK = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class Entry(NamedTuple):
-    """A value with its place on the two axes that TensorBoard has."""
+    """A value with its position on TensorBoard's two axes: step and time."""
 
     step: int
     seconds: float
@@ -34,13 +34,13 @@ class Entry(NamedTuple):
 
 
 class EventFile:
-    """An event file that one process writes at a time.
+    """An event file. Only one process at a time writes to it.
 
     Args:
-        path: The file. Its folder exists; the file is created by the first `append`.
+        path: The file. Its folder must exist. The first `append` creates the file.
 
     Attributes:
-        texts: The strings of each text in the file, by tag.
+        texts: The texts in the file, by tag. Each text is a list of strings.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,10 +50,10 @@ class EventFile:
         self._size = -1
 
     def append(self, entries: Iterable[Entry]) -> None:
-        """Store the values that the file does not have, safely on the disk.
+        """Write the values that the file does not have yet, and flush them to the disk.
 
         Raises:
-            OSError: the file can't be written. The next call can store the same values.
+            OSError: the file can't be written. The caller can pass the same values again.
         """
         with os.fdopen(os.open(self._path, _FLAGS, 0o666), "r+b") as file:
             if os.fstat(file.fileno()).st_size != self._size:
@@ -102,13 +102,16 @@ class EventFile:
             file.flush()
             os.fsync(file.fileno())
         except OSError:
-            self._size = -1  # the file may have a part of the data: the next call reads it back
+            self._size = -1  # the file may have only a part of the data, so it is read again
             raise
         self._size += len(buffer.getbuffer())
 
 
 def _records(file: io.BufferedRandom) -> Iterator[bytes]:
-    """Yield the intact records at the beginning of a file: a length, its checksum, data, their checksum."""
+    """Yield the data of a file's records, up to the first incomplete or damaged record.
+
+    A record is a length, the length's checksum, the data, and the data's checksum.
+    """
     file.seek(0)
     while True:
         header = file.read(_LENGTH.size + _CHECK.size)
@@ -131,11 +134,11 @@ def _key(entry: Entry) -> int:
 
 
 def _events(entries: Iterable[Entry], *, is_first: bool) -> Iterator[Any]:
-    """Yield events, each with the consecutive values of one step and time.
+    """Yield events. Consecutive values with the same step and time share an event.
 
     Args:
         entries: The values, at least one.
-        is_first: True to begin with the event that every file begins with.
+        is_first: True if the file is empty. The first event is then the one with the file's version.
     """
     event = None
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Sink for one folder of event files. It runs in a process of memlog's own."""
+"""Sink for one folder of event files. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ _MAX_NAME = 100
 class TensorboardSink:
     """A `memlog.sink.Sink` for TensorBoard. Its methods raise the errors that the protocol names.
 
-    A run is a folder. In it memlog has one file of its own, so the user's files stay as they are.
+    A run is a folder. memlog writes one file of its own there, and does not change the user's files.
 
     Args:
         target: The run to write to; a joined run's id is the path of its folder.
 
     Attributes:
-        diagnostics: Counts ``too_large``: values beyond the range of TensorBoard's 32-bit floats.
+        diagnostics: Counts omitted points by reason. The only reason is ``too_large``: the value is beyond
+            the range of TensorBoard's 32-bit floats.
     """
 
     durable = True
@@ -56,8 +57,8 @@ class TensorboardSink:
         self._known = target.joined or target.opened
         self._root = Path(target.connection.uri or "runs").absolute()
         self._folder = Path(self._known.run_id) if self._known else self._root / _own_run(target)
-        # TensorBoard reads a folder's files in the order of their names, and may not come back to an earlier
-        # file. This file comes before the user's files, so TensorBoard goes on to follow those.
+        # TensorBoard reads a folder's files in the order of their names, and may never read an earlier file
+        # again. memlog's file comes before the user's files, so TensorBoard still reads the user's new rows.
         run = _UNSAFE.sub("_", target.memlog_run)
         self._file = EventFile(self._folder / f"events.out.tfevents.0000000000.memlog-{run}")
 
@@ -87,7 +88,7 @@ class TensorboardSink:
         return run_in(self._folder)
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points, with their events' times."""
+        """Store points, each with the time of its event. One call takes at most `max_points` points."""
         self._append(
             Entry(point.index, point.time_us / 1e6, _scalar(point))
             for point in points
@@ -95,17 +96,17 @@ class TensorboardSink:
         )
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Store the parameters that are new, or have a new value, as a table in a text."""
+        """Store new parameters, and parameters with a new value, as one text that shows a table."""
         self._append([])
         known = {pair for text in self._file.texts.get(PARAMETERS, ()) for pair in _pairs(text)}
         rows = [(_bytes(name), _bytes(value)) for name, value in sorted(parameters.items())]
         new = [row for row in rows if row not in known]
         if new:
-            # TensorBoard shows one text of a tag at each step.
+            # TensorBoard shows only one text for a tag and a step, so each table gets another step.
             self._append([Entry(len(known), self._begun, _text(PARAMETERS, new))])
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Store the new alerts as texts, at their steps. Each rule has a tag."""
+        """Store the new alerts as texts, at their steps. Each rule has its own tag."""
         self._append(
             Entry(
                 alert.step or 0,
@@ -116,7 +117,7 @@ class TensorboardSink:
         )
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:  # noqa: ARG002 - TensorBoard takes no files
-        """Store a text that says where the file is: TensorBoard stores no files."""
+        """Store a text that names the file's folder. TensorBoard stores no files."""
         text = (
             f"`{artifact.name}` ({artifact.kind}, {artifact.size:,} bytes) is in the folder of memlog's run "
             f"{self._target.memlog_run}, from which `memlog pull` copies it."
@@ -125,7 +126,7 @@ class TensorboardSink:
         self._append([Entry(0, artifact.time_us / 1e6, value)])
 
     def wants_description(self) -> bool:
-        """Return True if memlog opened the run, and it has no description."""
+        """Return True if memlog opened the run and the run has no description yet."""
         return self._target.joined is None and DESCRIPTION not in self._file.texts
 
     def log_description(self, text: str) -> None:
@@ -133,14 +134,14 @@ class TensorboardSink:
         self._append([Entry(0, self._begun, _text(DESCRIPTION, _bytes(text)))])
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Store how memlog's own run ended. TensorBoard itself knows no end of a run."""
+        """Store the final status of memlog's own run as a text. TensorBoard itself has no status of a run."""
         if self._target.joined is None and status is not None:
             ended = time.time() if ended_us is None else ended_us / 1e6
             self._append([Entry(0, ended, _text(STATUS, _bytes(status)))])
 
     @property
     def _begun(self) -> float:
-        """Unix time of the run's start; now if it is unknown."""
+        """Start of the run, Unix time in seconds; the current time if the start is unknown."""
         begun = self._target.begun_us
         return time.time() if begun is None else begun / 1e6
 
@@ -169,7 +170,10 @@ class TensorboardSink:
 
 
 def _own_run(target: Target) -> Path:
-    """Return the folder of memlog's own run for ``target``: always the same, so that it is found again."""
+    """Return the folder of memlog's own run, relative to the folder of all runs.
+
+    The result depends on ``target`` only, so a later process finds the run again.
+    """
     run = f"{(target.name or 'memlog')[:_MAX_NAME]}-{target.own_id}"
     if target.beside is not None:
         digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
@@ -179,7 +183,7 @@ def _own_run(target: Target) -> Path:
 
 
 def _scalar(point: Point) -> Any:
-    # Not as a 64-bit tensor, which TensorBoard's default server does not show.
+    # TensorBoard's default server does not show values that are stored as a 64-bit tensor.
     return Summary.Value(tag=_bytes(point.name).decode(), simple_value=point.value)
 
 
@@ -189,7 +193,7 @@ def _text(tag: str, content: object) -> Any:
 
 
 def _bytes(text: str) -> bytes:
-    # A lone surrogate has no UTF-8, and a name may come from anywhere.
+    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
     return str(text).encode("utf-8", "backslashreplace")
 
 

@@ -1,6 +1,6 @@
 """memlog's integration with Trackio.
 
-Importing this package does not import trackio. Only the sink calls trackio; `backend.open_sink` imports the
+Importing this package does not import trackio. Only the sink calls trackio. `backend.open_sink` imports the
 sink in memlog's helper process.
 """
 

@@ -1,4 +1,7 @@
-"""Address of a Trackio run as one text: that of its folder or server, then ``?project=…&run=…``."""
+"""Address of a Trackio run as one text.
+
+The text is the address of the run's folder or server, followed by ``?project=…&run=…``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _SPACE = ".hf.space"
 
 
 class RunAddress(NamedTuple):
-    """Address of a run, in its parts."""
+    """Parts of a run's address."""
 
     location: str
     """``file:///folder``, or the server's address without its write token."""
@@ -39,7 +42,7 @@ class RunAddress(NamedTuple):
 
 
 def run_address(uri: str) -> RunAddress:
-    """Return the parts of an address."""
+    """Parse an address."""
     location, _, query = uri.partition("?")
     found = parse_qs(query)
     return RunAddress(location, *(found.get(key, [None])[0] for key in ("project", "run")))
@@ -51,7 +54,7 @@ def in_folder(folder: Path) -> str:
 
 
 def on_server(url: str) -> str:
-    """Return the location of a server, without the write token that its address may have."""
+    """Return the location of a server, without the write token that ``url`` may contain."""
     return f"{url.partition('?')[0].rstrip('/')}/"
 
 
@@ -64,7 +67,7 @@ def in_space(space_id: str) -> str:
 
 
 def link_to(address: RunAddress) -> str:
-    """Return the address of the project's page, or the command that serves it."""
+    """Return the address of the project's page or, for runs in a folder, the command that serves the page."""
     if address.folder is None:
         return str(address._replace(run=None))
     return f"trackio show --project {shlex.quote(address.project or '')}"

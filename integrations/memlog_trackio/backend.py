@@ -26,7 +26,7 @@ class TrackioBackend:
         self._seen: TrackerRun | None = None
 
     def active_run(self) -> TrackerRun | None:
-        """Return the run that the user has open in this context; ``None`` if trackio is not imported."""
+        """Return the run that the user has open in this `contextvars` context; ``None`` if there is none."""
         run = _open_run()
         if run is None:
             return None
@@ -37,7 +37,10 @@ class TrackioBackend:
         return self._seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return the open run if it has this id, or the run at an address that names its project."""
+        """Return the open run if its id is ``run_id``; otherwise the run at the address ``uri``.
+
+        The result is ``None`` if ``uri`` does not name the run's project.
+        """
         active = self.active_run()
         if active is not None and active.run_id == run_id:
             return active
@@ -47,22 +50,25 @@ class TrackioBackend:
         return TrackerRun(run_id, uri, name or address.run, link_to(address))
 
     def connection(self) -> Connection:
-        """Return where Trackio stores its runs, and the client's environment variables."""
+        """Return the location of Trackio's runs, and the client's environment variables."""
         run = _open_run()
         return Connection(environment.location(run), environment.gathered(run))
 
     def home(self) -> Home:
-        """Return the address that the environment names, and where its credentials are."""
+        """Return the address that the environment names, and the variables and files with credentials."""
         return environment.home()
 
     def prepare(self) -> None:
-        """Import the slow part of trackio's client; not trackio, which needs to know its folder first."""
+        """Import the slow part of trackio's client.
+
+        trackio itself is not imported yet, because it reads the variable with its folder at the import.
+        """
         importlib.import_module("gradio_client")
 
     def open_sink(self, target: Target) -> Sink:
         """Build the sink, and import trackio for it.
 
-        Call it only in a process of memlog's own: it sets environment variables that trackio reads.
+        Call it only in a process of memlog's own, because it sets environment variables for trackio.
         """
         known = target.joined or target.opened or target.beside
         half = self._import("sink", target.connection, known.uri if known else None)
@@ -70,7 +76,7 @@ class TrackioBackend:
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads artifacts. Like `open_sink`, only in a process of memlog's own."""
+        """Build the store that downloads artifacts. Call it only in a process of memlog's own."""
         store: ArtifactStore = self._import("store", connection).TrackioStore(connection)
         return store
 

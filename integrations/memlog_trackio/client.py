@@ -1,4 +1,7 @@
-"""Trackio's two ways to store a run: databases in a folder, and a server. For memlog's own processes only."""
+"""Clients of the two stores that Trackio has: databases in a folder, and a server.
+
+Import this module only in memlog's own processes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from memlog_trackio.environment import DIR, WRITE_TOKEN
 
 _PROBE = 2.0
 _PATIENCE = httpx.Timeout(10.0, connect=_PROBE)
-"""Seconds to wait for an answer, and for a connection."""
+"""Maximum seconds to wait for an answer (10) and for a connection (``connect``)."""
 _REFUSALS = frozenset({401, 403})
 _SERVER_ERROR = 500
 
@@ -43,7 +46,7 @@ def client_for(address: RunAddress, environment: Mapping[str, str]) -> FolderCli
 
 
 class FolderClient:
-    """Client of the databases in Trackio's folder, which Trackio uses without a server."""
+    """Client of the databases in Trackio's folder. Trackio uses them if no server is set."""
 
     _questions: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "get_run_artifacts": SQLiteStorage.get_run_artifacts,
@@ -56,13 +59,14 @@ class FolderClient:
         self._fragments = fragments.FragmentWriter()
 
     def probe(self) -> None:
-        """Check that the address can be reached."""
+        """Check that Trackio's folder can be used."""
         if self._folder != utils.TRACKIO_DIR.absolute():
             raise TrackerUnavailableError(
                 f"the run is in {self._folder}, but this process has {utils.TRACKIO_DIR}: set {DIR} to the "
                 "run's folder and call `memlog sync`"
             )
-        # Two parents may be missing: Trackio creates those of its default, ~/.cache/huggingface/trackio.
+        # Up to two parents may be missing. Trackio creates the parents of its default folder,
+        # ~/.cache/huggingface/trackio.
         if not any(path.is_dir() for path in (self._folder, *self._folder.parents[:3])):
             raise TrackerUnavailableError(
                 f"there is no folder {self._folder.parent}: mount its disk, or create it again"
@@ -82,7 +86,7 @@ class FolderClient:
             return cas.stage_blob_into_project(file, project)
 
     def commit(self, artifact: Mapping[str, Any]) -> None:
-        """Make an artifact from stored contents. It replaces an artifact of the same name."""
+        """Create an artifact from stored contents. An artifact of the same name is replaced."""
         with self._asked():
             SQLiteStorage.commit_artifact_version(**artifact)
 
@@ -127,7 +131,7 @@ class ServerClient:
         self._client: RemoteClient | None = None
 
     def probe(self) -> None:
-        """Check that the address can be reached."""
+        """Check that the server can be reached."""
         with translated(self._address.location):
             url = f"{self._address.location}version"
             answer = httpx.get(url, headers=self._headers, timeout=_PROBE, verify=self._verify)
@@ -155,7 +159,7 @@ class ServerClient:
         return digest, size
 
     def commit(self, artifact: Mapping[str, Any]) -> None:
-        """Make an artifact from stored contents. It replaces an artifact of the same name."""
+        """Create an artifact from stored contents. An artifact of the same name is replaced."""
         self._call("artifact_log", **artifact, hf_token=self._login)
 
     def ask(self, question: str, /, **arguments: Any) -> Any:
@@ -197,7 +201,7 @@ class ServerClient:
     def _call(self, api: str, /, **arguments: Any) -> Any:
         with translated(self._address.location):
             if self._client is None:
-                self.probe()  # Trackio's client would try for long, then with Gradio's
+                self.probe()  # an unreachable server would block Trackio's client for long
                 self._client = RemoteClient(
                     self._address.location,
                     self._login,

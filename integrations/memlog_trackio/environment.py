@@ -1,4 +1,4 @@
-"""Environment variables that Trackio's client reads: passed to the helper process."""
+"""Environment variables that Trackio's client reads. memlog passes them to its helper process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gathered(run: Any = None) -> dict[str, str]:
     """Return the environment variables of this process that Trackio's client needs in the helper.
 
     Args:
-        run: The user's open run, which overrides the environment; ``None``: no run is open.
+        run: The user's open run. Its settings override the environment. ``None``: no run is open.
     """
     found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
     found[DIR] = str(folder())
@@ -39,7 +39,7 @@ def gathered(run: Any = None) -> dict[str, str]:
 
 
 def location(run: Any = None) -> str:
-    """Return the location of the open run or, without one, of a run that is opened now."""
+    """Return the location of ``run``; if it is ``None``, the location at which Trackio opens a run now."""
     space = getattr(run, "_space_id", None) if run else os.environ.get(_SPACE)
     server = getattr(run, "_server_base_url", None) if run else os.environ.get(_SERVER)
     if space:
@@ -49,7 +49,7 @@ def location(run: Any = None) -> str:
 
 def folder() -> Path:
     """Return the folder with Trackio's databases."""
-    # Trackio reads its variable only once.
+    # Trackio reads the variable only when it is imported. A later change has no effect.
     known = getattr(sys.modules.get("trackio.utils"), DIR, None) or os.environ.get(DIR)
     if known:
         return Path(known).absolute()
@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def home() -> Home:
-    """Return the address that the environment names, and its credentials."""
+    """Return the address that the environment names, and the variables and files with credentials."""
     credentials = list(secret_names(gathered()))
     if Path(_LOGIN).expanduser().exists():
         credentials.append(_LOGIN)
@@ -67,7 +67,9 @@ def home() -> Home:
 
 
 def apply(connection: Connection, uri: str | None = None) -> None:
-    """Prepare this process, one of memlog's own, for Trackio's client, before it is imported.
+    """Set the environment variables of Trackio's client in this process, which must be memlog's own.
+
+    Call it before trackio is imported.
 
     Args:
         connection: How the client connects.
@@ -77,7 +79,9 @@ def apply(connection: Connection, uri: str | None = None) -> None:
     known = run_address(uri or connection.uri or "").folder
     if known is not None:
         os.environ[DIR] = str(known)
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # the user did not start this process
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = (
+        "1"  # no telemetry: the user did not start this process
+    )
 
 
 def _is_wanted(name: str) -> bool:

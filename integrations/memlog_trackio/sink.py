@@ -1,4 +1,4 @@
-"""Sink for one Trackio run. It runs in a process of memlog's own."""
+"""Sink for one Trackio run. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from memlog_trackio.addresses import RunAddress, link_to, run_address
 from memlog_trackio.client import client_for, translated
 
 METADATA = "memlog_name"
-"""Key, in an artifact's metadata, of the name that memlog gave it."""
+"""Key in an artifact's metadata. Its value is the name that memlog gave the file."""
 KIND = "memlog_kind"
 PARAMETERS = "memlog/parameters"
 STATUS, ENDED = "memlog/status", "memlog/ended"
-"""Keys in the configuration of memlog's own run. A run of the user's keeps its configuration: Trackio can
-only replace a whole one."""
+"""Keys in the configuration of memlog's own run. memlog never changes the configuration of a user's run,
+because Trackio can only replace a configuration as a whole."""
 
 _PROJECT = "memlog"
 _LEVELS = {"info": "info", "warning": "warn", "error": "error"}
@@ -37,8 +37,9 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 class TrackioSink:
     """A `memlog.sink.Sink` for Trackio. Its methods raise the errors that the protocol names.
 
-    Each point is a row of its own. The row's id is computed from the point, because Trackio ignores a row
-    whose id it has. A row with several points would get another id if they were sent again in other groups.
+    Each point is a separate row. The row's id is computed from the point. If a point is sent again, Trackio
+    ignores the row, because it already has a row with this id. A row with several points would get another id
+    if the points were sent again in other groups.
 
     Args:
         target: The run to write to.
@@ -56,11 +57,11 @@ class TrackioSink:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Losses by reason; always empty, because Trackio takes every point."""
+        """Points left out so far, by reason; always empty, because Trackio takes every point."""
         return self._diagnostics.dropped
 
     def probe(self) -> None:
-        """Check, for about two seconds, whether Trackio's server or folder can be reached."""
+        """Check whether Trackio's server or folder can be reached. This takes about two seconds at most."""
         self._client.probe()
 
     def open(self) -> TrackerRun:
@@ -75,7 +76,11 @@ class TrackioSink:
         )
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points. In a folder, each gets its event's time."""
+        """Store points. In a folder, a row gets the time of its event. A server uses the time of arrival.
+
+        Args:
+            points: At most `max_points` points.
+        """
         self._log(
             (
                 {_text(point.name): point.value},
@@ -97,7 +102,7 @@ class TrackioSink:
             self._log([({PARAMETERS: table}, 0, self._begun_us, (PARAMETERS, rows))])
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Store the new alerts as Trackio's own. Its webhooks are not called."""
+        """Store the new alerts as Trackio's alerts. Trackio's webhooks are not called."""
         entries = [
             {
                 **self._common,
@@ -114,7 +119,7 @@ class TrackioSink:
             self._client.alert(entries)
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Store a file as an artifact that the run has made."""
+        """Store a file as an output artifact of the run."""
         project = self._address.project or ""
         digest, size = self._client.store(project, file)
         self._client.commit(
@@ -133,7 +138,10 @@ class TrackioSink:
         )
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Store how memlog's own run ended in its configuration. Trackio itself knows no end of a run."""
+        """Store the status and end time of memlog's own run in the run's configuration.
+
+        Trackio itself does not store the end of a run.
+        """
         if self._target.joined is None and status is not None:
             now = (datetime.now(timezone.utc) - _EPOCH) // timedelta(microseconds=1)
             ended = _iso(now if ended_us is None else ended_us)
@@ -152,7 +160,10 @@ class TrackioSink:
         }
 
     def _configure(self, what: str, more: Mapping[str, str]) -> None:
-        """Replace the configuration of memlog's own run. An empty row carries it: Trackio needs a row."""
+        """Replace the configuration of memlog's own run.
+
+        Trackio takes a configuration only together with a row, so an empty row is stored.
+        """
         beside = self._target.beside
         group = None if beside is None else run_address(beside.uri or "").run or beside.run_id
         config = {"_Created": _iso(self._begun_us), "_Group": group, **more}
@@ -163,7 +174,12 @@ class TrackioSink:
         rows: Iterable[tuple[dict[str, Any], int, int, object]],
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Store rows: values, step, Unix time in microseconds, and the data from which the id is made."""
+        """Store rows.
+
+        Args:
+            rows: Values, step, Unix time in microseconds, and the data from which the row's id is made.
+            config: New configuration of the run; ``None``: the configuration is not changed.
+        """
         entries = [
             {
                 **self._common,
@@ -179,13 +195,16 @@ class TrackioSink:
             self._client.log(entries)
 
     def _id(self, *parts: object) -> str:
-        # A project's runs share one set of ids.
+        # An id must be unique in its project, so it is also made from the run's id.
         text = repr((self._run_id, *parts)).encode("utf-8", "backslashreplace")
         return hashlib.blake2s(text, digest_size=16).hexdigest()
 
 
 def _run_of(target: Target) -> tuple[str, RunAddress]:
-    """Return the run's id and address. Those of memlog's own run never change, so that it is found again."""
+    """Return the id and address of the run to write to.
+
+    For memlog's own run they depend on ``target`` only, so a later process finds the run again.
+    """
     known = target.joined or target.opened
     if known is not None:
         address = run_address(known.uri or "")
@@ -205,14 +224,17 @@ def _run_of(target: Target) -> tuple[str, RunAddress]:
 
 
 def _safe(name: str) -> str:
-    """Return a name that Trackio accepts for an artifact; a changed one gets a digest of the original."""
+    """Return a name that Trackio accepts for an artifact.
+
+    If a character must be replaced, the result ends with a digest of the original name.
+    """
     cleaned = _UNSAFE.sub("-", name)
     digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
     return cleaned if cleaned == name else f"{cleaned}-{digest}"
 
 
 def _text(text: str) -> str:
-    # A lone surrogate has no UTF-8, and a name may come from anywhere.
+    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 

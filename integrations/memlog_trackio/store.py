@@ -16,10 +16,10 @@ from memlog_trackio.sink import KIND, METADATA
 class TrackioStore:
     """A `memlog.sink.ArtifactStore` for Trackio. Its methods raise the errors that the protocol names.
 
-    A run is named by its id, or by ``project/id`` if memlog does not know the run.
+    Callers name a run by its id, or by ``project/id`` if the connection's address names no project.
 
     Args:
-        connection: Its address names the run, or only Trackio's folder or server.
+        connection: How to reach Trackio. Its address names the run, or only Trackio's folder or server.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -55,7 +55,7 @@ class TrackioStore:
         return project or str(self._address.project), run
 
     def _found(self, run_id: str) -> Iterator[tuple[StoredArtifact, str]]:
-        """Yield memlog's files of a run, and the digest of each content."""
+        """Yield the files that memlog stored in a run, each with the digest of its content."""
         project, run = self._named(run_id)
         runs = self._client.ask("get_runs_for_project", project=project)
         name = next((record["name"] for record in runs if record["id"] == run), None)

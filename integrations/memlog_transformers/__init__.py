@@ -1,8 +1,9 @@
-"""memlog in a Trainer of Hugging Face's ``transformers`` and of TRL: `MemlogCallback`.
+"""memlog's integration with the Trainers of Hugging Face's ``transformers`` and of TRL.
 
-Importing this package also gives every ``Trainer`` of the process a `MemlogCallback` when it begins to train,
-and marks its evaluations and checkpoints as phases. A session imports this package as soon as the script has
-imported ``transformers.trainer``, so that an unchanged script is recorded. Without a session nothing happens.
+Importing this package changes every ``Trainer`` of the process. A ``Trainer`` gets a `MemlogCallback` when it
+begins to train. Its evaluations and checkpoints are marked as phases. A session imports this package as soon
+as the script has imported ``transformers.trainer``, so the script needs no change. Without a session, each
+``Trainer`` works as usual.
 """
 
 from __future__ import annotations

@@ -13,14 +13,18 @@ from memlog_transformers.callback import MemlogCallback
 
 
 def install() -> None:
-    """Let every Trainer of this process report to the session that runs, if one does."""
+    """Let every Trainer of this process report to the running session, if there is one."""
     wrap_method(CallbackHandler, "on_train_begin", _begin)
     wrap_method(Trainer, "evaluation_loop", _evaluate)
     wrap_method(Trainer, "_save_checkpoint", _save)
 
 
 def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Begin a training with one callback that counts, if need be a new one after those that open runs."""
+    """Begin a training in which exactly one `MemlogCallback` counts the steps.
+
+    A Trainer without a `MemlogCallback` gets one. It is added at the end, after the callbacks that open the
+    trackers' runs.
+    """
     if memlog.current_session() is not None:
         ours = [one for one in handler.callbacks if isinstance(one, MemlogCallback)]
         if not ours:
@@ -33,7 +37,7 @@ def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
 def _evaluate(
     method: Method, trainer: Any, dataloader: Any, description: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluate, in the phase ``validation``. A Trainer's predictions call the same method without a phase."""
+    """Evaluate in the phase ``validation``. Predictions use this method, too, but they get no phase."""
     if description != "Evaluation":
         return method(trainer, dataloader, description, *args, **kwargs)
     with memlog.phase("validation"):
@@ -41,6 +45,6 @@ def _evaluate(
 
 
 def _save(method: Method, *args: Any, **kwargs: Any) -> Any:
-    """Save a checkpoint, in the phase ``checkpoint``."""
+    """Save a checkpoint in the phase ``checkpoint``."""
     with memlog.phase("checkpoint"):
         return method(*args, **kwargs)

@@ -1,9 +1,8 @@
 """memlog's integration with Weights & Biases.
 
-Importing this package does not import wandb. A run that the user has open is written in
-process (`memlog_wandb.in_process`), beside the user's own rows: W&B has no other way that keeps those rows
-unchanged. A run of memlog's own is written by the sink, which `backend.open_sink` imports in memlog's helper
-process.
+Importing this package does not import wandb. memlog writes to a user's open run from the trainer's process
+(`memlog_wandb.in_process`), because no other way keeps the user's rows unchanged. memlog writes to its own
+run from its helper process, with the sink that `backend.open_sink` imports there.
 """
 
 from memlog_wandb.backend import WandbBackend

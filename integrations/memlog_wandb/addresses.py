@@ -26,9 +26,10 @@ class RunPath(NamedTuple):
 
 
 def address_of(settings: Any) -> str | None:
-    """Return the address of the run with these settings, or the server's address if the rest is unknown.
+    """Return the address of the run with these settings.
 
-    An offline run often has no entity yet: it gets one when it is synced.
+    If the run's entity, project or id is unknown, return the server's address. An offline run often has no
+    entity yet, because it gets one when it is synced.
     """
     if getattr(settings, "_noop", False):
         return DISABLED
@@ -58,7 +59,7 @@ def link_to(settings: Any) -> str | None:
 
 
 def server_of(address: str | None) -> str | None:
-    """Return the server in a server's or run's address; ``None`` if it has none."""
+    """Return the server in the address of a server or run; ``None`` if the address names no server."""
     if not address or address.startswith((OFFLINE, DISABLED)):
         return None
     found = _RUN.fullmatch(address)

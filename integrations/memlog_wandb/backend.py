@@ -31,9 +31,10 @@ class WandbBackend:
         self._warned = False
 
     def active_run(self) -> TrackerRun | None:
-        """Return the run that the user has open in this process; ``None`` also if wandb is not imported.
+        """Return the run that the user has open in this process; ``None`` if there is none.
 
-        The method reads no attribute that asks the server, as ``run.step`` does.
+        If several runs are open and none is ``wandb.run``, the result is ``None``, too. The method reads no
+        attribute that sends a request to the server, such as ``run.step``.
         """
         run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         if run is None:
@@ -41,7 +42,7 @@ class WandbBackend:
         return self._seen if run is self._run else self._noted(run)
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the open run has both
-        """Return the open run of that id; ``None`` if it is not open in this process."""
+        """Return the open run whose id is ``run_id``; ``None`` if no such run is open in this process."""
         singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
         current = getattr(sys.modules.get("wandb"), "run", None)
         for run in (current, *(getattr(singleton, "_active_runs", None) or ())):
@@ -57,7 +58,10 @@ class WandbBackend:
         return self._seen
 
     def _only_run(self) -> Any:
-        """Return the only open run if there is no ``wandb.run``, as with ``reinit="create_new"``."""
+        """Return the only open run; ``None`` if there is none or several.
+
+        Call it if there is no ``wandb.run``, as with ``reinit="create_new"``.
+        """
         singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
         runs = getattr(singleton, "_active_runs", None)
         if not runs:
@@ -84,23 +88,26 @@ class WandbBackend:
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """Return the server that the environment and wandb's files name, and where its credentials are."""
+        """Return the server that the environment or wandb's files name.
+
+        The result also has the names of the variables and files with the server's credentials.
+        """
         return environment.home()
 
     def prepare(self) -> None:
-        """Import wandb, which takes a second. Like `open_sink`, it sets environment variables."""
+        """Import wandb. This takes about a second and, like `open_sink`, sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
         """Build the sink, and import wandb for it.
 
-        Call it only in a process of memlog's own: it sets environment variables that wandb reads.
+        Call it only in a process of memlog's own, because it sets environment variables for wandb.
         """
         sink: Sink = self._import("sink", target.connection).WandbSink(target)
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads artifacts. Like `open_sink`, only in a process of memlog's own."""
+        """Build the store that downloads artifacts. Call it only in a process of memlog's own."""
         store: ArtifactStore = self._import("store", connection).WandbStore(connection)
         return store
 
@@ -112,5 +119,5 @@ class WandbBackend:
 
 
 def _settings(run: Any) -> Any:
-    """Return the run's settings object itself: the public property makes a deep copy, which takes 1 ms."""
+    """Return the run's settings object itself. The public property makes a deep copy, which takes 1 ms."""
     return getattr(run, "_settings", None)

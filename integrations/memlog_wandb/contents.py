@@ -14,24 +14,24 @@ from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
 REPORT_KEY = "memlog/report"
 """Key of the run's report, a page that W&B shows."""
 METADATA = "memlog_name"
-"""Key, in an artifact's metadata, of the name that memlog gave it."""
+"""Key in an artifact's metadata. Its value is the name that memlog gave the file."""
 
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
-"""Seconds within which W&B drops an alert of the same title. Zero would mean a minute. memlog itself limits
-how often a rule fires."""
+"""Seconds after an alert within which W&B drops an alert with the same title. This is short, because memlog
+itself limits how often a rule fires. It is not zero, because W&B would take zero for a minute."""
 
 
 def axis_key(axis: Axis) -> str:
-    """Return the name of an axis's own metric, which is needed because memlog's steps are not W&B's."""
+    """Return the key of the metric that holds the index on an axis. W&B's own step has other numbers."""
     return f"memlog/{axis}"
 
 
 class Definitions:
-    """Definitions of a run's metrics: the axis of each, and the kind of its summary. Each is sent once.
+    """Definitions of a run's metrics. A definition names the metric's axis and the kind of its summary.
 
-    Only exact names are defined. If the user, Lightning or Transformers has defined ``*``, W&B picks at
-    random among the globs that match.
+    Each definition is sent one time. It has the exact name of a metric, because W&B picks at random if
+    several globs match a name. The user, Lightning or Transformers may have defined the glob ``*``.
     """
 
     def __init__(self, run: Any) -> None:
@@ -39,7 +39,7 @@ class Definitions:
         self._known: set[str] = set()
 
     def add(self, points: Iterable[Point]) -> None:
-        """Define the metrics that are new. Call it before they are logged for the first time."""
+        """Define the metrics that are new. Call it before the points are logged."""
         for point in points:
             axis, key = axis_key(point.axis), safe_key(point.name)
             if axis not in self._known:
@@ -88,8 +88,8 @@ def log_alert(run: Any, alert: Alert) -> None:
 def log_artifact(run: Any, artifact: Artifact, file: Path, memlog_run: str) -> Any:
     """Log an artifact, and return W&B's object for it.
 
-    W&B reads the file at its place, where it must stay until it is uploaded. W&B could also copy it to its
-    staging folder, but that is outside the run's folder and may be cleaned up.
+    W&B reads the file at its path, so the file must stay there until it is uploaded. memlog does not let W&B
+    copy it to W&B's staging folder, which is outside the run's folder and may be cleaned up.
     """
     import wandb  # noqa: PLC0415 - imported already, since there is a run
 
@@ -100,6 +100,6 @@ def log_artifact(run: Any, artifact: Artifact, file: Path, memlog_run: str) -> A
     )
     made.add_file(str(file), name=artifact.name, policy="immutable")
     if artifact.is_report:
-        # In the summary, because a row for the report would be among the user's rows.
+        # The report goes into the summary, because a logged report would be a row among the user's rows.
         run.summary[REPORT_KEY] = wandb.Html(str(file), inject=False)
     return run.log_artifact(made)

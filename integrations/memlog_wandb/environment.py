@@ -1,4 +1,4 @@
-"""Environment variables that W&B's client reads: passed to the helper, and adapted there."""
+"""Environment variables that W&B's client reads. memlog adapts them for its helper process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _NEVER = (
     "WANDB_SERVICE",  # the user's own connection to wandb's process: it ends with the user's process
     "WANDB_RUN_ID",  # the user's run, which only the user's process writes to
     "WANDB_RESUME",
-    "WANDB_SWEEP_ID",  # memlog's run would count as one of the sweep's
+    "WANDB_SWEEP_ID",  # memlog's run would count as a run of the sweep
     "WANDB_SWEEP_PARAM_PATH",
     "WANDB_CONFIG_PATHS",
     "WANDB_RUN_DIR",
 )
 
 _ALWAYS = {
-    # The user did not start this process: it prints nothing, and saves neither code nor patches, which would
-    # be memlog's.
+    # The user did not start this process, so it prints nothing. It saves no code and no patches, because they
+    # would be memlog's.
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
     "WANDB_DISABLE_CODE": "true",
@@ -56,7 +56,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
     for name, attribute in ((BASE_URL, "base_url"), (API_KEY, "api_key")):
         if value := getattr(settings, attribute, None):
             found[name] = str(value)
-    # A relative path means this process's folder, which may not be the helper's.
+    # A relative path is relative to this process's working directory. The helper's may be another one.
     found[DIR] = str(Path(found.get(DIR, ".")).absolute())
     if sys.argv and sys.argv[0]:
         found.setdefault(PROGRAM, sys.argv[0])  # the helper's program is memlog
@@ -64,7 +64,10 @@ def gathered(settings: Any = None) -> dict[str, str]:
 
 
 def home() -> Home:
-    """Return the server that the environment or wandb's settings files name, and where its API key is."""
+    """Return the server that the environment or wandb's settings files name.
+
+    The result also has the names of the variables and files with the server's credentials.
+    """
     found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
     server, credentials = DEFAULT_SERVER, list(secret_names(found))
     for file in _settings_files(found):
@@ -76,7 +79,7 @@ def home() -> Home:
 
 
 def _settings_files(found: Mapping[str, str]) -> list[Path]:
-    """Return the files that wandb reads its settings from: a later one overrides an earlier one."""
+    """Return the files from which wandb reads its settings. A later file overrides an earlier one."""
     everywhere = Path(found.get(CONFIG_DIR, "~/.config/wandb")).expanduser()
     here = Path(found[DIR]).expanduser()
     return [everywhere / "settings", *(here / name / "settings" for name in ("wandb", ".wandb"))]
@@ -92,7 +95,10 @@ def _written(file: Path) -> dict[str, str]:
 
 
 def apply(connection: Connection) -> None:
-    """Prepare this process, one of memlog's own, for W&B's client."""
+    """Set the environment variables of W&B's client, and limit servers' answers.
+
+    Call it only in a process of memlog's own, before wandb is imported.
+    """
     from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 
     bound_answers()

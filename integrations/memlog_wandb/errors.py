@@ -86,6 +86,6 @@ def _translation(error: Exception) -> MemlogError:
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials; of a server's answer only its status."""
+    """Return ``text`` on one line, without credentials. Of a server's answer, return only the status."""
     answered = _ANSWERED.search(text)
     return f"it answers {answered['status']}" if answered else in_short(text)

@@ -1,9 +1,8 @@
-"""Write to a run of the user's in the trainer's process, beside the user's own rows.
+"""Write to a user's run from the trainer's process, and keep the user's rows unchanged.
 
-If the user passes ``step=``, another caller's ``run.log(values)`` destroys the user's rows. With
-``commit=False`` its values go into the row that is open then, and another thread can't know which row that
-is. So memlog adds its values to the user's own call (`memlog_wandb.rows`), and the user's rows stay as they
-are.
+memlog can't simply call ``run.log(values)``. If the user passes ``step=``, this call would destroy the user's
+rows. With ``commit=False``, memlog's values would go into the row that is open at that moment. memlog's
+thread can't know which row that is. So memlog adds its values to the user's own calls (`memlog_wandb.rows`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from memlog_wandb.rows import RowWatch, unwatch, watch
 
 
 class WandbInProcessRun:
-    """A `memlog.sink.InProcessRun` on a W&B run. Importing this module loads no wandb.
+    """A `memlog.sink.InProcessRun` on a W&B run. Importing this module does not import wandb.
 
     Args:
         run: The user's ``wandb.run``.
@@ -37,7 +36,7 @@ class WandbInProcessRun:
         return not getattr(self._run, "_is_finished", False)
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Add two functions to those that wandb calls when a run ends, as its Jupyter integration does."""
+        """Let wandb call two functions when the run ends. wandb's Jupyter integration uses the same hooks."""
         hooks = getattr(self._run, "_teardown_hooks", None)
         if isinstance(hooks, list):
             from wandb.sdk.wandb_run import (  # noqa: PLC0415 - imported already, since there is a run
@@ -52,7 +51,7 @@ class WandbInProcessRun:
         """Begin to add points to the rows that the user logs.
 
         Returns:
-            Number of the open row, if the user has logged with ``step=`` before; otherwise ``None``.
+            Number of the open row if the user has already logged with ``step=``; otherwise ``None``.
         """
         self._watch = watch(self._run, rows)
         telemetry = getattr(self._run, "_telemetry_obj", None)
@@ -67,7 +66,7 @@ class WandbInProcessRun:
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
         """Put points into the open row, or into a new row after it. Raises if the run is finished.
 
-        A new row gets its own step: without a step, the values would join the user's row.
+        memlog passes a step for a new row. Without a step, the values would go into the user's row.
         """
         if self._watch is not None:
             self._watch.put(points, new_row=new_row)
@@ -81,5 +80,5 @@ class WandbInProcessRun:
         contents.log_alert(self._run, alert)
 
     def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
-        """Log an artifact; W&B uploads it in the background, at the latest when the run finishes."""
+        """Log an artifact. W&B uploads it in the background, at the latest when the run finishes."""
         contents.log_artifact(self._run, artifact, file, memlog_run)

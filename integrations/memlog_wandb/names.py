@@ -8,7 +8,8 @@ import re
 MAX_KEY = 250
 MAX_NAME = 128
 MAX_TITLE = 64
-"""Maximum characters of a metric's key, of an artifact's name or type, and of an alert's title."""
+"""Maximum numbers of characters. `MAX_KEY`: of a metric's key. `MAX_NAME`: of an artifact's name or type.
+`MAX_TITLE`: of an alert's title."""
 
 _FOREIGN_IN_KEY = re.compile(r"[^A-Za-z0-9_\-./ ]")
 _FOREIGN_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -18,10 +19,11 @@ _DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
-    """Return the key of a metric or parameter: the name itself if W&B accepts it.
+    """Return the key of a metric or parameter. It is the name itself if W&B accepts the name.
 
-    A ``*`` would make the key a glob, and keys that begin with ``_`` are W&B's own. A name that must be
-    changed gets a digest of the original, so that two names don't become one metric.
+    Otherwise characters are replaced, and the key ends with a digest of the name, so that two names don't
+    become one metric. A ``*`` is replaced, because W&B would take the key for a glob. Keys that begin with
+    ``_`` are reserved by W&B.
     """
     cleaned = _FOREIGN_IN_KEY.sub("_", name)
     if cleaned == name and name[:1].isalpha() and len(name) <= MAX_KEY:
@@ -33,12 +35,12 @@ def safe_key(name: str) -> str:
 
 
 def artifact_name(run_id: str, name: str) -> str:
-    """Return the name of a run's artifact. It contains the run's id: all runs of a project share names."""
+    """Return the name of a run's artifact. The run's id makes it unique in the project."""
     return _safe_name(f"memlog-{run_id}-{name}")
 
 
 def artifact_type(kind: str) -> str:
-    """Return an artifact's type: its kind, with a prefix if W&B reserves that name."""
+    """Return the type of an artifact: its kind, with the prefix ``memlog-`` if W&B reserves the type."""
     made = _safe_name(kind)
     taken = made in _RESERVED_TYPES or made.startswith(_RESERVED_PREFIX)
     return f"memlog-{made}" if taken else made
@@ -58,7 +60,7 @@ def _safe_name(name: str) -> str:
 
 
 def _digest(name: str) -> str:
-    # A lone surrogate can't be encoded strictly, and a name may come from anywhere.
+    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
     return hashlib.blake2s(
         name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
     ).hexdigest()

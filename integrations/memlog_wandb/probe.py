@@ -9,7 +9,7 @@ import urllib.request
 from memlog_wandb.errors import unavailable
 
 TIMEOUT = 2
-"""Seconds to wait for the connection and the answer."""
+"""Maximum seconds to wait for the connection, and for the answer."""
 _SERVER_ERROR = 500
 _TOO_MANY = 429
 
@@ -17,9 +17,9 @@ _TOO_MANY = 429
 def probe(server: str) -> None:
     """Request the server's health page.
 
-    Any answer but a server error or "too many requests" counts as success: some servers have no such page,
-    and credentials are checked when a run is opened. A server that is slow to answer counts as reached, too:
-    wandb itself waits longer, and otherwise such a server would never get data.
+    Any answer except a server error and "too many requests" counts as success. Some servers have no such
+    page, and credentials are checked when a run is opened. A server that is slow to answer counts as reached,
+    too. Otherwise it would never get data, although wandb itself waits longer.
 
     Raises:
         TrackerUnavailableError: the server can't be reached, or answers with an error.
@@ -32,7 +32,7 @@ def probe(server: str) -> None:
         if error.code >= _SERVER_ERROR or error.code == _TOO_MANY:
             raise unavailable(f"{server} answers {error.code}") from None
     except urllib.error.URLError as error:
-        # After a TLS error the server was reached; wandb may have other certificates.
+        # A TLS error means that the server was reached. wandb may have other certificates.
         if not isinstance(error.reason, ssl.SSLError):
             raise unavailable(str(error.reason), server) from None
     except TimeoutError:  # the server took the connection: a timeout before that is a URLError

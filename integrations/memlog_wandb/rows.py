@@ -1,10 +1,9 @@
 """Add memlog's values to the user's rows, in the user's own call.
 
-The user's calls make W&B's rows: ``log(values, step=k)`` opens row k, and the next step's call closes it.
-Between two calls another thread can't know which row a value would join. So memlog wraps a method of the
-user's run, and of no other run. All calls go through this method, also those of ``wandb.log``, which W&B
-binds when the run opens. The wrapper logs the user's values and memlog's together: on the same thread, in the
-same record.
+The user's call ``log(values, step=k)`` opens row k. The user's first call for another step closes it. Between
+these calls, another thread can't know into which row its values would go. So memlog wraps one method of the
+user's run. All logging calls go through this method, also ``wandb.log``, which W&B binds to the run when the
+run opens. The wrapper logs the user's values and memlog's values in one call, on the user's thread.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class RowWatch:
         self._users: set[str] = set()
 
     def contents_of(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Return the points as a row's values, except under names that the user logs."""
+        """Return the points as the values of a row. Points whose name the user logs are left out."""
         kept = [
             point
             for point in points
@@ -58,7 +57,7 @@ class RowWatch:
             self._log(row, step, None if new_row else False)
 
     def learn(self, data: Mapping[str, Any]) -> None:
-        """Note the names that the user logs: memlog adds no values under them from now on."""
+        """Remember the names that the user logs. From now on, memlog adds no values under these names."""
         for key in data:
             if key.startswith(_PREFIXES) and key not in self._users:
                 self._users.add(key)
@@ -70,7 +69,7 @@ class RowWatch:
 
 
 class _LogWrapper:
-    """Wrapper of the run's method that adds memlog's values.
+    """Wrapper of the run's logging method. It adds memlog's values to the user's values.
 
     Args:
         run: The user's run.
@@ -84,8 +83,8 @@ class _LogWrapper:
     def __call__(
         self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
     ) -> None:
-        # With commit=False and no step, the values wait for the next row, whose step is unknown yet. A row
-        # whose step is over takes no values.
+        # memlog adds nothing in two cases. With commit=False and no step, the values wait for the next row,
+        # whose step is not known yet. If the step is over, W&B takes no values for its row.
         is_part = step is None and commit is False
         is_past = step is not None and step < self._run._local_step  # noqa: SLF001 - `run.step` asks the server
         added: list[tuple[RowWatch, Sequence[Point]]] = []
@@ -119,7 +118,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
     """Begin to add the points of ``rows`` to the rows that the user logs to a run.
 
     Raises:
-        TypeError: this version of wandb makes rows in an unknown way; the run is not changed.
+        TypeError: this version of wandb makes rows in an unknown way. The run is not changed.
     """
     wrapper = vars(run).get(_METHOD)
     if not isinstance(wrapper, _LogWrapper):
@@ -132,7 +131,10 @@ def watch(run: Any, rows: Rows) -> RowWatch:
 
 
 def _require_known(run: Any) -> None:
-    """Raise if the run's private method or step is unknown: with the wrapper, the user's calls would fail."""
+    """Raise if the run's private method or step is not as the wrapper expects.
+
+    With the wrapper, the user's calls would then fail.
+    """
     method = getattr(run, _METHOD, None)
     known = inspect.signature(_LogWrapper.__call__).parameters
     if (

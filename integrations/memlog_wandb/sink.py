@@ -1,4 +1,4 @@
-"""Sink for one W&B run of memlog's own. It runs in a process of memlog's own."""
+"""Sink for one of memlog's own W&B runs. The sink runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from memlog_wandb.probe import probe
 from memlog_wandb.upload_failures import rows_given_up
 
 INIT_TIMEOUT = 20.0
-"""Seconds to open a run; wandb itself tries for about twice as long."""
+"""Maximum seconds to open a run. wandb's own default is longer."""
 FINISH_TIMEOUT = 60.0
-"""Seconds to upload the rest when a run ends."""
+"""Maximum seconds to upload the remaining data when a run ends, unless the user has set a timeout."""
 ARTIFACT_TIMEOUT = 120
-"""Seconds to upload a file."""
+"""Maximum seconds to upload a file."""
 _PROBE_INTERVAL = 30.0
-"""Seconds between checks of the server while a run is open: wandb buffers and tries again by itself."""
+"""Minimum seconds between checks of the server while a run is open. Frequent checks are not needed, because
+wandb itself buffers data and tries again."""
 
 _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 
@@ -36,14 +37,15 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 class WandbSink:
     """A `memlog.sink.Sink` for W&B. Its methods raise the errors that the protocol names.
 
-    The sink writes only to runs of memlog's own: a run of the user's is written from the trainer's process.
-    wandb uploads in the background, so no data is safe until the run has finished.
+    The sink writes only to memlog's own runs. A user's run gets its data from the trainer's process. wandb
+    uploads in the background, so no data is safe until the run has finished.
 
     Args:
         target: The run to write to.
 
     Attributes:
-        diagnostics: Counts ``not_finite``: infinities and NaN, which break a chart.
+        diagnostics: Counts omitted points by reason. The only reason is ``not_finite``: the value is infinite
+            or NaN, which would break a chart.
     """
 
     durable = False
@@ -65,11 +67,14 @@ class WandbSink:
 
     @property
     def keeps_files(self) -> bool:
-        """True if ``wandb sync`` uploads the files later, from their present place."""
+        """True if files must stay where they are, because ``wandb sync`` uploads them from there later."""
         return self._settings.mode not in ("online", "shared")
 
     def probe(self) -> None:
-        """Check, for about two seconds, whether the server can be reached. Offline it does nothing."""
+        """Check whether the server can be reached. This takes about two seconds at most.
+
+        Nothing is checked in offline mode, or if the last check was less than `_PROBE_INTERVAL` seconds ago.
+        """
         due = self._run is None or time.monotonic() - self._asked >= _PROBE_INTERVAL
         if self._settings.mode in ("online", "shared") and due:
             probe(self._settings.base_url)
@@ -83,7 +88,11 @@ class WandbSink:
         return TrackerRun(str(run.id), address_of(settings), name, link_to(settings))
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points: a row for each index on an axis, with its own time."""
+        """Store points. The points of one index on one axis form a row, with the time of its first point.
+
+        Args:
+            points: At most `max_points` points.
+        """
         opened = self._opened()
         kept = [point for point in points if self._is_storable(point)]
         with translated():
@@ -98,13 +107,16 @@ class WandbSink:
             contents.log_parameters(self._opened().run, parameters)
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Send the alerts that are new; offline they wait for ``wandb sync``."""
+        """Send the new alerts. In offline mode, ``wandb sync`` sends them later."""
         with translated():
             for alert in alerts[first_new:]:
                 contents.log_alert(self._opened().run, alert)
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Upload a file and wait for it; offline ``wandb sync`` uploads it later, from its present place."""
+        """Upload a file, and wait until it is uploaded.
+
+        In offline mode, ``wandb sync`` uploads the file later. The file must then be at the same path.
+        """
         opened = self._opened()
         with translated():
             made = contents.log_artifact(opened.run, artifact, file, self._target.memlog_run)
@@ -112,7 +124,7 @@ class WandbSink:
                 made.wait(timeout=ARTIFACT_TIMEOUT)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:  # noqa: ARG002 - W&B knows no other end than now
-        """Finish the run, which uploads the rest."""
+        """Finish the run. This uploads the remaining data."""
         opened, self._run = self._run, None
         if opened is not None:
             self._broken = True  # until `finish` succeeds
@@ -160,17 +172,17 @@ class _OpenRun:
         _OpenRun._open += 1
 
     def finish(self, exit_code: int) -> None:
-        """Finish the run, which uploads the rest.
+        """Finish the run. This uploads the remaining data.
 
         Raises:
-            TrackerUnavailableError: wandb gave up uploading rows, which it reports only in its log.
+            TrackerUnavailableError: wandb gave up uploading rows. It reports this only in its log.
         """
         _OpenRun._open -= 1
         log = Path(self.run.settings.log_internal)
         try:
             self.run.finish(exit_code=exit_code)
         finally:
-            _OpenRun._teardown(exit_code)  # `finish` returns before the file is flushed
+            _OpenRun._teardown(exit_code)  # `finish` returns before wandb has flushed its log
         if (gave_up := rows_given_up(log)) is not None:
             raise unavailable(gave_up)
 
@@ -198,9 +210,10 @@ def _opened_run(target: Target, settings: wandb.Settings) -> Any:
 
 
 def _bounded(settings: wandb.Settings) -> wandb.Settings:
-    """Return settings that keep wandb quiet and limit its waiting, as far as this version has them.
+    """Return settings that keep wandb quiet and limit how long it waits.
 
-    A timeout that the user has set is kept: the user knows how slow the server is.
+    Settings that this version of wandb does not have are left out. The user's timeouts for requests and for
+    finishing are kept, because the user knows how slow the server is.
     """
     wanted: dict[str, Any] = {
         "console": "off",
@@ -222,12 +235,12 @@ def _bounded(settings: wandb.Settings) -> wandb.Settings:
 
 
 def _run_id(target: Target) -> str:
-    """Return the id of memlog's run for ``target``: always the same, so that it is found again."""
+    """Return the id of memlog's own run. It depends on ``target`` only, so later processes find the run."""
     if target.opened is not None:
         return target.opened.run_id
     if target.beside is None:
         return f"memlog-{target.own_id}"
-    # Digested, because a user's own id may be as long as W&B allows.
+    # A digest, because the id of the user's run may already be as long as W&B allows.
     beside = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
     return f"memlog-{target.own_id}-{beside}"
 
@@ -239,7 +252,7 @@ def _path_beside(target: Target) -> RunPath:
 
 
 def _rows(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Group points into rows, in their order: a row has one index on one axis, and each metric once."""
+    """Group consecutive points into rows. A row has one index on one axis, and each metric at most once."""
     row: list[Point] = []
     names: set[str] = set()
     for point in points:

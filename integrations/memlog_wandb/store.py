@@ -23,21 +23,21 @@ from memlog_wandb.errors import LOG_IN, translated, unavailable
 from memlog_wandb.probe import probe
 
 _QUIET = 2.0
-"""Seconds without a byte after which memlog checks the server itself: wandb retries for hours."""
+"""Seconds without a byte after which memlog itself checks the server. wandb would retry for hours."""
 _PATIENCE = 60.0
-"""Seconds without a byte after which a download fails although the server can be reached."""
+"""Seconds without a byte after which a download fails, even if the server can be reached."""
 _API_TIMEOUT = 20
-"""Seconds that W&B's client waits for an answer."""
+"""Maximum seconds that W&B's client waits for an answer."""
 
 
 class WandbStore:
     """A `memlog.sink.ArtifactStore` for W&B. Its methods raise the errors that the protocol names.
 
-    A run is named by its id, its path, or its address.
+    Callers name a run by its id, its path, or its address.
 
     Args:
-        connection: Its environment was applied before wandb was imported. If its address names a run, the
-            entity and project in the address override the environment's.
+        connection: How to reach W&B. Its environment was applied before wandb was imported. If its address
+            names the run, the entity and project in the address override those of the environment.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -85,7 +85,9 @@ class WandbStore:
                 self._api = wandb.Api(timeout=_API_TIMEOUT)
             run = self._api.run(self._path(run_id))
             found = {}
-            for version in run.logged_artifacts():  # the oldest first
+            for (
+                version
+            ) in run.logged_artifacts():  # the oldest comes first, so a newer one replaces it
                 name = version.metadata.get(METADATA)
                 if isinstance(name, str) and Path(name).name == name:
                     kind = str(version.metadata.get("memlog_kind", version.type))
@@ -143,7 +145,11 @@ class _Patience:
         self._arrived = 0
 
     def check(self, arrived: int) -> None:
-        """Raise if nothing arrives, or too little; check now and then that the server still answers."""
+        """Raise if no bytes or too few bytes arrive, or if the server no longer answers.
+
+        Args:
+            arrived: Bytes that have arrived so far.
+        """
         now = time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._received, self._asked = arrived, now, now

@@ -1,7 +1,7 @@
-"""Check wandb's log for rows that it gave up uploading. wandb reports them nowhere else.
+"""Search wandb's log for rows that wandb gave up uploading. wandb reports them nowhere else.
 
-After an answer such as 401 or 403 to one upload, wandb makes no further ones. `finish` then ends the run
-without an error, and the rows stay in wandb's local file.
+If the server answers an upload with 401 or 403, for example, wandb makes no further uploads. `finish` then
+ends the run without an error, and the rows stay in wandb's local file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _MAX_TEXT = 300
 
 
 def rows_given_up(log: Path) -> str | None:
-    """Return the reason why wandb's process gave up uploading rows; ``None`` if it did not.
+    """Return the reason why wandb's process gave up uploading rows; ``None`` if it did not give up.
 
     Args:
-        log: The ``log_internal`` of a run's settings, one JSON object a line.
+        log: wandb's log, which is named by ``log_internal`` in a run's settings. Each line is a JSON object.
     """
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:

@@ -1,8 +1,8 @@
 """Evaluation of alert rules: a subscriber that publishes an `Alert` when a threshold is crossed.
 
-The alerts are a pure function of the rules, the host's limit, the events, and the sizes of mapped files and
-garbage in the process. The trainer's process judges its own figures and its devices'. The helper process
-judges the process tree and the machine, because it reads those figures.
+The alerts depend only on the rules, the host's limit, the events, and the sizes of mapped files and garbage
+in the process. The trainer's process judges its own memory and its devices' memory. The helper process judges
+the memory of the process tree and of the machine, because it reads these figures.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def engine_for(
     *,
     sampled: bool = False,
 ) -> AlertEngine | None:
-    """Return an engine for the rules that this process judges; ``None`` if it judges none.
+    """Return an engine for the rules that this process judges; ``None`` if there are no such rules.
 
     Args:
         rules: All rules.
-        publish: Takes the alerts.
+        publish: Called with each alert.
         diagnostics: Logs that a limit is unknown.
         pid: The trainer's process id. The memory limit of its control group is 100% of a host figure.
         on_alert: Called with each alert after it was published.
-        files: As for `AlertEngine`.
-        sampled: True in the helper process.
+        files: See `AlertEngine`.
+        sampled: True to judge the rules of the helper process; False to judge those of the trainer's process.
     """
     mine = [rule for rule in rules if rule.sampled == sampled]
     if not mine:
@@ -56,18 +56,18 @@ def engine_for(
 
 
 class AlertEngine:
-    """Subscriber that judges events by rules; events may come from any thread.
+    """Subscriber that judges events by rules. It may be called from any thread.
 
     Args:
         rules: The rules.
-        publish: Takes the alerts, on the thread of the event that caused them.
+        publish: Called with each alert, on the thread of the event that caused the alert.
         diagnostics: Logs that a limit is unknown.
         limit: Bytes that are 100% of a host figure; ``None``: unknown.
         cooldown: Minimum seconds between two alerts of one rule about the same device or host, in the events'
             own time.
         on_alert: Called with each alert after it was published.
         files: Returns the bytes of this process's resident set that are pages of mapped files; ``None`` if
-            unknown. Reading a file is not counted as growth.
+            unknown. Growth of these bytes does not count for ``grows`` rules.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AlertEngine:
             self._limits[event.name] = event.capacity
 
     def never_judged(self) -> dict[str, str]:
-        """Return the rules for which no value was ever compared with the threshold, with the reasons."""
+        """Return the rules whose threshold was never compared with a value, each with the reason."""
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
@@ -163,7 +163,7 @@ class _Watch:
             series.trigger.has_fired(alert.time_us)
 
     def why_not_judged(self) -> str | None:
-        """Return why no value was ever compared with the threshold; ``None`` if one was."""
+        """Return why no value was ever compared with the threshold; ``None`` if a value was compared."""
         if self._judged:
             return None
         return self._why_no_value() or self._why_not_compared()
@@ -192,7 +192,7 @@ class _Watch:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return growth without Python's uncollected garbage; ``None`` if the rest raises no alert."""
+        """Return growth without Python's uncollected garbage; ``None`` if this growth raises no alert."""
         if self._rule.figure != "host.rss":
             return growth
         from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only
@@ -201,7 +201,7 @@ class _Watch:
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 
     def _of_files(self, event: Reading) -> int:
-        """Return bytes of mapped files, which don't count as growth: the kernel can drop these pages."""
+        """Return the bytes of mapped files, which the kernel can drop. They don't count as growth."""
         if self._rule.growth is None:
             return 0
         if isinstance(event, Sample):
@@ -265,11 +265,11 @@ _NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
     (Sample,): "nothing was sampled",
 }
 _ATTRIBUTES = {"tree": "tree_pss"}
-"""Names of fields in events, by their names in rules, if the two differ."""
+"""Names of events' fields by the names of the measures in rules. Only names that differ are here."""
 
 
 def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
-    """Return the types of events that a rule is judged by."""
+    """Return the types of the events that have a rule's values."""
     if rule.sampled:
         return (Sample,)
     if rule.growth is None:
@@ -278,7 +278,7 @@ def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
 
 
 def _index(event: Reading, rule: Rule) -> int | None:
-    """Return an event's index on the axis of a rule; ``None`` if it has none."""
+    """Return an event's index on the axis of a rule; ``None`` if the event has no such index."""
     if isinstance(event, Evaluation):
         return None
     if rule.growth is not None and rule.growth.axis == "epoch" and isinstance(event, Epoch):

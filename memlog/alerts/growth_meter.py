@@ -1,4 +1,4 @@
-"""Rules with ``grows``: the levels that are judged, and the growth that raises a new alarm."""
+"""Judgement of rules with ``grows``: which levels are judged, and which growth raises an alarm."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from memlog.alerts.rules import Rule
 from memlog.growth import FEW, JOINED, MOST, LevelWindow, keeps_growing, trend
 
 LEAST_STEPS = 20
-"""Minimum number of steps over which a rule is judged: growth has to outlast warm-up."""
+"""Minimum number of steps over which a rule is judged. With fewer, growth in warm-up would raise an alarm."""
 LEAST_EPOCHS = 3
 _LONGER = 2
-"""Number of windows longer than a rule needs. They show growth in large steps, or growth hidden by noise."""
+"""Number of windows that are longer than a rule needs. They show growth that comes in large, rare jumps, and
+growth that is hidden by noise."""
 _LOOKS = 8
-"""Number of times that a window is judged while all its levels are replaced once."""
+"""Number of times that a window is judged while new levels replace all levels that were judged."""
 _OVER = 0.5
-"""Share of the growth that a rule names. Less than this counts as no growth."""
+"""Fraction of the growth that a rule names. Growth below this fraction counts as no growth."""
 _GARBAGE = 0.25
-"""Minimum share of a growth that a garbage collection must free to count as a possible cause."""
+"""Minimum fraction of the growth that a garbage collection must free. If it frees less, the whole growth is
+reported."""
 _LARGER = 2
-"""Growth this many times as fast as at the last alarm raises a new alarm."""
+"""Factor by which growth must be faster than at the last alarm to raise a new alarm at once."""
 
 
 class _Look(NamedTuple):
@@ -33,14 +35,14 @@ class _Look(NamedTuple):
     span: float
     """Epochs or steps that the window covers."""
     lasts: bool
-    """True if the level grew throughout, at least as fast as the rule requires."""
+    """True if the level grew in the whole window, at least as fast as the rule requires."""
 
 
 _NOTHING = _Look(0.0, 0.0, 0.0, lasts=False)
 
 
 class _Alarm(NamedTuple):
-    """The last growth that raised an alarm."""
+    """Growth that raised an alarm."""
 
     pace: float
     window: int
@@ -51,15 +53,15 @@ class _Alarm(NamedTuple):
 class GrowthMeter:
     """State of one rule for one series of levels.
 
-    Windows of several lengths hold the levels, each a bounded number of them. The levels of each window are
-    judged once they cover as many steps or epochs as the rule names. All windows are cleared after an alarm
-    and when growth ends: the next alarm is about later growth.
+    Windows of several lengths hold the levels. The number of levels in each window is bounded. A window is
+    judged when its levels cover as many steps or epochs as the rule needs. All windows are cleared after an
+    alarm and when growth ends, so the next alarm is about later growth.
 
     Args:
         rule: A rule with a `Growth`.
         threshold: The rule's growth, in the levels' unit.
-        cooldown_us: Microseconds after an alarm in which new growth raises another alarm only if it is much
-            faster or goes above the level that the last growth reached.
+        cooldown_us: Microseconds after an alarm. Within this time, new growth raises another alarm only if it
+            is much faster, or if it goes above the level that the last growth reached.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -84,7 +86,7 @@ class GrowthMeter:
         self._span = 0.0
         self._collected: tuple[int, int] | None = None
         self.judged = False
-        """True once there were enough levels to judge."""
+        """True as soon as there have been enough levels to judge."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
         """Take the level at an epoch or step; return the growth if it raises an alarm.
@@ -121,9 +123,10 @@ class GrowthMeter:
         return None
 
     def without_garbage(self, freed: int, left: int) -> float | None:
-        """Return the last alarm's growth without garbage; withdraw the alarm if the rest is too little.
+        """Return the last alarm's growth without garbage; withdraw the alarm if the result is too small.
 
-        Garbage may hide a leak. So the growth is at least that of the bytes in use between two collections.
+        Garbage can hide a leak. So the result is at least the growth of the bytes in use between the last
+        garbage collection and this one.
 
         Args:
             freed: Bytes that a garbage collection has just freed.
@@ -145,7 +148,7 @@ class GrowthMeter:
         return pace * self._every
 
     def why_not_judged(self) -> str:
-        """Return why the rule was never judged: too few steps or epochs came, or too few had a reading."""
+        """Return the reason why the rule was never judged: too few steps or epochs, or too few readings."""
         seen = 0 if self._first is None else self._last - self._first + 1
         least = f"fewer than {self._reach} {self._axis}s came"
         return least if seen < self._reach else f"it was read fewer than {FEW} times"
@@ -171,7 +174,7 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return True if new growth raises another alarm, because it is later, higher or much faster."""
+        """Return True if new growth is late, high or fast enough to raise another alarm."""
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace
@@ -182,7 +185,7 @@ class GrowthMeter:
 
 
 def _reach(rule: Rule) -> int:
-    """Return the number of epochs or steps by which a rule is judged: enough of them to show a trend."""
+    """Return the number of epochs or steps that the judged levels must cover to show a trend."""
     every = 1 if rule.growth is None else rule.growth.every
     if rule.held_axis == "epoch":
         # `for N epochs` means N rises, which lie between N + 1 epochs.
@@ -210,7 +213,8 @@ class _Window(LevelWindow):
 
         Args:
             wanted: The rule's growth per epoch or step.
-            cursory: Stop early if the newest level is hardly above the oldest. Most steps end here.
+            cursory: True to skip the full judgement if the newest level is hardly above the oldest. Most
+                calls need no full judgement.
         """
         held = len(self.levels)
         if held < self._least:

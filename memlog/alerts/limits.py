@@ -10,7 +10,7 @@ def host_limit(pid: int) -> int | None:
     """Return the bytes that a process and the processes that share its limits may use together.
 
     Returns:
-        The smallest limit of its control groups, or the machine's memory if that is less or if there is no
-        limit; ``None`` if neither is known.
+        The machine's memory or the smallest limit of the process's control groups, whichever is smaller;
+        ``None`` if both are unknown.
     """
     return memory_limit(read_cgroup(pid).limit, machine_memory())

@@ -12,14 +12,15 @@
     AMOUNT      32 GiB   80%   0.4 (only for fragmentation)
     LEVEL       info  warning  error   (default: warning)
 
-Growth has to last: it is judged over as many steps as the rule names or holds for, at least 20 steps or three
-epochs (see `memlog.growth`).
+Growth must last. It is judged over the larger of the numbers after ``/`` and ``for``, but over at least 20
+steps or three epochs (see `memlog.growth`).
 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
 "MB" is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine
 has), to the device's capacity, or, for fragmentation, to 1.
 
-YAML reads an unquoted rule with a level in front as a mapping. A rule with ``as error`` at its end is text.
+If an unquoted rule begins with a level, YAML reads it as a mapping. If it ends with ``as error`` instead,
+YAML reads it as text.
 """
 
 from __future__ import annotations
@@ -69,13 +70,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """The rule's device; ``None``: any device."""
     comparison: Comparison
     amount: float
-    """Bytes; if ``share``, a part of the limit from 0 to 1; for fragmentation a number from 0 to 1."""
+    """Threshold in bytes; if `share` is true, a fraction of the limit (0 to 1); for fragmentation, a number
+    from 0 to 1."""
     share: bool = False
-    """True if ``amount`` is a part of the limit."""
+    """True if ``amount`` is a fraction of the limit."""
     amount_text: str
     """The amount as the user wrote it: ``32 GiB``."""
     growth: Growth | None = None
-    """The period of a ``grows`` rule; ``None``: the rule compares levels."""
+    """The period of a ``grows`` rule; ``None``: the rule compares values, not their growth."""
     hold: int = 1
     """Number of steps (epochs, for growth per epoch) for which the condition has to hold."""
     level: Level = "warning"
@@ -102,7 +104,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Parse several rules; the same text twice gives one rule.
+    """Parse several rules. If a text occurs twice, it gives only one rule.
 
     Raises:
         ConfigurationError: see `parse_rule`.
@@ -181,7 +183,7 @@ class _Parser(Reader):
         token = self.next
         if self.took_word(*_FIGURES):
             return token.text, None
-        self.refuse_torchs_name()  # the device may follow a level
+        self.refuse_torchs_name()  # a device may also come after a level
         found = self.device()
         if found is not None:
             device, measure = found

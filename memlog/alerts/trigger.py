@@ -1,22 +1,25 @@
-"""Decision when a rule fires: once when a value crosses the threshold, not again while it stays near."""
+"""Decision whether a rule fires.
+
+A rule fires one time when a value crosses the threshold, and not again while the values stay near it.
+"""
 
 from __future__ import annotations
 
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Fraction of the threshold by which a value has to go back before the rule can fire again."""
+"""Fraction of the threshold by which a value must be back on the other side before the rule fires again."""
 
 
 class Trigger:
     """State of one rule for one series of values.
 
-    The rule fires at the first value beyond the threshold or, with ``rule.hold``, once the values have been
-    beyond it for that many steps. It fires again only after a value was clearly back on the other side, and
-    no earlier than ``cooldown_us`` later.
+    The rule fires at the first value beyond the threshold. If ``rule.hold`` is above 1, it fires when the
+    values have been beyond the threshold for that many steps. It fires again only if a value has clearly been
+    back on the other side, and if ``cooldown_us`` has passed.
 
     Args:
-        rule: Gives the direction and the steps for which the condition has to hold.
+        rule: The rule. It has the direction, and the number of steps for which the condition must hold.
         threshold: Threshold in the values' unit.
         cooldown_us: Minimum microseconds between two alerts, in the events' own time.
     """

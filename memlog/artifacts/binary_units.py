@@ -1,8 +1,8 @@
 """Show a speedscope file's bytes in MiB.
 
-Speedscope's unit ``bytes`` labels 1024² bytes "MB" and puts its ticks at powers of ten of bytes: 9.54 MB,
-19.07 MB. It shows numbers without a unit as they are. So the page gets MiB without a unit, and the profile's
-name tells that they are MiB. The file itself keeps its bytes.
+For the unit ``bytes``, speedscope labels 1024² bytes "MB", but places its ticks at powers of ten of bytes: at
+9.54 MB and 19.07 MB. It shows numbers without a unit unchanged. So memlog gives the page numbers in MiB
+without a unit, and adds "in MiB" to the profile's name. The file on the disk is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KIB = 1024
 
 
 def in_binary_units(content: bytes, title: str) -> bytes:
-    """Return a file with its profiles of bytes in MiB, or in KiB if a profile has less than 1 MiB.
+    """Return a file with its profiles converted from bytes to MiB; a profile of less than 1 MiB, to KiB.
 
     Args:
         content: The file, which `memlog.artifacts.flamegraph.check` has accepted.

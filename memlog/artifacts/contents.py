@@ -12,10 +12,10 @@ from memlog._internal.units import format_bytes
 from memlog.errors import UnopenableFileError
 
 MAX_BYTES = 128 * 1024**2
-"""Maximum decompressed bytes of a file. Speedscope's page takes seconds for a tenth of it."""
+"""Maximum decompressed bytes of a file. Speedscope's page takes seconds for a tenth of this size."""
 MAX_PICKLE = 512 * 1024**2
-"""Maximum decompressed bytes of a pickle. It may be larger than other files, because its flame graph is much
-smaller. Reading one usually takes ten times as much memory, at most forty times."""
+"""Maximum decompressed bytes of a pickle. A pickle may be larger than other files, because its flame graph is
+much smaller. Reading a pickle usually takes ten times its size in memory, and at most forty times."""
 
 PICKLE = b"\x80"
 """First byte of a pickle, from protocol 2 on."""
@@ -47,7 +47,7 @@ def read_content(path: Path, limit: int | None = None) -> bytes:
 
 
 def _read(file: BinaryIO, limit: int | None) -> tuple[bytes, int]:
-    """Return the content and the limit; read one byte more than the limit, to detect a larger file."""
+    """Return the content and the limit. Read one byte more than the limit, to detect a larger file."""
     head = file.read(len(PICKLE))
     if limit is None:
         limit = MAX_PICKLE if head == PICKLE else MAX_BYTES

@@ -1,7 +1,7 @@
 """Recognise and check speedscope files before its page loads them.
 
-The page checks nothing: a fault that this module finds would stop it with "something went wrong".
-Speedscope's JSON schema finds few of these faults.
+Speedscope's page checks nothing. If a file has a fault that this module finds, the page would only show
+"something went wrong". Speedscope's JSON schema finds few of these faults.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _File(msgspec.Struct, rename="camel"):
 
 
 def is_flamegraph(content: bytes) -> bool:
-    """Return True if this is a speedscope file by its ``$schema``, even if other parts are damaged."""
+    """Return True if the content names speedscope's ``$schema``, even if other parts are damaged."""
     try:
         return msgspec.json.decode(content, type=_Head).schema == SCHEMA
     except _UNDECODABLE:

@@ -72,7 +72,7 @@ class JournalStore:
 
 
 def kept(run: RunDirectory) -> list[Artifact]:
-    """Return the artifacts in the journal, the newest last; of several with one name, only the latest."""
+    """Return the artifacts in the journal, the newest last; of artifacts with the same name, the newest."""
     events = [
         entry.event
         for file in run.files()

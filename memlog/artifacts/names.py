@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 _SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-"""Names as memlog makes them: no separator, no leading dot, no control character of a terminal."""
+"""Names of the kind that memlog makes: no separator, no leading dot, no control character of a terminal."""
 
 
 def is_safe(name: str) -> bool:
@@ -15,7 +15,7 @@ def is_safe(name: str) -> bool:
 
 
 def numbered(name: str) -> Iterator[str]:
-    """Yield ``name``, then numbered ones without end: ``a.json``, ``a-1.json``, ``a-2.json``, …."""
+    """Yield ``name``, then numbered names without end: ``a.json``, ``a-1.json``, ``a-2.json``, …."""
     yield name
     stem, dot, endings = name.partition(".")
     number = 0

@@ -1,4 +1,4 @@
-"""Show files in a browser: one `Opener` for each kind of file, recognised by the content."""
+"""Make pages that show files in a browser. Each kind of file has an `Opener` that recognises the content."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class FlamegraphOpener:
             if path.is_file()
         }
         files[self._profile] = (_TYPES[".json"], in_binary_units(content, title))
-        # Without a `title`, which would replace the name of every profile. `left-heavy` shows the layers that
-        # hold most first.
+        # No `title` is passed, because it would replace the name of every profile. `left-heavy` shows the
+        # layers that hold most memory first.
         entry = f"index.html#profileURL={self._profile}&view=left-heavy"
         return Page(entry, files)
 
@@ -92,7 +92,7 @@ class SnapshotOpener:
     _words = (b"device_traces", b"total_size")
 
     def recognises(self, content: bytes) -> bool:
-        """Return True if it is a pickle that contains a snapshot's keys; the pickle is not loaded."""
+        """Return True if the content is a pickle with a snapshot's keys. The pickle is not loaded."""
         return content.startswith(PICKLE) and any(word in content for word in self._words)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:

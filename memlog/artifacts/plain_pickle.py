@@ -1,9 +1,10 @@
 """Read pickles of plain values: dictionaries, lists, tuples, text and numbers.
 
-A pickle is a program, and Python's unpickler runs it. It imports the modules that the program names. It
-hashes nested keys of any depth, without a limit on time. `loads` runs the standard library's unpickler in
-Python with only the opcodes that build plain values, so no pickle makes it import or call anything. It
-hashes only text and a few small keys, so its time and memory grow with the pickle's size only.
+A pickle is a program that Python's unpickler runs. The unpickler imports the modules that the program names.
+It also hashes nested keys of any depth, which can take unlimited time. `loads` uses the standard library's
+unpickler in Python, and allows only the opcodes that build plain values. So no pickle makes `loads` import or
+call anything. `loads` hashes only text and a few small keys. So its time and memory are limited by the
+pickle's size.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Minimum bytes of a pickle for each list, dictionary, tuple and mark in it. A snapshot has more than 10. One
-byte can ask for an empty dictionary, which takes 64 bytes."""
+"""Minimum bytes of a pickle for each list, dictionary, tuple and mark in it. With fewer, the pickle is
+refused, because one byte can create an empty dictionary of 64 bytes. A snapshot has more than 10."""
 _CONTAINERS = 1000
-"""Containers that a pickle may build in addition to the number that its size allows."""
+"""Number of containers that a pickle may build in addition to the number that its size allows."""
 _OTHER_KEYS = 4096
-"""Maximum number of keys in a pickle that are not text. Numbers can be chosen to have the same hash; each is
-then compared with all before it."""
+"""Maximum number of keys in a pickle that are not text. With more, the pickle is refused. Numbers can be
+chosen to have the same hash, and Python would then compare each key with all earlier keys."""
 _TUPLE = 16
-"""Maximum number of values in a tuple. It may hold no containers: hashing nested tuples may take exponential
-time."""
+"""Maximum number of values in a tuple. A tuple must not hold containers, because hashing nested tuples can
+take exponential time."""
 _NAME = 500
 """Maximum characters of a module's or a function's name in a message."""
 _TEXT_KEYS = frozenset({str})
@@ -59,7 +60,7 @@ def loads(content: bytes) -> Any:
 
 
 class _Memo(list[Any]):
-    """Numbered values, in a list. A dictionary would take ten times the memory for each."""
+    """The unpickler's numbered values, in a list. A dictionary would take ten times the memory."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if index == len(self):
@@ -128,7 +129,12 @@ def _tuple(load: _Load) -> _Load:
 
 
 def _with_keys(load: _Load, keys: slice) -> _Load:
-    """Return ``load`` with a check of the keys, at these places of the stack, before they are hashed."""
+    """Return a function that checks a dictionary's keys, and then calls ``load``, which hashes them.
+
+    Args:
+        load: The unpickler's function for an opcode.
+        keys: Places of the keys on the unpickler's stack.
+    """
 
     def checked(reader: _Unpickler) -> None:
         given = reader.stack[keys]

@@ -23,7 +23,7 @@ from memlog.sink import ArtifactStore, StoredArtifact
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3
 _SLACK = 64 * 1024**2
-"""Bytes by which a file may exceed its listed size: a store may list the size before it compresses."""
+"""Bytes by which a file may exceed its listed size. A store may list the size from before a compression."""
 
 Outcome: TypeAlias = Literal["written", "same", "replaced"]
 
@@ -35,11 +35,11 @@ class Pulled(msgspec.Struct, frozen=True):
     path: Path
     size: int
     outcome: Outcome
-    """``same``: a file with the same content existed, and was not changed."""
+    """``same``: a file with this name and content existed already, and was not changed."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The files of a listing that are to be downloaded."""
+    """Files of a listing: those to download, and those that are refused."""
 
     files: list[StoredArtifact]
     refused: list[str]
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; ``None`` if the size of one is unknown."""
+        """Bytes of all files to download; ``None`` if the size of one of them is unknown."""
         sizes = [file.size for file in self.files if file.size is not None]
         return sum(sizes) if len(sizes) == len(self.files) else None
 
@@ -75,13 +75,14 @@ def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
 
 
 class Puller:
-    """Downloader of files into one folder, each by way of a temporary folder.
+    """Downloader of files into one folder. Each file is first downloaded to a temporary folder.
 
     Args:
         store: The store of the files.
         run_id: The store's own id of the run.
-        directory: The folder; it is made if it does not exist.
-        force: True to replace existing files. If not, a file that differs gets a number in its name.
+        directory: The folder. `room_for` creates it if it does not exist.
+        force: True to replace existing files. False: a file that differs from an existing file of the same
+            name gets a number in its name.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class Puller:
         self._taken: set[str] = set()
 
     def room_for(self, size: int | None) -> None:
-        """Make the folder, and check that ``size`` more bytes fit there.
+        """Create the folder, and check that its disk has room for ``size`` more bytes (``None``: unknown).
 
         Raises:
-            ArtifactError: They do not fit.
-            OSError: The folder can't be made.
+            ArtifactError: The disk does not have enough room.
+            OSError: The folder can't be created.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._directory).free
@@ -166,7 +167,10 @@ def _bounded(
 
 @contextmanager
 def _file_limit(size: int) -> Iterator[None]:
-    """Limit files to ``size`` bytes (RLIMIT_FSIZE), because a tracker's client may not call ``progress``."""
+    """Limit the files that this process writes to ``size`` bytes (RLIMIT_FSIZE).
+
+    This limit is needed because some trackers' clients do not call ``progress``.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1
     lower = [bound for bound in (allowed, soft, hard) if bound != resource.RLIM_INFINITY]
@@ -196,9 +200,10 @@ def _is_same(came: Path, target: Path) -> bool:
 
 
 def _create(came: Path, target: Path) -> bool:
-    """Move a file to ``target``; return False if something is there."""
+    """Move a file to ``target``; return False if ``target`` exists."""
     try:
-        # Created exclusively first: a rename would replace a file that another process just put there.
+        # Create `target` exclusively first. A rename alone would replace a file that another process has just
+        # created there.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False

@@ -1,7 +1,8 @@
 """Read a downloaded snapshot of an allocator without running code that may be hidden in it.
 
-A pickle is a program. A snapshot that ``torch.cuda.memory._snapshot()`` returns needs no program: it consists
-of dictionaries, lists, tuples, text and numbers. `memlog.artifacts.plain_pickle` reads nothing else.
+A snapshot's file is a pickle, and a pickle is a program. A snapshot that ``torch.cuda.memory._snapshot()``
+returns consists only of dictionaries, lists, tuples, text and numbers. `memlog.artifacts.plain_pickle` reads
+nothing else.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
 
     Args:
         path: A file that ``torch.cuda.memory._dump_snapshot()`` or memlog wrote.
-        max_bytes: Bytes above which a file is not read.
+        max_bytes: Maximum bytes of the file. A larger file is not read.
 
     Returns:
         The snapshot, with the keys ``segments`` and ``device_traces``.
 
     Raises:
-        UnsafeSnapshotError: The file would import something, or contains values of other than plain types.
+        UnsafeSnapshotError: The file would import something, or contains values that are not plain.
         SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
     file = Path(path)

@@ -1,4 +1,4 @@
-"""Addresses of trackers: the journal's, without credentials, and the environment's, which may have them."""
+"""Addresses of trackers. Those in the journal have no credentials. Those in the environment may have them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ trust_option = click.option(
 
 
 class Guard:
-    """Check that credentials from the environment don't go to an address that only a run's folder names.
+    """Guard that keeps the environment's credentials from an address that only a run's folder names.
 
     Args:
         backend: Backend of the tracker.
@@ -61,7 +61,10 @@ class Guard:
 
 
 def connection_of(backend: Backend) -> Connection:
-    """Return how the backend's client would connect from here; later messages omit its passwords."""
+    """Return the connection that the backend's client would use in this process.
+
+    From now on, messages leave out the connection's passwords.
+    """
     connection = backend.connection()
     remember(connection.uri, *connection.environment.values())
     return connection
@@ -78,7 +81,7 @@ def known_address(known: str | None, connection: Connection) -> str | None:
 
 
 def place_of(backend: str, uri: str | None) -> str:
-    """Return text for a tracker's address, to follow the run's id; empty if the address is unknown."""
+    """Return a text about a tracker's address, to print after a run's id; empty if the address is unknown."""
     if not uri:
         return ""
     if uri.startswith(DISABLED):
@@ -90,6 +93,6 @@ def place_of(backend: str, uri: str | None) -> str:
 
 
 def _near(folder: str) -> str:
-    """Return a folder's path, relative to the working directory if it is below it."""
+    """Return the path of a folder; if the folder is in the working directory, the relative path."""
     path, here = Path(folder), Path.cwd()
     return f"./{path.relative_to(here)}" if path.is_relative_to(here) else folder

@@ -98,7 +98,7 @@ def _print_hints(console: Console, document: RunAdvice) -> None:
 
 
 def print_hints(console: Console, hints: Sequence[Hint]) -> None:
-    """Print changes, each with its predicted peak, and the time that it adds if that was measured."""
+    """Print a table of changes, each with its predicted peak and, if measured, the time that it adds."""
     rows = table(console)
     rows.add_column("what would help", overflow="fold")
     timed = any(hint.time is not None for hint in hints)

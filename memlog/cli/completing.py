@@ -17,13 +17,13 @@ from memlog.settings import runs_directory
 from memlog.sink import LOCAL, find_backends
 
 _MOST = 100
-"""Most runs that are looked at, the newest first."""
+"""Maximum number of runs that are candidates. Older runs are left out."""
 
 
 def complete_runs(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return ids and names that begin with what is typed, the newest run first."""
+    """Return the ids and names of runs that begin with the typed text, the newest run first."""
     known = {LATEST: "the newest run"}
     with _silent():
         newest = reversed(list_runs(runs_directory(context.params.get("directory"))))

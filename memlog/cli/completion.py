@@ -9,7 +9,7 @@ from memlog.cli.options import SETTINGS
 
 _PROGRAM = "memlog"
 _VARIABLE = "_MEMLOG_COMPLETE"
-"""Variable in which click expects the shell's question; derived from the program's name."""
+"""Environment variable with which the shell asks click for candidates. It is named after the program."""
 
 
 @click.command(context_settings=SETTINGS)

@@ -1,4 +1,4 @@
-"""``memlog estimate``: estimate of a training step's memory, and answer whether a device has as much."""
+"""``memlog estimate``: estimate a training step's memory, and tell whether it fits on a device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EstimatedStep(msgspec.Struct, frozen=True):
     needed: int
     fits: bool | None
     uncounted: tuple[str, ...]
-    """Sentences on what the figures leave out, if anything."""
+    """Sentences about memory that the figures leave out; empty if they leave out nothing."""
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from memlog.reports.phases import known_peak
 from memlog.reports.schema import Levels, PhaseFacts, PointFacts, ScopeFacts
 
 _SHOWN = 50
-"""Most labels in a table; the JSON document has more."""
+"""Maximum number of labels in a table. The JSON document has the others, too."""
 
 
 def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:

@@ -28,7 +28,7 @@ from memlog.cli.watch import watch
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, the same as a shell's."""
+"""Exit code after Ctrl-C, as in a shell."""
 
 
 class _Failure(click.ClickException):
@@ -49,7 +49,7 @@ class _Failure(click.ClickException):
 
 
 class _WrongUse(_Failure):
-    """Error in the command's arguments, with click's exit code for it.
+    """Error in the command's arguments, with the exit code that click uses for such an error.
 
     The message of a wrong rule or gate has three lines, which show the mistake.
     """

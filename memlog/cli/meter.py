@@ -19,9 +19,9 @@ from memlog.delivery.uploader.uploader import Uploader
 
 
 class Meter(Progress):
-    """Progress bar of a delivery on standard error, if that is a terminal: bytes and points.
+    """Progress bar of a delivery, with bytes and points, on standard error if that is a terminal.
 
-    A thread of its own draws the bar, and reads the uploader's state each time.
+    A separate thread draws the bar. It reads the uploader's state each time.
 
     Args:
         uploader: The uploader that delivers.

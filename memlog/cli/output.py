@@ -64,7 +64,7 @@ def number(value: float) -> str:
 
 
 def plain(text: object, style: str = "") -> Text:
-    """Return text without control characters: a journal from elsewhere must not control the terminal."""
+    """Return text without control characters, so that a journal from elsewhere can't control the terminal."""
     return Text(one_line(str(text)), style)
 
 
@@ -89,7 +89,7 @@ def sign(console: Console, symbol: str, word: str) -> str:
 
 
 def local_time(iso: str | None) -> str:
-    """Return a document's time in this machine's time zone; ``"unknown"`` for ``None``."""
+    """Return a time from a JSON document as text, in this machine's time zone; ``"unknown"`` for ``None``."""
     if iso is None:
         return "unknown"
     # fromisoformat() accepts a "Z" only since Python 3.11.

@@ -95,7 +95,7 @@ def pull(
             if choice.refused:
                 failures.append(_refused(choice))
     finally:
-        # Also if the tracker failed in the middle: the files before that are complete.
+        # If the tracker failed in the middle, the files that were downloaded before are complete.
         if pulled:
             _print(pulled, sources)
     if failures:
@@ -162,7 +162,7 @@ def _choice(source: Source, kind: str | None) -> Choice:
 def _pull(
     source: Source, choice: Choice, puller: Puller, pulled: list[Pulled], failures: list[str]
 ) -> None:
-    """Download the files; go on with the others if one fails."""
+    """Download the files. If a file fails, go on with the others."""
     puller.room_for(choice.size)
     with TransferMeter(choice.size) as meter:
         for artifact in choice.files:

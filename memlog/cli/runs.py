@@ -31,7 +31,7 @@ from memlog.reports.schema import SCHEMA, Delivery, RunStatus
 from memlog.settings import LONGEST_NAME, runs_directory
 
 _ROOMY = 110
-"""Columns of a terminal from which one line is enough for a run."""
+"""Minimum columns of a terminal for the wide column of names. With fewer, this column is narrow."""
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ def _lines(found: Iterable[RunDirectory]) -> Iterator[RunLine]:
 
 
 def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
-    """Yield the problems of deliveries, which are too long for the table."""
+    """Yield a line for each problem of a delivery. These lines are too long for the table."""
     for line in lines:
         for backend, delivery in line.delivered.items():
             if delivery.problem:

@@ -1,4 +1,4 @@
-"""Page with a run's summary, for people."""
+"""Page of ``memlog show``: a run's summary, for people."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
 
 
 def _steps(summary: Summary) -> str:
-    """Return the number of steps, or the first and last one if the run resumed another."""
+    """Return the number of steps; if the run resumed another run, the numbers of its first and last step."""
     steps = summary.steps
     firsts = [metric.first_index for metric in summary.metrics.values() if metric.axis == "step"]
     if min(firsts, default=0) > 0:
@@ -259,7 +259,7 @@ def _alerts(console: Console, summary: Summary) -> Table:
     made.add_column("rule", overflow="fold")
     made.add_column("what", overflow="fold")
     for alert in summary.alerts:
-        # The alert of a finding ends in a full stop, as sentences do; that of a rule does not.
+        # The title of a finding's alert ends in a full stop. The title of a rule's alert does not.
         text = plain(f"{alert.title.rstrip('.')}: {alert.text}" if alert.text else alert.title)
         made.add_row(
             _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), text

@@ -45,7 +45,7 @@ from memlog.sink import (
 _RETRY = 1.0
 """Seconds between two attempts to reach a tracker."""
 _LEAST = 5.0
-"""Seconds that the tracker always gets for an answer, even if the timeout is shorter."""
+"""Minimum seconds that the tracker gets for an answer, even if ``--timeout`` is shorter."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -109,7 +109,7 @@ def sync(
             click.echo(one_line(outcome))
             if refused:
                 failures.append(TrackerRejectedError(f"{name}: {refused}"))
-        except MemlogError as error:  # the other trackers are still delivered to
+        except MemlogError as error:  # delivery to the other trackers goes on
             failures.append(error)
     if failures:
         raise type(failures[0])("; ".join(map(str, failures)))
@@ -147,7 +147,7 @@ class _Delivery(NamedTuple):
     elsewhere: bool
     """True with --to: a new run is opened at the environment's address."""
     replace: bool
-    """True with --own-run: a run of memlog's own replaces a refused one."""
+    """True with --own-run: a run of memlog's own replaces a refused run."""
 
     @property
     def is_complete(self) -> bool:
@@ -213,7 +213,10 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
 
 
 def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
-    """Return a function for the state of runs that the trainer writes; ``None`` if the backend has none."""
+    """Return a function that returns the state of a user's run to which the trainer's process writes.
+
+    The result is ``None`` if the trainer's process never writes to runs of this backend.
+    """
     if not writes_in_process(backend):
         return None
     return claims_of(run, name, complete=summary.status != "running")
@@ -271,7 +274,7 @@ def _gave_up(uploader: Uploader, timeout: float, error: Exception) -> str:
 
 
 def _outcome(before: UploadState, after: UploadState) -> str:
-    """Return what was delivered, as text."""
+    """Return a text with the numbers of delivered and refused points."""
     points = after.delivered - before.delivered
     left = "nothing more was delivered" if after.refused else "nothing was left to deliver"
     outcome = f"{points:,} points delivered" if points else left

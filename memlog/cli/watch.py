@@ -24,11 +24,12 @@ from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0
 _IN_A_PIPE = 10.0
-"""Seconds between two readings, unless --interval sets them."""
+"""Seconds between two readings in a terminal and in a pipe, unless ``--interval`` is given."""
 _RANKS_EVERY = 5.0
-"""Seconds between searches for other ranks, which may begin later."""
+"""Seconds between two searches for other ranks. A rank may begin later than the run that is watched."""
 _LAST_WORDS = 3.0
-"""Seconds after the process's end within which its helper process writes how the run ended."""
+"""Maximum seconds to wait, after the trainer's process has ended, until the helper process has written how
+the run ended."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -89,7 +90,7 @@ class _Follower:
         self._search_due = 0.0
 
     def read(self) -> LiveState:
-        """Read what is new, and return the state."""
+        """Read the new events, and return the state."""
         try:
             self._own.update()
             self._find_ranks()

@@ -23,9 +23,9 @@ _PLAIN_BLOCKS = "_.-=oO#"
 _PIPE_BAR = 30
 _LEAST_BAR, _MOST_BAR = 8, 60
 _TIGHT, _FULL = 0.8, 0.95
-"""Shares of a limit from which a bar is yellow, and red."""
+"""Fractions of a limit from which a bar is yellow (`_TIGHT`) and red (`_FULL`)."""
 _LEAST_RANGE = 0.2
-"""Least range of values that a sparkline's height covers, as a share of the highest value."""
+"""Minimum range of values that a sparkline's height covers, as a fraction of the highest value."""
 _BESIDE_BAR = 54
 """Width in columns of a memory row without its bar."""
 _ENDS: dict[RunStatus, str] = {

@@ -1,4 +1,4 @@
-"""Contract tests of sinks that an uploader uses to deliver a whole run."""
+"""Contract tests in which an uploader delivers a whole run to a sink."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from memlog.testing.made import BEGUN_US, CONTENT, ENDED_US, FACTS, alert, plan_
 from memlog.testing.readback import TrackerChecks
 
 _AT_MOST = 200
-"""Maximum number of calls that delivering the contract's run takes."""
+"""Maximum number of calls that a delivery of the contract's run may take. With more, the test fails."""
 _SOURCE = ("file", "source")
 
 
 class DeliveryContract(TrackerChecks):
-    """Tests that a recorded run arrives completely, and once, whichever call fails."""
+    """Tests that a recorded run arrives completely and without duplicates, whichever call fails."""
 
     def test_a_whole_run_arrives_once(self, tmp_path: Path) -> None:
         """Without failures nothing is stored twice, whether the sink is durable or not."""
@@ -32,7 +32,7 @@ class DeliveryContract(TrackerChecks):
         self._has_all_of(run, tracked, Fault(-1), repeated=False)
 
     def test_a_failure_at_any_call_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
-        """Each call in turn fails before or after it was done, and another uploader continues."""
+        """Each call in turn fails, before or after it is executed. Another uploader then continues."""
         for answered in (False, True):
             folder = tmp_path / str(answered)
             self._check_each_failure(folder, partial(Fault, answered=answered, error=unavailable))
@@ -52,7 +52,7 @@ class DeliveryContract(TrackerChecks):
         self._has_all_of(run, tracked, Fault(-1), repeated=False)
 
     def _check_each_failure(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
-        """Make each call of an uploader fail in turn; check that another uploader delivers the rest."""
+        """Make each call of an uploader fail in turn; check that another uploader completes the delivery."""
         for at in range(_AT_MOST):
             fault = fault_at(at)
             run = recorded(root / str(at))
@@ -98,9 +98,10 @@ class DeliveryContract(TrackerChecks):
 
 
 def _lost_to(fault: Fault) -> Counter[str]:
-    """Return the losses that a fault causes.
+    """Return the number of losses that a fault causes, by reason.
 
-    A refused point is lost only if it was sent alone: of several points, each half is sent again.
+    A refused point is lost only if it was sent alone. If several points are refused, the uploader sends each
+    half of them again.
     """
     if not fault.refuses:
         return Counter()

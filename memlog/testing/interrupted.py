@@ -32,15 +32,15 @@ def odd() -> Exception:
 
 
 class Fault:
-    """Failure of one call, counted across all sinks that share this object.
+    """Failure of one call. Calls are counted across all sinks that share this object.
 
     Args:
-        at: Number of the call that fails, from 0; -1: none.
-        answered: True if the call succeeds and only its answer is lost; False if nothing is done.
+        at: Number of the call that fails, counted from 0; -1: no call fails.
+        answered: True if the call is executed and only its result is lost; False if it is not executed.
         error: Creates the exception.
 
     Attributes:
-        failed: Method whose call failed; ``None``: none so far.
+        failed: Name of the method whose call failed; ``None``: no call has failed so far.
         points: Points that the failed call was to store.
         refuses: True if the error is a refusal, after which the caller does not try again.
     """
@@ -56,7 +56,7 @@ class Fault:
         self.refuses = error is refused
 
     def call(self, method: str, do: Callable[[], _T], points: Sequence[Point] = ()) -> _T:
-        """Execute a call, or fail."""
+        """Execute a call; raise if it is the call that fails."""
         self._left -= 1
         if self._left != -1:
             return do()

@@ -77,7 +77,7 @@ def odd_points() -> list[Point]:
 
 
 def alert(step: int) -> Alert:
-    """Return an alert with a title of its own."""
+    """Return an alert whose title names the step."""
     time_us = BEGUN_US + step * 1500
     return Alert(time_us, step, "warning", "host.rss > 1 GiB", f"at {step}", "text")
 

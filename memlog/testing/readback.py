@@ -18,7 +18,7 @@ Row: TypeAlias = tuple[str, int, float]
 Time: TypeAlias = tuple[str, int, int]
 """A point's time: the metric's name, the index on its axis, and Unix time in whole milliseconds."""
 Shown: TypeAlias = Literal["parameters", "alerts", "files", "order", "times", "ends"]
-"""Data that some trackers can't return."""
+"""Kinds of data that some trackers can't return."""
 
 RUN = "conformance"
 
@@ -26,15 +26,18 @@ RUN = "conformance"
 class TrackerAccess:
     """Methods that a subclass implements to reach its tracker.
 
-    Methods whose docstring ends with "if `in_process`" are needed only if that is true.
+    Methods whose docstring ends with "if `in_process`" are needed only if `in_process` is true.
     """
 
     in_process = False
-    """The backend's ``in_process``. If true, sinks can't join a user's run; the trainer's process writes to
-    it. The contract then tests that writing, and needs four more methods."""
+    """The backend's ``in_process``. If true, the trainer's process writes to a user's run, and sinks can't.
+    The contract then tests `open_in_process`, and needs four more methods."""
 
     def open_sink(self, target: Target) -> Sink:
-        """Return a new sink for ``target``, as the backend's ``open_sink`` does; choose any connection."""
+        """Return a new sink for ``target``, as the backend's ``open_sink`` does.
+
+        ``target`` names no connection. The subclass chooses one.
+        """
         raise NotImplementedError
 
     def user_run(self) -> TrackerRun:
@@ -73,14 +76,17 @@ class TrackerReading(TrackerAccess):
     """
 
     cannot_show: ClassVar[Mapping[Shown, str]] = {}
-    """Data that the tracker can't return, each with the reason. The contract does not check these."""
+    """Kinds of data that the tracker can't return, with the reasons. The contract checks no such data."""
 
     def stored(self, value: float) -> float:
-        """Return the value as the tracker keeps it, if it keeps fewer digits."""
+        """Return the value that the tracker keeps for ``value``.
+
+        Override this method if the tracker keeps fewer digits.
+        """
         return value
 
     def rows(self, run_id: str) -> Sequence[Row]:
-        """Return all of memlog's rows of a run; the rows of one metric in the tracker's order."""
+        """Return all rows that memlog stored in a run. The rows of one metric are in the tracker's order."""
         raise NotImplementedError
 
     def times(self, run_id: str) -> Sequence[Time]:
@@ -88,7 +94,7 @@ class TrackerReading(TrackerAccess):
         raise NotImplementedError(_remedy("times"))
 
     def parameters(self, run_id: str) -> Mapping[str, str]:
-        """Return the parameters of a run, by memlog's names as far as the tracker accepts them."""
+        """Return a run's parameters by name. The names are memlog's, as far as the tracker accepts them."""
         raise NotImplementedError(_remedy("parameters"))
 
     def alerts(self, run_id: str) -> Sequence[str]:
@@ -100,11 +106,11 @@ class TrackerReading(TrackerAccess):
         raise NotImplementedError(_remedy("files"))
 
     def status(self, run_id: str) -> Status | None:
-        """Return how a run ended; ``None`` if it has not ended."""
+        """Return the final status of a run; ``None`` if the run has not ended."""
         raise NotImplementedError
 
     def ended_ms(self, run_id: str) -> int | None:
-        """Return when a run ended, as Unix time in whole milliseconds."""
+        """Return the end of a run, Unix time in whole milliseconds; ``None`` if the run has not ended."""
         raise NotImplementedError(_remedy("ends"))
 
 
@@ -124,7 +130,10 @@ class TrackerChecks(TrackerReading):
         return what not in self.cannot_show
 
     def _once(self, repeated: bool) -> bool:
-        """Return True if no row may appear twice. Only a sink that is not durable may store a row twice."""
+        """Return True if the tracker must not hold a row twice.
+
+        A sink that is not durable may store a row twice if it got the row twice (``repeated``).
+        """
         return not repeated or self._own().durable
 
     def _holds(

@@ -43,13 +43,13 @@ class OpeningContract(TrackerChecks):
         sink.close(None)
 
     def test_opening_again_is_the_same_run(self) -> None:
-        """An uploader opens again if the first answer was lost."""
+        """An uploader opens a run again if the first answer was lost."""
         sink = self._own()
         assert sink.open().run_id == sink.open().run_id
         sink.close("finished")
 
     def test_closing_again_is_harmless(self) -> None:
-        """An uploader closes again if the first answer was lost."""
+        """An uploader closes a run again if the first answer was lost."""
         sink = self._own()
         run = sink.open()
         _log(sink, points(3))
@@ -72,7 +72,7 @@ class OpeningContract(TrackerChecks):
         assert len(opened) == len(statuses)
 
     def test_another_sink_finds_the_run_again(self) -> None:
-        """If an uploader dies, the next one continues its run, with and without a stored id."""
+        """If an uploader dies, the next uploader continues its run, even if the run's id was not stored."""
         first = self._own()
         run = first.open()
         _log(first, points(5))
@@ -86,7 +86,7 @@ class OpeningContract(TrackerChecks):
         self._holds(run, points(5))
 
     def test_a_run_goes_on_after_a_restart(self) -> None:
-        """The training was restarted, so another session goes on in the run, which has ended meanwhile."""
+        """After a restart of the training, another session continues the run, although the run has ended."""
         sink = self._own()
         run = sink.open()
         _log(sink, points(3))
@@ -104,10 +104,10 @@ class OpeningContract(TrackerChecks):
 
 
 class PointsContract(TrackerChecks):
-    """Tests that a sink stores points, each once."""
+    """Tests that a sink stores each point exactly once."""
 
     def test_points_arrive_as_they_are(self) -> None:
-        """Names, indices, times and values arrive; one call takes as many points as ``max_points``."""
+        """Names, indices, times and values arrive unchanged. One call can take ``max_points`` points."""
         sink = self._own()
         made = points(min(sink.max_points, 300))
         run = sink.open()
@@ -127,7 +127,7 @@ class PointsContract(TrackerChecks):
         self._holds(run, points_everywhere())
 
     def test_a_point_that_is_there_changes_nothing(self) -> None:
-        """The same sink sends points again, and another sink without shared state does, too."""
+        """Points that are sent again add no rows, whether the same sink or another sink sends them."""
         run = TrackerRun("")
         for _ in range(2):
             sink = self._own()
@@ -139,7 +139,7 @@ class PointsContract(TrackerChecks):
         self._holds(run, points(20), repeated=True)
 
     def test_the_order_of_calls_is_free(self) -> None:
-        """Losses arrive late, and points of two processes arrive one process after the other."""
+        """Points may be sent in any order. Losses, for example, come late."""
         sink = self._own()
         run = sink.open()
         made = points(20)
@@ -164,10 +164,10 @@ class PointsContract(TrackerChecks):
 
 
 class FactsContract(TrackerChecks):
-    """Tests that a sink stores parameters, alerts and files, each once."""
+    """Tests that a sink stores each parameter, alert and file exactly once."""
 
     def test_facts_alerts_and_files_arrive(self, tmp_path: Path) -> None:
-        """Each arrives once, and files arrive byte for byte."""
+        """Parameters, alerts and files arrive exactly once. Files arrive byte for byte."""
         sink = self._own()
         run = sink.open()
         sink.log_parameters(FACTS)
@@ -181,7 +181,7 @@ class FactsContract(TrackerChecks):
         self._holds_files(run, {_GRAPH: CONTENT})
 
     def test_facts_alerts_and_files_can_be_sent_again(self, tmp_path: Path) -> None:
-        """The second sending is not refused; of two files with one name the later one stays."""
+        """Data that is sent again is not refused. If two files have the same name, the later file stays."""
         sink = self._own()
         run = sink.open()
         for content in (b"first", b"second, and longer"):
@@ -241,7 +241,7 @@ class FailureContract(TrackerChecks):
 
 
 class UsersRunContract(TrackerChecks):
-    """Test that memlog's data gets into a run of the user's, and the user's own rows stay."""
+    """Tests that memlog's data gets into a user's run, and that the user's own rows stay."""
 
     def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
         """A sink joins the user's run, or the trainer's process writes to it. The user's rows stay."""
@@ -268,14 +268,14 @@ class UsersRunContract(TrackerChecks):
         self._holds_files(run, {_GRAPH: CONTENT})
 
     def _check_refused(self, run: TrackerRun) -> None:
-        """Check that a sink refuses the user's run: a second writer would damage the user's rows."""
+        """Check that a sink refuses the user's run. A second writer would damage the user's rows."""
         sink = self.open_sink(Target(RUN, run, begun_us=BEGUN_US))
         assert _raised(sink.open) is TrackerRejectedError
         assert _raised(lambda: _log(sink, points(3))) is TrackerRejectedError
         sink.close("failed")
 
     def _check_in_process(self, run: TrackerRun, folder: Path) -> None:
-        """Check that values go into the rows that the user commits, and the rest into one more row."""
+        """Check that points go into the rows that the user commits, and the last point into one more row."""
         user_run, rows = self.open_in_process(run), _OneRow()
         assert user_run.run_id == run.run_id
         assert user_run.watch_rows(rows) is None  # the user has not logged yet
