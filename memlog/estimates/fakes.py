@@ -80,8 +80,8 @@ class Fakes:
         """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
 
         Operations in the block also get fakes. The mode forgets this object afterwards. Otherwise neither
-        would be freed: a gradient holds the mode, and garbage collections don't see that a parameter holds its
-        gradient.
+        would be freed: a gradient holds the mode, and garbage collections don't see that a parameter holds
+        its gradient.
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used
