@@ -1,0 +1,67 @@
+"""The command ``memlog estimate``: its table, its warnings, and its answers to mistakes."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from memlog.cli.main import cli
+
+JOB = """
+import torch
+from torch import nn
+
+def job(batch, length=16):
+    model = nn.Linear(length, 4096)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step():
+        model(torch.randn(batch, length)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"step": step, "model": model, "optimizer": optimizer}
+"""
+
+
+def test_the_command_prints_a_table_and_fails_if_nothing_fits(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = ["estimate", f"{script}:job", "--batch", "64,4096", "--cpu", "--device"]
+    shown = CliRunner().invoke(cli, [*command, "16 MiB"])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.output.splitlines()]
+    assert [row[-1] for row in rows[1:3]] == ["yes", "no"]
+    assert "Half the batch" in shown.output
+    assert "added time" not in shown.output  # nothing was computed
+    assert CliRunner().invoke(cli, [*command, "1 MiB"]).exit_code == 1
+    found = CliRunner().invoke(cli, [*command, "16 MiB", "--length", "8,16", "--json"])
+    assert [row["length"] for row in json.loads(found.output)["steps"]] == [8, 16, 8, 16]
+
+
+def test_the_command_warns_of_what_it_could_not_count(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    draw = "torch.multinomial(torch.rand(64, 4096), 1)"
+    script.write_text(
+        JOB.replace("        optimizer.step()", f"        {draw}\n        optimizer.step()")
+    )
+    command = ["estimate", f"{script}:job", "--batch", "64", "--cpu"]
+    assert "Warning: " in CliRunner().invoke(cli, command).output
+    [row] = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)["steps"]
+    assert "multinomial" in row["uncounted"][0]
+
+
+def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "def job(): return 1\ndef fails(): return 1 / 0\ndef more(): return {'step': fails, 'lr': 1}\n"
+    )
+    for target, message in [
+        (f"{script}:fails", "nothing was estimated: ZeroDivisionError"),
+        (f"{script}:more", "has the key 'lr'"),
+        ("job.py", "write the script and its function"),
+        (f"{script}:other", "has no function 'other'"),
+        (f"{script}:job", "returns no dictionary"),
+    ]:
+        shown = CliRunner().invoke(cli, ["estimate", target])
+        assert (shown.exit_code, message in shown.output) == (2, True), shown.output
+    shown = CliRunner().invoke(cli, ["estimate", f"{script}:job", "--batch", "8"])
+    assert (shown.exit_code, "job() does not take" in shown.output) == (2, True), shown.output
