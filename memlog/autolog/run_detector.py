@@ -45,7 +45,7 @@ class RunDetector:
     _may_join: Callable[[], bool] = lambda: True
     """Called when there is a new run. Returns False if only another rank may join the user's runs."""
     _opened_own: Callable[[str], bool] = lambda _: False
-    """Takes a backend's name. Returns whether memlog has opened its own run in that backend."""
+    """Function that takes a backend's name, and returns whether memlog has opened its own run there."""
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)

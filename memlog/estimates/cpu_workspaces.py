@@ -41,7 +41,8 @@ from memlog.tracer.torch_private import operation_name
 _WHOLE: Final = MIB
 """Bytes of arguments and results up to which an operation is measured as it is."""
 _FEW: Final = 2
-"""Minimum number of samples in the smaller of the two batches."""
+"""Minimum number of samples in the smaller of the two batches. Also the minimum side of a matrix, except in
+half precision."""
 _FEW_ROWS: Final = 4
 """Minimum number of rows in the smaller of the two images, for a kernel of one row."""
 _FEW_VALUES: Final = 16

@@ -71,8 +71,8 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     step: Int | None = None
-    """Last completed step. ``None`` before the first step, or if the run has too many labels to give each its
-    own metrics."""
+    """Last completed step. ``None`` before the first step, or if the label came after the run's first 50
+    labels. An event without a step gets no metrics."""
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):

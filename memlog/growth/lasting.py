@@ -39,7 +39,7 @@ _LOWEST = 0.25
 """Minimum ratio of the difference between the lowest levels of two neighbouring parts to the required rise.
 It is less than `_STEADY`, because lowest levels are noisier than medians."""
 _HIGHS = 12
-"""A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
+"""Divisor of the whole growth. A new high exceeds the last high by more than the quotient."""
 _PATIENCE = 2
 """Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
 is larger, the growth counts as stopped."""

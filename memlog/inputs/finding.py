@@ -14,8 +14,8 @@ that is still in use after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
 """Minimum difference, in bytes, between the memory that a much larger step and a usual step need."""
 _FAR = 10
-"""Maximum distance of the limit for a forecast, as a multiple of the peaks' rise so far. At a greater
-distance, the relation may no longer hold."""
+"""Maximum ratio of the bytes left until the limit to the rise of the peak so far. Above it, memlog makes no
+forecast, because the relation may no longer hold."""
 
 
 def matters(found: Relation) -> bool:

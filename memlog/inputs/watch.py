@@ -15,7 +15,7 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Minimum ratio of a peak to the last record peak to be a new record. Each record is published."""
+"""Minimum ratio of a new record peak to the last record. The inputs of a record's step are published."""
 _RISEN = 1.01
 """Minimum ratio of a peak to the last risen peak to count as risen. The inputs of such a step are read."""
 _SHARE = 0.002

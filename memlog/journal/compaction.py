@@ -20,8 +20,8 @@ from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
-"""Function that returns an event's values by name. Of each name, `compact` keeps the event with the greatest
-value in a window. ``None``: the event is always kept."""
+"""Function that returns an event's values by name, or ``None`` if the event must be kept. In each window,
+`compact` keeps, for each name, the event with the greatest value."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)

@@ -263,7 +263,10 @@ class OwnerSearch:
         return not self._lines.is_program(root.file), root.kind == "class"
 
     def _last_resort(self, target: int) -> Chain | None:
-        """Return a chain to an object without a name, or to garbage; ``None`` if the search was cut short."""
+        """Return a chain for an object that no name reaches. Its root is a function, a generator or garbage.
+
+        The result is ``None`` if the search was cut short, or if the object has no known owner.
+        """
         above: dict[int, int | None] = {target: None}
         order = [target]
         for number in order:  # the loop appends to `order`

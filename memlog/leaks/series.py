@@ -24,7 +24,7 @@ Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 _SHARE = 0.02 / 100
 """Minimum growth per step that matters, as a fraction of the level: 2 % in 100 steps."""
 _ENOUGH = MIB / 2
-"""Bytes of growth per step that matter at any level."""
+"""Maximum bytes of growth per step that `_SHARE` requires. It applies at high levels of memory."""
 _SOON = 20_000
 """Number of steps. Any growth that reaches the limit within this number of steps matters."""
 _PART = 16

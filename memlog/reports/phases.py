@@ -43,9 +43,10 @@ class PhaseFold:
                 self._makers[name] = _Maker(event.label, size, len(event.within))
 
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
-        """Return the phases by label, each before the phases nested in it.
+        """Return the facts about each label's phases, by label.
 
-        Labels within the same phase are in the order in which a phase of the label first ended.
+        A label comes before the labels nested in it. Labels nested in the same label are sorted by the first
+        time that one of their phases ended.
 
         Args:
             peaks: The run's peaks.

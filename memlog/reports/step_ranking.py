@@ -149,8 +149,9 @@ class _Levels(NamedTuple):
     traced: set[int | None]
     """Numbers of the traced steps."""
     at: _Level | None
-    """Level of the traced step; if not recorded, of the next recorded step. A traced step without a number
-    did not end: its level is that of the last recorded step. ``None``: unknown."""
+    """Level of the traced step. If the journal lacks that step, this is the level of the next recorded or
+    failed step. If the traced step has no number because it did not end, this is the level of the newest
+    recorded or failed step. ``None``: unknown."""
     largest: _Level | None
     inputs: dict[int, str]
     """Inputs by step, of the steps that raised the peak and of the failed step."""

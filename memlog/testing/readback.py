@@ -45,7 +45,10 @@ class TrackerAccess:
         raise NotImplementedError
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """Return the result of the backend's ``open_in_process`` for a run of `user_run`; if `in_process`."""
+        """Call the backend's ``open_in_process`` for a run that `user_run` opened, and return the result.
+
+        Needed only if `in_process`.
+        """
         raise NotImplementedError
 
     def user_logs(self, run: TrackerRun, value: float) -> None:

@@ -35,9 +35,10 @@ from memlog.probes.tree import (
 _STEPS = 5
 """Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
 _PART = 100
-"""Divisor of the run's number of steps. After 500 steps, the quotient is the number of steps between samples.
+"""Divisor that gives the number of steps between samples, from the number of steps so far.
 
-This number grows, so that the journal stays small.
+After 1,000 steps, for example, a sample is due every 10 steps. The distance grows, so that the journal stays
+small. In the first 500 steps it is `_STEPS`.
 """
 _LOOK = 0.05
 """Minimum seconds between samples, and seconds between checks of a fast trainer's step."""
@@ -55,7 +56,7 @@ class DevicesInUse:
         self._reserved: dict[str, tuple[int | None, int | None]] = {}
 
     def take(self, device: Device) -> None:
-        """Take a device that the trainer has reported."""
+        """Remember a device that the trainer has reported, instead of an earlier one of the same name."""
         self._devices[device.name] = device
 
     def take_step(self, event: Batch) -> None:

@@ -249,9 +249,10 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters a module's call, after the module's ``later`` call.
+    """Return the moment at which the backward pass enters the earlier of two calls of a module.
 
-    The backward pass enters both calls at the same layer: the layer that ran last in the module's forward.
+    The backward pass reaches the ``later`` call first. It enters both calls at the same layer: the layer that
+    ran last in the module's forward. If no such entry is found, return when ``later`` is released.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

@@ -306,7 +306,7 @@ class TracedStep:
         return next((change.at for change in changes if change.phase == BACKWARD), self.length)
 
     def next_phase_change(self, at: int) -> int:
-        """Return the moment of the first phase change after ``at``; `length`: there is none."""
+        """Return the moment of the first phase change after ``at``, or `length` if there is none."""
         return next((change.at for change in self.phase_changes_from(at + 1)), self.length)
 
     def parameters(self) -> dict[int, list[int]]:

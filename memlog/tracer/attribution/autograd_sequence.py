@@ -35,9 +35,9 @@ class SequenceMap:
         self._layers.append(layer)
 
     def since(self, number: int, layer: int) -> None:
-        """Record that ``layer`` made the operations from ``number`` on.
+        """Assign the operations from ``number`` on to ``layer``.
 
-        Operations before the last mark keep their layer.
+        Operations before the newest span keep their layers. Before the first `mark`, nothing is assigned.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Maximum number of clock steps in a window. Most windows contain no step of an optimizer with a longer
-interval."""
+"""Maximum number of clock steps in a window. If an optimizer's interval between steps is longer, most windows
+contain no step of that optimizer."""
 _MOST = 4096
 """Maximum number of optimizers to track. A program may have one for each parameter. Beyond the maximum, the
 optimizer whose last step is oldest is dropped."""

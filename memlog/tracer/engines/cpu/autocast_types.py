@@ -111,10 +111,11 @@ class AutocastTypes:
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """Return the type of an operation's results: ``kind``, or another type by its layer and phase.
+        """Return the type of an operation's results: ``kind``, with two exceptions.
 
-        In the forward and backward passes, results outside all modules are wide. In the backward pass, an
-        operation without floating-point arguments (a mask) gets the type of the last one with such arguments.
+        In the forward and backward passes, results outside all modules are `WIDE`. In the backward pass,
+        results made without floating-point arguments, such as a mask, get the type of the previous operation
+        that had such arguments. The second exception has priority.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE

@@ -107,7 +107,7 @@ class ObservingMode(TorchDispatchMode):
         return self._observer is not None
 
     def stop_observing(self) -> None:
-        """Pass every operation through from now on, at next to no cost."""
+        """Stop calling the observer. Operations then pass through with almost no cost."""
         self._observer = None
 
     def leave(self) -> bool:
