@@ -258,7 +258,7 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return a sentence that no saving is predicted, if the traced step was unlike the largest; else ``None``."""
+    """Return the reason, if no saving is predicted because the traced step was not like the largest."""
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)
