@@ -91,7 +91,5 @@ class WandbHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # the client has closed the connection before the answer
+        with contextlib.suppress(BrokenPipeError):  # the client has gone
             self.wfile.write(body)
