@@ -85,7 +85,7 @@ def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
 def trained(
     seconds: float, cost: float, steps: int, share: float = 0.01
 ) -> tuple[Budget, list[int]]:
-    """Simulate a run with steps of ``seconds``, and return what is traced after setting up."""
+    """Simulate a run with steps of ``seconds``, and return its budget and the steps traced later."""
     budget, now, traced = Budget(share, now=0), 0.0, []
     for step in range(steps):
         setting_up = step in (0, 2)
