@@ -23,7 +23,7 @@ from benchmarks.statistics import Estimate, estimate, ratio_of_sums
 from memlog.autolog.optimizer_steps import listen
 
 BLOCK = 5
-"""Steps in a block."""
+"""Number of steps in a block."""
 
 
 class Block(msgspec.Struct, frozen=True):

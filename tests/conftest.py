@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, settings
 from support.fork_server import end_servers, server_pids
 from support.seeds import SeedsPlugin
 
-# Two threads of torch's that wait for each other on two busy cores were eight times slower than one. Set
+# Two of torch's threads that wait for each other on two busy cores were eight times slower than one. Set
 # before torch is imported, so that the programs that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Else each of hundreds of processes would compile memlog again.
+# Without this, each of hundreds of processes would compile memlog again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
@@ -37,7 +37,7 @@ pytest_plugins = ["pytester"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let docs/seeds.md be judged at the end of a whole run."""
+    """Register the plugin that checks docs/seeds.md at the end of a run of all tests."""
     config.pluginmanager.register(SeedsPlugin(), "memlog-seeds")
 
 
@@ -77,7 +77,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that no worker begins one last while the others wait."""
+    """Put the longest files first, so that no worker begins a long file last while the other workers wait."""
     here = Path(__file__).parent
     rank = {here / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape the names that are no UTF-8 in a test's output, so that a worker can send it."""
+    """Escape names that are not UTF-8 in a test's output, so that a worker can send it."""
     report = yield
     report.sections = [
         (title, text.encode("utf-8", "backslashreplace").decode())
@@ -102,7 +102,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_left() -> Iterator[None]:
-    """Fail a file of tests whose processes have not ended a minute after it."""
+    """Fail a file of tests if processes that it started still run a minute after its last test."""
     yield
     own = server_pids()
     children = [one for one in psutil.Process().children(recursive=True) if one.pid not in own]
@@ -154,7 +154,7 @@ def without_mlflows_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def ready_store(tmp_path: Path) -> str:
-    """An MLflow store in the test's folder, where programs look for one; its tables take seconds to make."""
+    """An MLflow store in the test's folder, where programs look for it. Creating its tables takes seconds."""
     from support.mlflow_server import sqlite_store
 
     return sqlite_store(tmp_path)

@@ -1,6 +1,6 @@
 """Compare memlog with other tools: ``python -m benchmarks.comparison [--python TOOL=INTERPRETER …]``.
 
-A tool runs in this interpreter, unless another one is named for it. A tool that is not installed is left out,
+A tool runs in this interpreter unless the option names another. A tool that is not installed is left out,
 and the report names it.
 """
 
@@ -208,7 +208,7 @@ def cost_table(done: Mapping[str, list[Done]]) -> str:
 
 
 def found_table(done: Mapping[str, Mapping[str, list[Done]]]) -> str:
-    """Return the table of findings: on the peak of one step, after a SIGKILL, and on a leak."""
+    """Return the table of each tool's findings: on one step's peak, after a SIGKILL, and on a leak."""
     head = (
         "tool",
         "readings of a run",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 SPIKE_STEP = 60
-"""The step that allocates `SPIKE_BYTES` more, and frees them as soon as they are filled."""
+"""Number of the step that allocates `SPIKE_BYTES` more, and frees them as soon as they are filled."""
 SPIKE_BYTES = 512 * 1024**2
 KILLED_STEP = 150
 

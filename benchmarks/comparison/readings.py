@@ -38,7 +38,7 @@ def memlog(folder: Path) -> Iterator[Reading]:
 
 
 def mlflow(folder: Path) -> Iterator[Reading]:
-    """Count readings of the machine's memory: MLflow does not read that of the process."""
+    """Count readings of the machine's memory. MLflow does not read the memory of the process."""
     with sqlite3.connect(folder / "mlflow.db") as database:
         rows = database.execute(
             "select step from metrics where key = 'system/system_memory_usage_megabytes'"
@@ -70,7 +70,7 @@ def traceml(folder: Path) -> Iterator[Reading]:
 
 
 def device_stats(folder: Path) -> Iterator[Reading]:
-    """Count readings of the machine's memory: on a CPU the monitor does not read that of the process."""
+    """Count readings of the machine's memory. On a CPU, the monitor does not read the process's memory."""
     for file in folder.glob("lightning_logs/*/metrics.csv"):
         head, *rows = (line.split(",") for line in file.read_text().splitlines())
         at = next(i for i, name in enumerate(head) if name.endswith("batch_end/cpu_vm_percent"))

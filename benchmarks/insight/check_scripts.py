@@ -14,9 +14,9 @@ from benchmarks.insight.expected import Expected, load
 from benchmarks.insight.series import MIB, Series, measure
 
 LEAST_RATE = 0.3 * MIB
-"""Bytes per step from which a script counts as growing, whatever its level."""
+"""Minimum growth, in bytes per step, with which a script counts as growing, whatever its memory level."""
 LEAST_GROWTH = 0.2
-"""Share of its level by which a script that grows more slowly has to grow over the run."""
+"""Minimum growth over the run, as a fraction of the level, of a script slower than `LEAST_RATE`."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The truth about each script: the records of expected.toml."""
+"""Expected results for each script, read from expected.toml."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The truth about one script.
 
     Attributes:
-        faulty: True if it has a fault.
+        faulty: True if the script has a fault.
         source: Address of the issue or forum thread with the pattern.
-        kinds: Kinds of findings that name the cause, the best one first; empty if healthy.
+        kinds: Kinds of findings that name the cause, the best kind first; empty if the script is healthy.
         where: Texts that name the place. A finding has to contain one of them, or the marked line.
         rate_mib: Lowest and highest growth in MiB per step, as measured without memlog; both 0 if the
             script does not grow.
@@ -62,7 +62,7 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path = HERE / "expected.toml") -> dict[str, Expected]:
-    """Return the records by the name of their script."""
+    """Return the expected results by the name of their script."""
     # Not tomllib: Python 3.10 has none.
     table: dict[str, Any] = msgspec.toml.decode(path.read_text())
     return {name: msgspec.convert(record, Expected) for name, record in table.items()}

@@ -34,8 +34,8 @@ class Result(NamedTuple):
     """Result of one script with one seed.
 
     Attributes:
-        name: The script.
-        seed: Its seed.
+        name: Name of the script.
+        seed: Seed of the script's random numbers.
         score: Judgement of the findings; None if the script failed.
         findings: memlog's findings.
         verdict: memlog's verdict, if it gave one.
@@ -85,7 +85,7 @@ def run(
 ) -> list[Result]:
     """Run scripts: the faulty ones with seed 0, the healthy ones with all seeds.
 
-    They run seed by seed, so that an interrupted benchmark has complete seeds. Runs whose result is in the
+    Scripts run seed by seed, so that an interrupted benchmark has complete seeds. Runs whose result is in the
     file ``keep`` are left out; new results are added to the file, one per line.
     """
     kept = keep.read_bytes().splitlines() if keep is not None and keep.exists() else []

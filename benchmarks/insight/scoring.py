@@ -57,14 +57,14 @@ class Score(NamedTuple):
     finding does, except for ``kind``.
 
     Attributes:
-        detected: True if the fault was found; None if the script has none.
+        detected: True if the fault was found; None if the script has no fault.
         false_alarm: True if a fault was found that the script does not have.
         cause: True if the finding has one of the right kinds.
         best_cause: True if the finding has the first of these kinds.
         place: True if the finding names the place.
         rate_error: Relative error of the finding's rate; None if no rate, or no true rate, is known.
         forecast_error: Relative error of the middle of the finding's forecast; None without a forecast.
-        kind: Kind of the finding; if none detects the fault, that of the run's first finding.
+        kind: Kind of the finding. If no finding detects the fault: kind of the run's first finding.
     """
 
     detected: bool | None

@@ -1,4 +1,4 @@
-"""The demo as a person sees it: its lines, an alert in mid-run, MLflow's own page and a flame graph."""
+"""The demo as a person sees it: printed lines, an alert during the run, MLflow's page and a flame graph."""
 
 import json
 import os
@@ -51,13 +51,13 @@ def alerts(folder: Path) -> list[Alert]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder in which the demo runs, and makes MLflow's database."""
+    """Folder in which the demo runs and creates MLflow's database."""
     return tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The demo, which has delivered all of it."""
+    """The finished demo, after everything that it recorded was delivered to MLflow."""
     demo = memlog(folder, "demo", "--steps", str(STEPS))
     memlog(folder, "sync", "latest")  # where the helper had no time to deliver all of it
     return demo

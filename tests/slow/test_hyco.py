@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Outcome(NamedTuple):
-    """Output of a command, and the runs that it made."""
+    """Output of a command, and the runs that the command made."""
 
     lines: list[str]
     runs: list[RunDirectory]
@@ -63,7 +63,7 @@ def outcome(folder: Path, command: str) -> Outcome:
 
 
 def printed(folder: Path, command: str) -> list[str]:
-    """Without the line of progress, which stands in docs/hyco.md."""
+    """Return a command's printed lines without the progress line."""
     return [line for line in outcome(folder, command).lines if "L-BFGS-B: " not in line]
 
 
@@ -338,7 +338,7 @@ def consoles() -> list[str]:
 
 
 def documented() -> list[tuple[str, str]]:
-    """The commands of docs/hyco.md that show what they print, and that."""
+    """Commands of docs/hyco.md whose output the page shows, each with this output."""
     parted = [code.removeprefix("$ ").partition("\n") for code in consoles()]
     return [(command, shown) for command, _, shown in parted if command.startswith("python run.py")]
 
@@ -370,5 +370,5 @@ def test_the_documentations_scopes_around_field_operations_run_and_print_that(
 
 
 def unspaced(text: str) -> list[str]:
-    """Lines without numbers, and without the widths of columns, which follow from these."""
+    """Lines without numbers and without the widths of columns, which depend on the numbers."""
     return [" ".join(line.split()) for line in pages.masked(text)]

@@ -13,21 +13,21 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The one that the page's commands are given in."""
+    """Folder in which the page's commands run."""
     copy = hyco.copy_to(tmp_path)
     shutil.copy(hyco.EXAMPLES / "lazy_loading.py", tmp_path)
     return copy
 
 
 LIBRARIES = 0.2
-"""Share of the data by which two resident sets may differ otherwise.
+"""Fraction of the data by which two resident sets can differ for other reasons than lazy loading.
 
 Pages of PyTorch's libraries count in a resident set, and a system short of memory drops them.
 """
 
 
 def measured(lines: list[str]) -> tuple[float, list[float], list[float]]:
-    """The share of the data that is saved, both resident sets, and the simulations of each, in MB."""
+    """Saved fraction of the data, both resident sets, and the simulations of each process, in MB."""
     output = "\n".join(lines)
     data = re.search(r"float64: ([\d.]+) MB", output)
     saved = re.search(r"^Saved: ([\d,]+) bytes \(([\d.]+) MB\)$", output, re.MULTILINE)
@@ -58,5 +58,5 @@ def test_a_cache_of_5_of_20_saves_about_three_quarters_of_the_data(folder: Path)
 
 
 def unspaced(text: str) -> list[str]:
-    """Lines without numbers, and without the widths of columns, which follow from these."""
+    """Lines without numbers and without the widths of columns, which depend on the numbers."""
     return [" ".join(line.split()) for line in pages.masked(text)]

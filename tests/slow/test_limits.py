@@ -35,7 +35,7 @@ def test_show_and_sync_stream(tmp_path: Path) -> None:
 
 
 def test_delivery_of_a_thousand_events_a_second_catches_up(tmp_path: Path) -> None:
-    """How far it falls behind meanwhile is measured by `make limits`: it depends on the machine."""
+    """The delay of delivery during the run depends on the machine. `make limits` measures it."""
     result = limits.keeping_up(tmp_path, 1_000, 20)
     print(result)
     assert result["stage"] == "done"

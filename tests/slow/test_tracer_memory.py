@@ -1,4 +1,4 @@
-"""Memory of a long trace of real training: all that Python allocates meanwhile is counted."""
+"""Memory of a long trace of real training. All memory that Python allocates during the trace is counted."""
 
 import tracemalloc
 

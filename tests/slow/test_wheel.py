@@ -21,7 +21,7 @@ CHARTS = "memlog/reports/page/_uplot/"
 
 
 def source_files() -> set[str]:
-    """Every file that the wheel must carry, by its path in the wheel."""
+    """Every file that the wheel must contain, by its path in the wheel."""
     packages = [CHECKOUT / "memlog", *(CHECKOUT / "integrations").glob("memlog_*")]
     return {
         str(path.relative_to(package.parent))
@@ -34,7 +34,7 @@ def source_files() -> set[str]:
 def run(
     *command: str | Path, cwd: Path, expect_success: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command as on a user's machine: nothing of this test run's Python leaks into it."""
+    """Run a command as on a user's machine: nothing of this test run's Python reaches the command."""
     leaks = ("PYTHON", "VIRTUAL_ENV", "MEMLOG_", "MLFLOW_")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(leaks)}
     done = subprocess.run(

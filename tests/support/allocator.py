@@ -1,4 +1,4 @@
-"""The CPU allocator's own record of allocations: the truth that traces are compared with."""
+"""The CPU allocator's own list of allocations, with which tests compare traces."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch._C._profiler import _EventType
 
 
 class Truth(NamedTuple):
-    """Bytes over those at the beginning."""
+    """Bytes above the bytes in use at the beginning of the measurement."""
 
     peak: int
     end: int
 
 
 class AllocatorTruth:
-    """Recorder of every allocation that torch's CPU allocator reports to ``torch.profiler``, and of its free.
+    """Recorder of every allocation and every free that torch's CPU allocator reports to ``torch.profiler``.
 
-    A free counts only if its allocation was recorded. torch keeps the sizes of blocks by their addresses: of
-    those of earlier profiles, and of the operations that memlog has measured, even if they were freed since.
-    If the garbage collector frees older memory during the profile, torch reports it with such a size.
+    A free counts only if its allocation was recorded. torch keeps the sizes of blocks by their addresses,
+    also of blocks from earlier profiles and from the operations that memlog has measured, even if these
+    blocks were freed since. If the garbage collector frees older memory during the profile, torch reports the
+    free with such a size.
     """
 
     def __init__(self) -> None:

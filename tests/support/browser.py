@@ -74,7 +74,7 @@ def chromium(*flags: str) -> Iterator[Page]:
         page.set_default_timeout(PAGE_TIMEOUT_MS)
         yield page
         browser.close()
-    # Playwright's event loop may not live to see that its driver has ended: Python would warn of that.
+    # Playwright's event loop can end before its driver does. Python would then print a warning.
     for driver in drivers:
         driver.wait(timeout=60)
 
@@ -94,7 +94,7 @@ localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
 
 
 def show_memory(page: Page, address: str, experiment_id: str, run_id: str) -> None:
-    """Open a run's charts, of which the host's memory comes first, and wait until they are drawn."""
+    """Open a run's charts and wait until they are drawn. The chart of the host's memory comes first."""
     page.add_init_script(PUT_AWAY)
     page.goto(f"{address}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics")
     page.get_by_text("rss_mib", exact=True).first.wait_for()

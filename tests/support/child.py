@@ -1,4 +1,4 @@
-"""Programs that tests start: training scripts of a user's, each in a process of its own."""
+"""Start training scripts like a user's from tests, each in a process of its own."""
 
 import contextlib
 import json
@@ -33,8 +33,8 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a Python script in ``directory``, which becomes its working directory.
 
-    Libraries that it begins by importing are imported already, and in memlog's helper process the client of a
-    tracker that it names, unless ``fork`` is false.
+    Libraries that the script imports first are imported already. In memlog's helper process, the client of a
+    tracker that the script names is imported already. With ``fork=False``, nothing is imported already.
     """
     path = directory / "train.py"
     path.write_text(textwrap.dedent(script))
@@ -53,7 +53,7 @@ def start_program(
     fork: bool = True,
     **streams: int | None,
 ) -> "subprocess.Popen[str]":
-    """Start ``python path …``; libraries that it begins by importing are imported already."""
+    """Start ``python path …``. Libraries that the program imports first are imported already."""
     script = path.read_text(encoding="utf-8")
     libraries = libraries_of(script)
     named = tuple(
@@ -116,7 +116,7 @@ COMMANDS = """
 
 
 def commands(*arguments: tuple[str, ...], directory: Path, **environment: str) -> str:
-    """Run memlog's commands one after the other in one process, which imports the clients once."""
+    """Run memlog's commands one after the other in one process, which imports the clients only once."""
     return run(COMMANDS, directory, json.dumps(arguments), **environment)
 
 
@@ -128,7 +128,7 @@ def start_memlog(
 ) -> "subprocess.Popen[str]":
     """Start memlog's command line in ``directory``.
 
-    The trackers' clients are imported already if the command needs one.
+    The trackers' clients are imported already if the command needs any of them.
     """
     everything = {**(os.environ if inherited is None else inherited), **environment}
     if arguments[0] in ("pull", "sync") and sys.platform == "linux":
@@ -147,7 +147,7 @@ def memlog(*arguments: str, directory: Path, timeout: float = 240, **environment
 
 
 def kill_helper(run: RunDirectory) -> None:
-    """End a run's helper with SIGKILL, as soon as it has come up, and wait until it is gone."""
+    """End a run's helper process with SIGKILL as soon as it has started, and wait until it is gone."""
     deadline = time.monotonic() + 60
     while not (helpers := [file for file in run.files() if "helper" in file.process]):
         assert time.monotonic() < deadline

@@ -10,7 +10,7 @@ from torch.utils import _python_dispatch
 
 
 def hooks() -> int:
-    """Return the number of torch's hooks, of every kind that a tracer might install."""
+    """Return the number of hooks in torch, of every kind that a tracer can install."""
     return sum(
         map(
             len,

@@ -1,4 +1,4 @@
-"""Commands of the command line, run in this process."""
+"""Functions that run memlog's commands in this process."""
 
 from click.testing import CliRunner, Result
 
@@ -11,7 +11,7 @@ def memlog(*arguments: str) -> Result:
 
 
 def said(*arguments: str) -> str:
-    """Return the output of a command, which has to succeed."""
+    """Return the output of a command; fail if the command fails."""
     result = memlog(*arguments)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""

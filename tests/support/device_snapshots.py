@@ -7,7 +7,7 @@ BASE = 0x7F00_0000_0000
 
 
 def frames(*functions: str) -> list[dict[str, Any]]:
-    """A stack, given outermost first; torch has the innermost first."""
+    """Return a stack in torch's order, innermost first. The arguments are outermost first."""
     return [
         {"name": name, "filename": f"/src/{name}.py", "line": number}
         for number, name in enumerate(functions, 1)
@@ -82,7 +82,7 @@ def snapshot(*segments: dict[str, Any], history: Any = ()) -> dict[str, Any]:
 
 
 def training() -> dict[str, Any]:
-    """Return the snapshot of a model's step, in whose history an activation was freed."""
+    """Return the snapshot of a training step. Its history contains the free of an activation."""
     model, layer, head = frames("main", "model"), frames("main", "forward"), frames("main", "head")
     history = History()
     history.say("segment_alloc", addr=BASE, size=64 * MIB)

@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def events_in(folder: str | Path) -> EventAccumulator:
-    """Return all data of a run's folder; TensorBoard's default sizes would give a sample."""
+    """Return all data in a run's folder. With TensorBoard's default sizes, its reader returns a sample."""
     everything = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
     reader = EventAccumulator(str(folder), size_guidance=everything)
     reader.Reload()
@@ -14,7 +14,7 @@ def events_in(folder: str | Path) -> EventAccumulator:
 
 
 def texts_in(folder: str | Path, tag: str) -> list[tuple[float, list[str]]]:
-    """Return the times and strings of the texts whose tag has this beginning."""
+    """Return the times and strings of the texts whose tag begins with ``tag``."""
     reader = events_in(folder)
     return [
         (event.wall_time, [cell.decode() for cell in event.tensor_proto.string_val])

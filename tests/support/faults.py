@@ -17,16 +17,16 @@ _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "conte
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of requests whose path `hits`."""
+    """A fault that strikes requests whose path matches `hits`."""
 
     status: int | None = None
-    """Status of the answer; the request is not passed on."""
+    """HTTP status of the answer. The request is not passed on."""
     body: bytes | None = None
     """Body of the answer; ``None``: a few bytes that are no valid answer."""
     delay: float = 0.0
     """Seconds before the request is passed on."""
     loses_answer: bool = False
-    """True: the request is passed on and done, and then the connection breaks."""
+    """True if the request is passed on and carried out, and the connection breaks before the answer."""
     hits: Callable[[str], bool] = lambda _path: True
 
 
@@ -76,7 +76,7 @@ class Proxy:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    # One request a connection: a fault then strikes from the next request on.
+    # One request for each connection, so that a new fault strikes from the next request on.
     protocol_version = "HTTP/1.0"
     held: Proxy
 

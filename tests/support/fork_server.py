@@ -84,8 +84,8 @@ class ForkServer:
     """A process that forks for each request.
 
     Args:
-        base: The server of which it becomes a fork; None: it is a new process.
-        libraries: Names in `PRELOADED` of the libraries that it imports first.
+        base: The server of which this server becomes a fork; None: this server is a new process.
+        libraries: Names in `PRELOADED` of the libraries that the server imports first.
         settings: Variables that Python itself reads as it starts.
     """
 
@@ -116,13 +116,13 @@ class ForkServer:
             self.pid = self._process.pid
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
-        """Return the pid of a new child of this process.
+        """Return the process id of a new child of this process.
 
         Args:
             request: Its ``directory`` and ``environment``, and ``script``, ``arguments``, ``path`` and
-                ``helper``. With ``modules`` instead of these it becomes a server itself: its standard input
+                ``helper``. With ``modules`` instead of these, the child becomes a server: its standard input
                 is its socket.
-            streams: Descriptors of its standard streams.
+            streams: Descriptors of the child's standard streams.
         """
         data = json.dumps(request).encode()
         libc = ctypes.CDLL(None)
@@ -154,13 +154,13 @@ class ForkedProcess(subprocess.Popen[str]):
     """A script in a fork of a server.
 
     Args:
-        libraries: Names in `PRELOADED` of what is imported before it begins, in that order.
+        libraries: Names in `PRELOADED` of the libraries that are imported before the script begins, in order.
         script: Its path.
         arguments: Arguments after the script in ``sys.argv``.
         directory: Its working directory.
         modules: The folder that is the first on ``sys.path``.
-        environment: All its variables.
-        helper: True if memlog's helper, too, has imported them; "alone": the helper, but not the script.
+        environment: All environment variables of the script.
+        helper: True if memlog's helper has imported the libraries, too; "alone": only the helper has.
         **options: Of `subprocess.Popen`: the standard streams.
     """
 
@@ -188,7 +188,7 @@ class ForkedProcess(subprocess.Popen[str]):
         super().__init__([str(script), *arguments], text=True, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
-        """Replace Popen's method, which has made the pipes: fork the process."""
+        """Fork the process, in place of Popen's method. Popen has made the pipes before."""
         streams = [arguments[at] for at in (10, 13, 15)]  # the same in Python 3.10 to 3.14
         given = [own if one == -1 else one for own, one in enumerate(streams)]
         self.pid = self._server.fork(self._request, given)
@@ -197,7 +197,7 @@ class ForkedProcess(subprocess.Popen[str]):
 
 
 def _request_in_fork(requests: socket.socket) -> dict[str, Any] | None:
-    """Serve requests. Return in each fork with its request; in the server, at its end, with ``None``."""
+    """Serve requests. In each fork, return the fork's request; in the server, return ``None`` at its end."""
     while True:
         head, streams, _, _ = socket.recv_fds(requests, 4, 3)
         if not head:

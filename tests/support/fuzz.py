@@ -112,7 +112,7 @@ def _insert(data: bytes, chance: random.Random) -> bytes:
 
 
 def _line(data: bytes, chance: random.Random) -> bytes:
-    """Give one record a value of a wrong type, a literal that is no JSON, or another record's tag."""
+    """Damage a line: a value of a wrong type, a literal that is no JSON, or another event's tag."""
     lines = data.split(b"\n")
     at = chance.randrange(len(lines))
     try:
@@ -128,7 +128,7 @@ def _line(data: bytes, chance: random.Random) -> bytes:
 
 
 def _compaction(data: bytes, chance: random.Random) -> bytes:
-    """Give a segment a header with a wrong record of a compaction, and a wrong gap."""
+    """Give a segment a header with wrong data on a compaction, and a wrong gap."""
     begins = chance.choice((-5, 0, 10**9, 2**63 - 1))
     gap = chance.choice((-1, 0, 10**18, 2**63 - 1, "x"))
     head, _, rest = data.partition(b"\n")

@@ -12,7 +12,7 @@ NOBODY = 2**22 + 1
 
 
 class Told(NamedTuple):
-    """Reports of a detector."""
+    """Reports that a detector has made."""
 
     suspected: list[Suspicion]
     confirmed: list[Suspicion]
@@ -35,7 +35,7 @@ class Judge(NamedTuple):
         self.detector(event)
 
     def step(self, step: int, anon: float, shared: float = 0, device: float | None = None) -> None:
-        """Take a step with these MiB; the resident set grows with a mapped file, always."""
+        """Take a step with these MiB. The resident set also grows at every step, by a mapped file."""
         self.memory.anon, self.memory.shared = int(anon * MIB), int(shared * MIB)
         devices = () if device is None else (reading(device),)
         self(Batch(at(step), step, (step + 1) * GIB, None, None, devices))
@@ -62,7 +62,7 @@ def reading(allocated: float) -> DeviceReading:
 
 
 def sample(step: int, *children: tuple[int, float], shared: float = 0) -> Sample:
-    """Return a sample of DataLoader workers: process number and MiB."""
+    """Return a sample of DataLoader workers. Each child is a process id and MiB."""
     readings = tuple(
         ChildReading(f"DataLoader worker {number}", pid, pid, int(size * MIB))
         for number, (pid, size) in enumerate(children)

@@ -1,6 +1,6 @@
-"""Memory at step ends, in MiB, of made-up programs, healthy and growing, with autocorrelated noise.
+"""Made-up memory at step ends, in MiB, of healthy and of growing programs, with autocorrelated noise.
 
-A seed chooses each series' level, noise, periods and rate, so a family is many programs and not one.
+A seed chooses each series' level, noise, periods and rate, so a family stands for many programs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _jumps(rng: random.Random) -> Callable[[int], float]:
 
 
 def _cache_that_fills(rng: random.Random) -> Callable[[int], float]:
-    """A dataset is read once; the run is at least three times as long."""
+    """A cache that fills while a dataset is read the first time. The run is at least three times as long."""
     full, each = rng.randint(10, 90), rng.uniform(0.3, 8)
     return lambda n: each * min(n, full)
 
@@ -95,7 +95,7 @@ def _lengths(rng: random.Random) -> Callable[[int], float]:
 
 
 def _highest_so_far(rng: random.Random) -> Callable[[int], float]:
-    """An arena keeps what the largest input took: the level is the highest so far."""
+    """An arena that keeps the memory of the largest input so far."""
     middle, spread, state = rng.uniform(10, 100), rng.uniform(1, 25), [0.0]
 
     def level(_: int) -> float:
@@ -111,7 +111,7 @@ def _longer_steps(rng: random.Random) -> Callable[[int], float]:
 
 
 def _events(rng: random.Random) -> Callable[[int], float]:
-    """Evaluations and checkpoints."""
+    """Rises of memory during evaluations and checkpoints."""
     every, size = rng.randint(8, 60), rng.uniform(10, 300)
     return lambda n: size if n % every >= every - rng.randint(1, 3) else 0.0
 
@@ -132,7 +132,7 @@ HEALTHY_FAMILIES: dict[str, Family] = {
 
 
 def _rate(rng: random.Random) -> float:
-    """1 MiB per step or more, or half of that: over 5 % of the highest level in 100 steps."""
+    """Rate of a leak, in MiB per step: in 100 steps, memory grows by over 5 % of the highest level."""
     return rng.choice((0.6, 1.0, 1.0, 2.0, 5.0, 20.0))
 
 

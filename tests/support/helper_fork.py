@@ -24,14 +24,14 @@ from typing import Any
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _HELPER = ["-m", "memlog.delivery.helper"]
 _UNUSED = 200
-"""First number of the descriptors that no program uses."""
+"""First of the descriptor numbers that no program uses."""
 
 
 class WaitingChild:
     """The child beside a script, started before the script.
 
     Args:
-        descriptor: Its socket, in the script's process; -1: it has not started.
+        descriptor: Descriptor of the child's socket, in the script's process; -1: the child has not started.
         pid: Its pid.
     """
 
@@ -49,7 +49,7 @@ class WaitingChild:
         theirs.close()
 
     def hand_over(self) -> tuple[str, str]:
-        """Return descriptor and pid, for the program that this process runs next."""
+        """Return the socket's descriptor and the child's pid, for the program that this process runs next."""
         self._socket.set_inheritable(True)
         return str(self._socket.detach()), str(self.pid)
 
@@ -126,7 +126,7 @@ def as_main(script: str, arguments: list[str], directory: str) -> None:
 
 
 def run_main(script: str) -> None:
-    """Run the script as Python runs one."""
+    """Run the script as ``python script`` runs it."""
     code = compile(Path(script).read_bytes(), script, "exec")
     exec(code, vars(sys.modules["__main__"]))  # noqa: S102 - as Python runs a script
 

@@ -44,7 +44,7 @@ class Script:
 
 
 class SimulatedHistory(TorchDispatchMode):
-    """Simulated allocator history of a device, made of the CPU's storages, with notes as in CUDA's."""
+    """Simulated allocator history of a device, made of the CPU's storages, with CUDA's annotations."""
 
     def __init__(self, *, takes_notes: bool = True) -> None:
         super().__init__()

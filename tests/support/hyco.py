@@ -54,7 +54,7 @@ def run(folder: Path, command: str) -> list[str]:
 
 
 def start(folder: Path, command: str) -> "subprocess.Popen[str]":
-    """Start a documented command; the experiments in a process that has their libraries imported."""
+    """Start a documented command. Experiments run in a process that has imported their libraries already."""
     program, script, *arguments = command.split()
     assert program == "python"
     variables = environment(MLFLOW_DISABLE_TELEMETRY="true", PYTHONUNBUFFERED="1")

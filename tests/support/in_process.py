@@ -1,4 +1,4 @@
-"""Training scripts with a W&B run of the user's, offline, and what memlog recorded of them."""
+"""Training scripts with an offline W&B run of the user's, and what memlog recorded of the scripts."""
 
 from pathlib import Path
 

@@ -37,7 +37,7 @@ MIB = 1024**2
 class MadeRun:
     """A run's folder with a trainer's journal, and a helper's if it is used.
 
-    Its trainer has ended. With ``alive``, it is this process.
+    The run's trainer has ended. With ``alive``, the trainer is this process.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MadeRun:
         return self
 
     def ranked(self, place: Place, begun: float = 0) -> "MadeRun":
-        """The run of one of the ranks that train together."""
+        """Make this the run of one of the ranks that train together."""
         register(self.directory, place, BEGUN_US + int(begun * 1e6))
         return self
 
@@ -101,7 +101,7 @@ class MadeRun:
 
 
 def bury(run: RunDirectory) -> None:
-    """Give a run of this process's the identity of one that is gone: none can have begun in 1970."""
+    """Give a run of this process the identity of a process that is gone: its start time is in 1970."""
     own = ProcessIdentity.own()
     gone = msgspec.structs.replace(own, started=0.0, ticks=0 if own.ticks else None)
     before, after = msgspec.json.encode(own), msgspec.json.encode(gone)
@@ -120,7 +120,7 @@ def batch(step: int, rss: int | None, *devices: DeviceReading) -> Batch:
 
 
 def cuda(allocated: int, peak: int | None = None, index: int = 0) -> DeviceReading:
-    """A reading of a device that reserves twice of what it allocates."""
+    """A reading of a device that reserves twice as many bytes as it allocates."""
     peak = allocated if peak is None else peak
     return DeviceReading(f"cuda{index}", allocated, 2 * allocated, peak, "exact", allocated // 10)
 

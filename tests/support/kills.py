@@ -67,7 +67,7 @@ class Killed(NamedTuple):
     directory: Path
     run: RunDirectory
     last: int
-    """The last step whose call had returned."""
+    """Number of the last step whose call had returned before the kill."""
 
 
 class Nursery:
@@ -75,8 +75,8 @@ class Nursery:
 
     Args:
         directory: Folder of its own files.
-        uri: Of the MLflow in which the users' runs are.
-        users: Their ids, which the trainers open one after the other.
+        uri: Tracking URI of the MLflow server that has the users' runs.
+        users: Ids of the users' runs, which the trainers open one after the other.
     """
 
     def __init__(self, directory: Path, uri: str, users: list[str]) -> None:
@@ -85,7 +85,7 @@ class Nursery:
         self._wanted = (directory / "wanted").open("w")  # waits until it is ready
 
     def kill_one(self, directory: Path, kind: str, seconds: float) -> Killed:
-        """Start a trainer; kill it and its helper a time after its first step."""
+        """Start a trainer, and kill it and its helper ``seconds`` after its first step."""
         directory.mkdir()
         os.mkfifo(directory / "told")
         assert self._process.stdout is not None
@@ -95,7 +95,7 @@ class Nursery:
         with (directory / "told").open() as pipe:
             helper, first = int(pipe.readline()), pipe.readline()
             threading.Timer(seconds, os.kill, (trainer, signal.SIGKILL)).start()
-            lines = [first, *pipe.readlines()]  # until it is dead
+            lines = [first, *pipe.readlines()]  # until the trainer is dead
         os.kill(helper, signal.SIGKILL)
         run = find_run(directory / "runs", "latest")
         deadline = time.monotonic() + 30
@@ -113,7 +113,7 @@ class Nursery:
 
 
 def steps_in(run: RunDirectory) -> list[int]:
-    """The steps that the journal has, in its order."""
+    """Numbers of the steps in the journal, in the journal's order."""
     return [
         entry.event.step
         for file in run.files()
@@ -137,11 +137,11 @@ def sync_all(directories: list[Path], directory: Path, uri: str) -> None:
 
 
 def rows_by_run(run: RunDirectory, own: str | None) -> dict[str, Counter[Row]]:
-    """The plan's points for a run that is over, by the run of MLflow's that they belong to.
+    """Points of the plan for a run that is over, by the id of the MLflow run that they belong to.
 
     Args:
         run: The run.
-        own: memlog's own run, for events that belong to no run of the user's.
+        own: Id of memlog's own run, for events that belong to none of the user's runs.
     """
     points: dict[str, list[Point]] = {}
     first = next(

@@ -1,4 +1,4 @@
-"""``memlog run`` as a user types it, and what was recorded below it."""
+"""Run ``memlog run`` as a user does, and read the journals of the processes that it started."""
 
 import os
 import subprocess
@@ -61,7 +61,7 @@ def start(
 
 @dataclass(frozen=True)
 class Done:
-    """A process that is over."""
+    """A process that has ended, with its output."""
 
     code: int
     out: str
@@ -76,7 +76,7 @@ def launch(
     code: int | None = 0,
     **more: str,
 ) -> Done:
-    """Run a command below ``memlog run`` to its end, which must be ``code`` unless that is None."""
+    """Run a command below ``memlog run`` to its end. Fail unless it exits with ``code``; None: any code."""
     with start(directory, *command, options=options, **more) as process:
         try:
             out, err = process.communicate(stdin, timeout=TIMEOUT)
@@ -113,7 +113,7 @@ class Recorded:
 
 
 def recorded(directory: Path) -> list[Recorded]:
-    """The runs below a folder, oldest first."""
+    """Runs recorded below a folder, the oldest first."""
     runs = []
     for run in list_runs(directory):
         events = tuple(run.events("trainer"))

@@ -123,7 +123,7 @@ def steps_of(rows: Rows, metric: str) -> list[int]:
 
 
 def phases_of(run: RunDirectory) -> Counter[str]:
-    """How often each phase is in the journal."""
+    """Number of times that each phase is in the journal."""
     return Counter(event.label for event in run.events() if isinstance(event, Phase))
 
 

@@ -1,6 +1,6 @@
 """Memory at the end of each step, in MiB, of scripts that leak and of scripts that don't.
 
-Each is a pattern of real training code. They are seeded: the same series at every run.
+Each series is a pattern of real training code. A seed makes each series the same in every test run.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Series: TypeAlias = Callable[[int, random.Random], list[float]]
-"""Function that makes a number of steps' values."""
+"""Function that makes the values of a number of steps."""
 
 BASE = 400.0
 
 
 def _warm(n: int) -> float:
-    """Model, optimizer state, arenas and lazy imports: the first steps of any script."""
+    """Warm-up in the first steps of any script: model, optimizer state, arenas and lazy imports."""
     return BASE + (0, 180, 212, 226, 231, 232)[min(n, 5)]
 
 
@@ -30,7 +30,7 @@ def _of(level: Callable[[int, random.Random], float]) -> Series:
 
 
 def _allocator_noise(steps: int, rng: random.Random) -> list[float]:
-    """Fragments of the heap come and go, each a little while."""
+    """Noise of the heap: fragments that come and go after a few steps."""
     level, values = 0.0, []
     for n in range(steps):
         level = 0.9 * level + rng.gauss(0, 4)
@@ -39,7 +39,7 @@ def _allocator_noise(steps: int, rng: random.Random) -> list[float]:
 
 
 def _slow_warm_up(steps: int, rng: random.Random) -> list[float]:
-    """A cache of kernels, one for each shape; new shapes become rare."""
+    """Warm-up by a cache with a kernel for each shape. New shapes become rare."""
     return [_noisy(_warm(n) + 60 * (1 - math.exp(-n / 12)), rng) for n in range(steps)]
 
 

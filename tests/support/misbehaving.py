@@ -1,4 +1,4 @@
-"""Malicious servers: they answer without end, byte by byte, or with a bomb."""
+"""Malicious servers, which answer without end, byte by byte, or with a decompression bomb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 BOMB = 256 * 1024**2
-"""Bytes that the bomb unpacks to."""
+"""Size of the unpacked decompression bomb, in bytes."""
 _BLOCK = b" " * 65_536
 _DRIP = 0.2
 
@@ -20,7 +20,7 @@ class Misbehaving:
 
     Attributes:
         sent: Bytes that clients took.
-        asked_at: Time of the first request by `time.monotonic`; ``None``: none came.
+        asked_at: Time of the first request by `time.monotonic`; ``None``: no request came.
     """
 
     def __init__(self, answer: Callable[[Misbehaving], Iterator[bytes]]) -> None:
@@ -121,7 +121,7 @@ ANSWERS: dict[str, Callable[[Misbehaving], Iterator[bytes]]] = {
 
 @contextlib.contextmanager
 def misbehaving_server(answer: str) -> Iterator[Misbehaving]:
-    """A server that answers so."""
+    """A running server that answers in the way that ``answer`` names."""
     server = Misbehaving(ANSWERS[answer])
     try:
         yield server

@@ -1,4 +1,4 @@
-"""``mlflow server`` in one process: its command runs uvicorn, for which it would start a second."""
+"""``mlflow server`` in one process. MLflow's own command starts uvicorn in a second process."""
 
 import os
 import sys
@@ -11,7 +11,10 @@ from mlflow.cli import cli
 
 def _run_here(command: list[str], extra_env: dict[str, str], **_: Any) -> None:
     os.environ.update(extra_env)
-    for name in ("mlflow.server", "mlflow.server.fastapi_app"):  # they look at the variables
+    for name in (
+        "mlflow.server",
+        "mlflow.server.fastapi_app",
+    ):  # they read the environment variables
         sys.modules.pop(name, None)
     uvicorn.main(command[3:])  # behind `python -m uvicorn`
 

@@ -46,13 +46,13 @@ IN_PROCESS = [
 """Marks of tests that call MLflow in this process."""
 
 BOOT_TIMEOUT = 120.0
-"""Seconds; it boots in 9 to 28 on two cores."""
+"""Maximum seconds to wait until a server has started. On two cores, it takes 9 to 28."""
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on, and that the system gives to no client meanwhile.
+    """A port on loopback on which no process listens and which the system gives to no client.
 
-    It lies below the range of ports for clients, and each of pytest's workers has a part of its own.
+    The port lies below the system's range of ports for clients. Each of pytest's workers has its own ports.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
@@ -69,7 +69,7 @@ class MlflowServer:
     """A server, by default of an SQLite database in ``root``, with its artifacts beside it.
 
     Args:
-        root: A folder for what it writes.
+        root: Folder for the files that the server writes.
         store: The URI of the database.
         artifacts: Folder of its clients' artifacts.
         environment: Further environment variables.
@@ -92,7 +92,7 @@ class MlflowServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, on the port of the first time, and wait until it answers."""
+        """Start the server, on the same port as the first time, and wait until it answers."""
         if self._made_here and not self._made_here.exists():
             self._made_here.write_bytes(_empty_store())
         with (self.root / "server.log").open("ab") as log:
@@ -157,7 +157,7 @@ def running_mlflow_server(
     artifacts: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[MlflowServer]:
-    """A server that runs, and is gone afterwards."""
+    """A running server, which is ended after the block."""
     server = MlflowServer(root, store, artifacts, environment)
     server.start()
     try:
@@ -167,7 +167,7 @@ def running_mlflow_server(
 
 
 class Answering(ThreadingHTTPServer):
-    """A small server that answers everything with one status and remembers what it was asked."""
+    """A small server that answers every request with one status and remembers the requests."""
 
     daemon_threads = True
 
@@ -217,7 +217,7 @@ def answering_server() -> Iterator[Answering]:
 
 @contextlib.contextmanager
 def environment_without_mlflow() -> Iterator[None]:
-    """Remove MLflow's variables inside the block, and afterwards those that a sink has set meanwhile."""
+    """Remove MLflow's variables inside the block. After the block, remove those that a sink has set in it."""
     saved = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         del os.environ[name]
@@ -236,9 +236,9 @@ def sqlite_store(folder: Path) -> str:
 
 @functools.cache
 def _empty_store() -> bytes:
-    """A database with MLflow's tables, which take seconds to make.
+    """A database with MLflow's empty tables. Creating them takes seconds.
 
-    MLflow's warnings meanwhile are suppressed: the first test that needs a store would get them.
+    MLflow's warnings are suppressed here. Otherwise they would appear in the first test that needs a store.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -249,7 +249,7 @@ def _empty_store() -> bytes:
 
 
 def sink_for(uri: str, joined: str | None = None, project: str | None = None) -> MlflowSink:
-    """A sink as the helper builds it, on the run ``joined`` or on one of its own."""
+    """A sink as the helper builds it, for the run ``joined`` or for a run that the sink opens."""
     from memlog_mlflow.sink import MlflowSink
 
     run = None if joined is None else TrackerRun(joined, uri)

@@ -28,7 +28,7 @@ def normed_mlp() -> nn.Module:
 
 
 class GPT(nn.Module):
-    """A small GPT; ``checkpointing`` names torch's way to do it."""
+    """A small GPT. ``checkpointing`` names the kind of torch's checkpointing to use."""
 
     def __init__(
         self, width: int = 32, blocks: int = 3, words: int = 40, checkpointing: str | None = None
@@ -52,7 +52,7 @@ class GPT(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down, across and up again, with batch norm and in-place activations."""
+    """A UNet: down, across and up again, with batch norm and in-place activations."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 
 @contextlib.contextmanager
 def opened(path: Path, cache: Path) -> Iterator[str]:
-    """``memlog open`` on a machine without a screen; yields the address that it prints."""
+    """Run ``memlog open`` on a machine without a screen, and yield the address that it prints."""
     hidden = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "MEMLOG_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     process = subprocess.Popen(
@@ -41,7 +41,7 @@ def opened(path: Path, cache: Path) -> Iterator[str]:
 
 
 def shown_rows(page: Page, awaited: str = "[activations]") -> dict[str, str]:
-    """The sandwich table: the frames' figures by name."""
+    """The figures in the page's sandwich table, by the frame's name."""
     page.get_by_text("Sandwich").click()
     page.get_by_text(awaited).wait_for()
     rows = [row.inner_text().split("\t") for row in page.locator("table tr").all()]

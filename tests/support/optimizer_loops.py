@@ -47,7 +47,7 @@ class Loop:
 
 
 class ActorFirst(Loop):
-    """The small network steps first; the large one has not run until then."""
+    """A small and a large network. The small one steps first, before the large one has run."""
 
     def __init__(self) -> None:
         self.actor, self.critic = network(16, 32, 4), network(20, 512, 512, 1)
@@ -62,7 +62,7 @@ class ActorFirst(Loop):
 
 
 class CriticFirst(ActorFirst):
-    """The actor's loss goes through the critic, which gets gradients of it."""
+    """Actor and critic. The actor's loss goes through the critic, so the critic gets gradients of it."""
 
     def iterate(self) -> None:
         batch = torch.ones(64, 16)
@@ -94,7 +94,7 @@ class FiveToOne(Adversarial):
 
 
 class SparseAndDense(Loop):
-    """Both step after one backward pass, and no module is called between them."""
+    """A sparse and a dense optimizer. Both step after one backward pass, with no module call between them."""
 
     def __init__(self) -> None:
         self.words = nn.Embedding(2000, 32, sparse=True)
@@ -128,7 +128,7 @@ class Accumulating(Single):
 
 
 class TwoOfOneModel(Single):
-    """Two losses in turns, with an optimizer each, over the same parameters."""
+    """Two losses in turns over the same parameters. Each loss has its own optimizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class TwoOfOneModel(Single):
 
 
 class InBackward(Loop):
-    """Each parameter has an optimizer, which steps as soon as its gradient is there."""
+    """An optimizer for each parameter, which steps as soon as the parameter's gradient is ready."""
 
     def __init__(self) -> None:
         self.net = network(16, *[64] * 40, 8)
@@ -180,7 +180,7 @@ class DistillingByInference(Distilling):
 
 
 class Lbfgs(Single):
-    """Calls the model within its step."""
+    """Optimizer L-BFGS, which calls the model within its step."""
 
     def __init__(self) -> None:
         super().__init__()

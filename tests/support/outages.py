@@ -1,4 +1,4 @@
-"""Shared parts of the tests of trackers in trouble: a trainer that runs on, and its helper's state."""
+"""Shared parts of the tests of tracker outages: a trainer that continues, and its helper's state."""
 
 import subprocess
 import time
@@ -13,9 +13,9 @@ from support import child
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 BLOCKED = 2.0
-"""Seconds that no step may take; one that waits for a tracker takes more, because faults last `SLOW`."""
+"""Seconds above which a step counts as having waited for a tracker, whose faults last `SLOW` seconds."""
 SLOW = 3.0
-"""Seconds for which a fault holds a request: more than a healthy tracker takes."""
+"""Seconds for which a fault delays a request, longer than a healthy tracker takes."""
 FINISH_TIMEOUT = 3.0
 
 OWN_RUN = """
@@ -45,14 +45,14 @@ OWN_RUN = """
     session.finish()
     print(init, longest, step, time.perf_counter() - begun)
 """.replace("FINISH", str(FINISH_TIMEOUT))
-"""Steps until a file named ``stop`` is there; then saves a file, raises an alert and finishes."""
+"""Script that steps until a file named ``stop`` exists, then saves a file, raises an alert and finishes."""
 
 
 NOTES = b"what is to be kept " * 9
 
 
 class Told(NamedTuple):
-    """Measurements of `OWN_RUN` by itself, in seconds."""
+    """Seconds that `OWN_RUN` has measured and printed itself."""
 
     init: float
     longest: float
@@ -66,7 +66,7 @@ class Told(NamedTuple):
 def training(
     script: str, directory: Path, *arguments: str, **environment: str
 ) -> "Iterator[subprocess.Popen[str]]":
-    """A trainer, which does not outlive the test."""
+    """A running trainer, which is killed at the end of the block."""
     process = child.start(script, directory, *arguments, **environment)
     try:
         yield process
@@ -115,7 +115,7 @@ def wait_until_unreachable(directory: Path, backend: str, because: str) -> Uploa
 
 
 def wait_until_it_goes_on(directory: Path, backend: str) -> UploadState:
-    """Wait until the uploader has sent more than now."""
+    """Wait until the uploader has sent more than it had sent at the call."""
     before = _handed_over(UploadState.load(newest_run(directory), backend))
     return wait_for_state(directory, backend, lambda state: _handed_over(state) > before)
 
@@ -134,7 +134,7 @@ def newest_run(directory: Path, seconds: float = 30) -> RunDirectory:
 
 
 def assert_mlflow_has_everything_once(directory: Path, **environment: str) -> None:
-    """Wait until its own run in MLflow has all of the journal, and check that it opened no other.
+    """Wait until memlog's own run in MLflow has all of the journal, and check that it is memlog's only run.
 
     Args:
         directory: Folder in which `OWN_RUN` ran.

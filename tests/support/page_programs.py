@@ -1,4 +1,4 @@
-"""The code on the documentation's pages, run as a reader would run it.
+"""Run the code on the documentation's pages as a reader would.
 
 On a page, in order:
 
@@ -34,7 +34,7 @@ _ELSEWHERE = ("$ make ", "$ source ", "$ mlflow ui", "$ memlog open", "$ memlog 
 """Commands of console blocks that a test can't run, or that another test does."""
 _LIMIT_S = 240
 _ID = re.compile(r"\b(?=\w*\d)[a-z0-9]{8}\b")
-"""The id of a run, as pages show it; it has a digit."""
+"""Pattern of a run's id on pages: eight letters and digits, with at least one digit."""
 
 _SHELL = Path(__file__).with_name("page_shell.py")
 
@@ -133,7 +133,7 @@ class Reader:
         return printed
 
     def _run_command(self, command: str) -> str:
-        """Run a command; the exit code of the last one is kept for ``echo $?``."""
+        """Run a command, and keep its exit code for a later ``echo $?``."""
         words = shlex.split(command, comments=True)
         if command == "echo $?":
             code, self.exit_code = self.exit_code, 0
@@ -176,7 +176,7 @@ def masked(text: str) -> list[str]:
     text = re.sub(r"\b[0-9a-f]{32}\b", "RUN", _ID.sub("RUN", text))
     text = re.sub(r"/\S*/(?=memlog_runs)", "", text)
     text = re.sub(r", and memory runs out at step [\d,]+( to [\d,]+)? \(.*?\)", "", text)
-    # Whether a program of some twenty steps is called steady depends on what else the machine does.
+    # With some twenty steps, the load of the machine decides whether memlog calls the program steady.
     text = re.sub(r"^No (lasting )?growth.*$", "No growth", text, flags=re.MULTILINE)
     text = re.sub(r"\b(exact|watermark \(upper bound\)|sampled \(lower bound\))", "SOURCE", text)
     text = re.sub(r"\b(peak [\d.,]+ MB) \(watermark\)", r"\1", text)

@@ -8,7 +8,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Block(NamedTuple):
-    """A block, and the block of text right behind it, which shows its output."""
+    """A block of code, and the block of text right after it that shows its output."""
 
     language: str
     code: str
@@ -16,7 +16,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """A page's blocks in order, those of text with the block before them."""
+    """Blocks of code on a page, in order, each with the block of text that follows it."""
     text = (DOCS / page).read_text(encoding="utf-8")
     found: list[Block] = []
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):

@@ -1,4 +1,4 @@
-"""Malicious and damaged pickles, by hand or from a seed; and a record of imports."""
+"""Malicious and damaged pickles, made by hand or from a seed, and a recorder of imports."""
 
 import pickletools
 import random
@@ -32,7 +32,7 @@ _TARGETS = (
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     here = (
         threading.get_ident() == _thread
-    )  # others' imports, such as a tracker's client's, are not ours
+    )  # imports by other threads, such as a tracker's client's, don't count
     if (
         _WATCHED
         and here
@@ -78,7 +78,7 @@ def endless() -> Iterator[tuple[str, bytes]]:
 
 
 def _document(values: bytes) -> bytes:
-    """A snapshot that has further keys and values, which opcodes put on the stack."""
+    """A snapshot with further keys and values, which the opcodes ``values`` put on the stack."""
     return b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces]" + values + b"u."
 
 

@@ -21,8 +21,8 @@ _DEBIAN = Path("/usr/lib/postgresql")
 class Postgres:
     """A server with a database that every user of this machine may use, as a context manager.
 
-    It refuses to run as root: there it runs as the user of its package, or as nobody, who may not reach
-    pytest's folders.
+    PostgreSQL refuses to run as root. If the tests run as root, the server runs as the user ``postgres``
+    or ``nobody``, who can't reach pytest's folders.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Postgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Start the server, on the port of the first time, and wait until it takes connections."""
+        """Start the server, on the same port as the first time, and wait until it accepts connections."""
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -76,9 +76,9 @@ class Postgres:
             time.sleep(0.1)
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
-        """End it: at once, without writing what it holds, or in order with ``SIGINT``.
+        """End the server: at once, without writing unsaved data, or in order with ``SIGINT``.
 
-        Harmless if it has ended.
+        Do nothing if it has ended already.
         """
         if self._process is not None:
             self._process.send_signal(number)
@@ -90,7 +90,7 @@ class Postgres:
             self._process = None
 
     def _answers(self) -> bool:
-        """Return False also while the server recovers: it takes connections then, and closes them."""
+        """Return True if the server answers; False also if it recovers and closes each new connection."""
         import psycopg2
 
         try:

@@ -1,4 +1,4 @@
-"""Predictions for the cases of `support.training`, each made once."""
+"""Predictions for the cases of `support.training`. Each is computed only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOLERANCE = 0.1
 @cache
 def trace_of(case: str) -> RecordedTrace:
     trace = traced(CASES[case])
-    # The first trace measures a convolution's workspace for each shape; the second one knows it.
+    # The first trace measures a convolution's workspace for each shape. The second trace uses the result.
     return trace if not trace.result.dropped else traced(CASES[case])
 
 

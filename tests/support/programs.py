@@ -1,4 +1,4 @@
-"""Programs with a session that end in every way, and their runs once their helpers are gone."""
+"""Programs with a session that end in every way, and their runs after their helpers have ended."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ from memlog.reports import Summary, summarize
 from support import child
 
 AT_MOST = 60
-"""Seconds that any of these programs may take, on a busy machine."""
+"""Maximum seconds that each of these programs runs, also on a busy machine."""
 
 PREFACE = """
     import os

@@ -1,4 +1,4 @@
-"""Runs of a real training's ranks, and their one run in MLflow."""
+"""Runs of the ranks of a real training, and the one MLflow run that all ranks share."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from memlog.ranks.registration import registration_of
 
 
 def ranks(folder: Path) -> dict[int, RunDirectory]:
-    """Run below a working directory, by rank."""
+    """Runs below a working directory, by rank."""
     runs = list_runs(folder / "memlog_runs")
     return {found.place.rank: run for run in runs if (found := registration_of(run)) is not None}
 

@@ -8,7 +8,7 @@ MIB = 1024**2
 def gpu(
     allocated: float, reserved: float = 0, peak: float = 0, source: PeakSource = "exact"
 ) -> DeviceReading:
-    """The first CUDA device."""
+    """A reading of the first CUDA device."""
     sizes = (round(allocated * MIB), round(reserved * MIB), round(peak * MIB))
     return DeviceReading("cuda0", *sizes, source, None)
 
@@ -29,5 +29,5 @@ def evaluation(rss: float, *devices: DeviceReading, error: str | None = None) ->
 
 
 def scope(label: str, change: float, *devices: DeviceReading) -> Scope:
-    """A block that is over."""
+    """The end of a watched block."""
     return Scope(1, label, 1, round(change * MIB), devices)

@@ -16,7 +16,7 @@ from memlog.reports.page import html
 
 WIDTH, HEIGHT = 1440, 900
 COLOURS = 255
-"""Number of colours of the picture: a third of the bytes, with no visible difference."""
+"""Number of colours of a picture. This makes its file a third as large, with no visible difference."""
 
 Scheme = Literal["light", "dark"]
 

@@ -24,13 +24,13 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables with which MLflow's client reaches it."""
+        """Environment variables with which MLflow's client reaches the store."""
         return {
             "MLFLOW_S3_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "tester",
             "AWS_SECRET_ACCESS_KEY": "not so secret",
             "AWS_DEFAULT_REGION": "us-east-1",
-            # An absent store is noticed after one attempt rather than five.
+            # The client gives up on an absent store after one attempt, not after five.
             "AWS_MAX_ATTEMPTS": "1",
         }
 
@@ -42,7 +42,7 @@ class S3Server:
         self.stop()
 
     def start(self) -> None:
-        """Start it with an empty bucket, on the port of the first time."""
+        """Start the server with an empty bucket, on the same port as the first time."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],

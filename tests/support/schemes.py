@@ -1,4 +1,4 @@
-"""Real training with several models, losses and optimizers, with a change or without."""
+"""Real training with several models, losses and optimizers, with or without a change."""
 
 # PyTorch leaves some of these without types.
 # mypy: allow-untyped-calls
@@ -22,14 +22,14 @@ Zero: TypeAlias = Literal["before the forward pass", "before the backward pass",
 
 
 class Pass(NamedTuple):
-    """A loss, and the model that is stepped after it by an optimizer of its own."""
+    """A loss, and the model that its own optimizer steps after this loss."""
 
     stepped: str
     loss: Callable[[Models, Tensor], Tensor]
 
 
 class Scheme(NamedTuple):
-    """Something to train; each step goes through the passes."""
+    """A training to measure. Each of its steps goes through all passes."""
 
     models: Callable[[], Models]
     inputs: Callable[[int], Tensor]
@@ -39,14 +39,14 @@ class Scheme(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Differences from the traced step."""
+    """A change of the training, compared with the traced step."""
 
     parts: int = 1
     """Number of parts of the batch; the step trains with one part."""
     accumulate: int = 1
     autocast: bool = False
     checkpointed: tuple[str, ...] = ()
-    """Modules of the scheme's only model."""
+    """Names of the checkpointed modules of the scheme's only model."""
     make: MakeOptimizer = torch.optim.Adam
 
 
@@ -54,7 +54,7 @@ AS_IT_IS = Change()
 
 
 class Training:
-    """A scheme's training, begun."""
+    """A scheme's training in progress."""
 
     def __init__(self, scheme: Scheme, change: Change = AS_IT_IS) -> None:
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ class Training:
 
 
 def traced(scheme: Scheme, change: Change = AS_IT_IS) -> RecordedTrace:
-    """Return a trace of the second step, when the operations' workspace has been measured."""
+    """Return a trace of the second step. The first step has measured the operations' workspace."""
     _trace(scheme, change)
     return _trace(scheme, change)
 
@@ -118,7 +118,7 @@ def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
 
     if (scheme.models, change.autocast) not in _WARM:
         _WARM.add((scheme.models, change.autocast))
-        train()  # what torch sets up once is none of the training's
+        train()  # memory that torch allocates one time per process does not belong to the training
     gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
     with AllocatorTruth() as allocator:
         train()

@@ -1,6 +1,6 @@
-"""Check of docs/seeds.md: a row that says kept names tests that have its number, ran and passed.
+"""Check of docs/seeds.md: each row marked "kept" must name tests that have its number, ran and passed.
 
-A plugin of pytest's, which `tests/conftest.py` switches on. It judges only runs of all tests.
+This is a pytest plugin, which `tests/conftest.py` switches on. The plugin judges only runs of all tests.
 """
 
 import re
@@ -14,11 +14,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
 OUTCOMES = ("kept", "better", "refused")
 ROWS = 283
 _ROWS = "seeds"
-"""Key of a test's rows among its properties."""
+"""Key under which a test's properties keep its row numbers."""
 
 
 class Row(NamedTuple):
-    """A promise and its state."""
+    """A row of docs/seeds.md: a promise and its state."""
 
     number: int
     outcome: str
@@ -37,12 +37,12 @@ def read_rows(text: str) -> list[Row]:
 def unshown(
     rows: Iterable[Row], marked: Mapping[str, set[int]], passed: Mapping[str, bool]
 ) -> list[str]:
-    """Return the promises that a whole run did not show, a line each.
+    """Return the promises for which a run of all tests has no proof, a line each.
 
     Args:
         rows: The page's rows.
         marked: The rows that each test's marks name, by the test's name.
-        passed: True if it ran, and passed in all its variants.
+        passed: By the test's name, True if the test ran and passed in all its variants.
     """
     wrong = []
     for row in rows:
@@ -98,7 +98,7 @@ class SeedsPlugin:
             self.passed[name] = report.passed and self.passed.get(name, True)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Let the run fail if the page claims more than the run showed."""
+        """Make the run fail if docs/seeds.md claims more than the tests have shown."""
         if self.whole and exitstatus == pytest.ExitCode.OK:
             self.wrong = unshown(read_rows(PAGE.read_text("utf-8")), self.marked, self.passed)
             if self.wrong:

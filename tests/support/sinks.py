@@ -1,4 +1,4 @@
-"""A sink that keeps what it gets, and fails on demand."""
+"""A sink that keeps all data that it gets, and fails on demand."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class ListTracker:
     deleted: set[str] = field(default_factory=set)
     """Ids of runs that can't be written to."""
     asked: list[str] = field(default_factory=list)
-    """Requests for the runs that were opened or refused, in order."""
+    """Ids of the runs that were requested, whether opened or refused, in order."""
 
     def open_sink(self, target: Target) -> "ListSink":
         self.opened.append(target)
@@ -37,7 +37,7 @@ class ListTracker:
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        """During the block every request fails."""
+        """Make every request fail during the block."""
         self.down = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""A store of files that a test can let misbehave."""
+"""A store of files that a test can make misbehave."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ class DictStore:
     """Store of contents by name.
 
     Args:
-        contents: Bytes of the download.
-        listed: Its list of artifacts; by default the true one, with sizes.
+        contents: Bytes of each file, by its name.
+        listed: Artifacts that the store claims to have; by default the true list, with sizes.
         bring: Called in place of an honest download with the path that is wanted; returns what it made.
     """
 

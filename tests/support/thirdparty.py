@@ -16,7 +16,7 @@ clientless = support.thirdparty:clientless
 
 
 class ListBackend:
-    """Backend that delivers to the `ListTracker` that is set."""
+    """Backend that delivers to a `ListTracker`, which the test sets."""
 
     name = "list"
     extra = "list"

@@ -16,7 +16,7 @@ def stat(current: int, peak: int) -> dict[str, dict[str, int]]:
 
 
 def nested(allocated: int, reserved: int, peak: int, split: int = 0) -> dict[Any, Any]:
-    """The form of ``torch._C._cuda_memoryStats``."""
+    """Return statistics in the form of ``torch._C._cuda_memoryStats``."""
     return {
         "num_alloc_retries": 0,
         "num_ooms": 0,
@@ -33,7 +33,7 @@ def nested(allocated: int, reserved: int, peak: int, split: int = 0) -> dict[Any
 
 
 def flat(stats: Any, prefix: str = "") -> dict[str, int]:
-    """The form of ``torch.cuda.memory_stats``."""
+    """Return statistics in the form of ``torch.cuda.memory_stats``."""
     entries: dict[str, int] = {}
     for key, value in stats.items():
         name = f"{prefix}{'_'.join(map(str, key)) if isinstance(key, tuple) else key}"

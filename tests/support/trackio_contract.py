@@ -1,4 +1,4 @@
-"""The contracts of sinks and stores with Trackio, wherever it stores its runs."""
+"""The contracts of sinks and stores with Trackio, for each place where Trackio can store runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackio's real server on loopback, and its data as Trackio's own client reads them."""
+"""Trackio's real server on loopback, and its data as read by Trackio's own client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ trackio.show(open_browser=False, host="127.0.0.1", server_port=int(sys.argv[1]),
 
 
 class TrackioServer:
-    """A server of a folder, which may be stopped and started again on the same port."""
+    """A Trackio server of a folder. It can be stopped and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class TrackioServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which the user's client reaches it."""
+        """Environment variables with which the user's client reaches the server."""
         return {"TRACKIO_SERVER_URL": self.url, "TRACKIO_WRITE_TOKEN": TOKEN}
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ def rows_of(logs: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def times_of(logs: Sequence[dict[str, Any]]) -> list[Time]:
-    """The times of `rows_of`."""
+    """Times of the rows that `rows_of` returns."""
     return [
         (
             name,

@@ -8,7 +8,7 @@ from support.wandb_file import is_memlogs
 Row = tuple[str, int, float]
 """Metric, step and value."""
 _OF_TIME = ("runtime", "per_second", "step_time")
-"""Parts of the names of metrics that differ from run to run."""
+"""Parts of names of metrics whose values are times, which differ from run to run."""
 
 
 @dataclass
@@ -16,9 +16,9 @@ class MlflowRun:
     """A run in MLflow.
 
     Attributes:
-        name: Its name.
-        status: How it ended.
-        rows: Its metrics' history.
+        name: The run's name.
+        status: The run's final status in MLflow.
+        rows: History of the run's metrics.
     """
 
     name: str
@@ -26,11 +26,11 @@ class MlflowRun:
     rows: list[Row]
 
     def users_rows(self) -> list[Row]:
-        """The trainer's own rows, without those of time."""
+        """The trainer's own rows, without metrics of time."""
         return [row for row in self.rows if not is_memlogs(row[0]) and not of_time(row[0])]
 
     def steps(self, metric: str) -> list[int]:
-        """The steps of a metric, each as often as it is there."""
+        """Steps of a metric's rows. A step with several rows is there several times."""
         return [step for name, step, _ in self.rows if name == metric]
 
 

@@ -1,4 +1,4 @@
-"""Real training, with a change or without, and its peak by the allocator's own count."""
+"""Real training, with or without a change, and its peak by the allocator's own count."""
 
 # PyTorch leaves some of these without types.
 # mypy: allow-untyped-calls
@@ -84,7 +84,7 @@ def tanh_linear_dropout() -> nn.Module:
 
 
 def dropout_linear_relu() -> nn.Module:
-    """Blocks whose last operation keeps its result, which the next block's first does not."""
+    """Blocks whose last operation keeps its result. The next block's first operation keeps nothing of it."""
     return cells(
         first=nn.Linear(64, 256),
         rest=lambda: [nn.Dropout(0.2), nn.Linear(256, 256), nn.ReLU()],
@@ -146,7 +146,7 @@ def measured_peak(
     accumulate: int = 1,
     make: MakeOptimizer = torch.optim.Adam,
 ) -> int:
-    """Return the allocator's own peak in two steps, in bytes, with the model and all else."""
+    """Return the allocator's own peak in two steps, in bytes. It includes the model and all other memory."""
 
     def train() -> None:
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def measured_peak(
 
     if (case.model, autocast) not in _WARM:
         _WARM.add((case.model, autocast))
-        train()  # what torch sets up once is none of the training's
+        train()  # memory that torch allocates one time per process does not belong to the training
     gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
     with AllocatorTruth() as allocator:
         train()
@@ -190,13 +190,13 @@ def checkpoint_module(module: nn.Module) -> None:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    module.forward = checkpointed  # type: ignore[method-assign] # as users do it who can't change the model
+    module.forward = checkpointed  # type: ignore[method-assign] # as users do if they can't change the model
 
 
 class Adam8Bit(torch.optim.Optimizer):
     """Adam whose two moments are kept with 8 bits a number, and a scale for each block of 256.
 
-    It works as fused kernels do: some blocks at a time, in place, so that no moment is ever there as a whole.
+    Like a fused kernel, it works in place on some blocks at a time, so no whole moment is ever in memory.
     """
 
     BLOCK = 256
@@ -240,6 +240,6 @@ class Adam8Bit(torch.optim.Optimizer):
         padded = functional.pad(moment, (0, -len(moment) % self.BLOCK)).view(-1, self.BLOCK)
         scales.copy_(padded.abs().amax(dim=1).clamp_(min=1e-12))
         scaled = (padded / scales[:, None]).mul_(127).view(-1)[: len(levels)]
-        # Rounded up, no second moment is ever 0, by which the step is divided.
+        # Rounding up keeps second moments above 0, because the update is divided by them.
         levels.copy_(scaled.ceil_() if name == "second" else scaled.round_())
         return moment

@@ -45,9 +45,9 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
 def wait_until_delivered(
     runs: Path, backend: str = "mlflow", seconds: float = 150, run_id: str = "latest"
 ) -> UploadState:
-    """Wait until a run's uploader has ended, also after a killed trainer; return its saved state.
+    """Wait until a run's uploader has ended, also if the trainer was killed. Return its saved state.
 
-    Only then may a test open the tracker's database: while MLflow makes one, nobody else can.
+    A test must not open the tracker's database earlier: nobody else can open it while MLflow creates it.
     """
     run = find_run(runs, run_id)
     deadline = time.monotonic() + seconds

@@ -16,7 +16,7 @@ Case = Callable[[], tuple[nn.Module, Step]]
 
 
 class Recurrent(nn.Module):
-    """A recurrent network over tokens; packed, its sequences are of several lengths."""
+    """A recurrent network over tokens. If packed, its sequences have several lengths."""
 
     def __init__(self, kind: Any, *, packed: bool, **options: Any) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention, by one of its implementations."""
+    """Scaled dot-product attention, computed by one of torch's implementations."""
 
     def __init__(self, *, mask: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
 
 class Applied(nn.Module):
-    """A linear layer, and a function of its result."""
+    """A linear layer and a function, which is applied to the layer's result."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], width: int = 64) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def stepped(optimizer: Callable[..., Any]) -> Case:
 
 
 def encoder_that_evaluates() -> tuple[nn.Module, Step]:
-    """A transformer's fast path."""
+    """A transformer encoder in evaluation, which takes torch's fast path."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
     batch = torch.randn(4, 60, 32)
@@ -134,7 +134,7 @@ def gradient_penalty() -> tuple[nn.Module, Step]:
 
 
 def hooks_that_add() -> tuple[nn.Module, Step]:
-    """A module whose hook makes a tensor in each step, traced or not."""
+    """A module whose hook makes a tensor in each step, whether the step is traced or not."""
     model = nn.Linear(256, 256)
     batch = torch.randn(64, 256)
 

@@ -123,7 +123,7 @@ def _torch() -> dict[str, str]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}
-    # torch 2.6 does not tell.
+    # torch 2.6 has no function that returns this.
     saved_tensors = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
     state = {
         "torch.random": _digest(torch.get_rng_state().tolist()),

@@ -1,4 +1,4 @@
-"""Reading W&B's own file of a run (``run-*.wandb``): what an offline run holds, row by row.
+"""Reader of W&B's own file of an offline run (``run-*.wandb``), row by row.
 
 The file is a log in LevelDB's framing (blocks of 32 KiB; each piece has a checksum, a length and a kind:
 whole, first, middle, last) of protobuf records, behind a header of seven bytes.
@@ -37,7 +37,7 @@ class WandbFile:
     exit_code: int | None = None
 
     def users_rows(self) -> list[Row]:
-        """The rows as the user wrote them: without memlog's keys and the clock's."""
+        """Rows as the user wrote them, without memlog's keys and without W&B's time keys."""
         cleaned = ({k: v for k, v in row.items() if is_users(k)} for row in self.rows)
         return [row for row in cleaned if set(row) - {"_step"}]
 
@@ -124,7 +124,7 @@ def _take(run: WandbFile, record: Any) -> None:
 
 
 def _items(items: Any) -> Row:
-    """Names (nested ones with dots) and values."""
+    """Names and values of items. Nested names are joined with dots."""
     return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 

@@ -52,7 +52,9 @@ class WandbHandler(BaseHTTPRequestHandler):
 
     def _is_struck(self) -> bool:
         """Apply the present fault; return True if it has answered the request."""
-        if self.server is not self.held._http:  # a connection that has outlived its server
+        if (
+            self.server is not self.held._http
+        ):  # a connection that is still open after its server was stopped
             self.close_connection = True
             return True
         fault = self.held.fault
@@ -89,5 +91,5 @@ class WandbHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with contextlib.suppress(BrokenPipeError):  # who asked has not waited
+        with contextlib.suppress(BrokenPipeError):  # the client has gone
             self.wfile.write(body)

@@ -1,7 +1,7 @@
 """A loopback double of W&B's server: as much of its protocol as the real SDK needs to log a run online.
 
 It stores all requests and checks nothing. Its ``fault`` makes it answer with an error, or slowly, or not
-at all; `stop` and `start` take it down and up again on the same port.
+at all. `stop` takes the server down, and `start` brings it up again on the same port.
 """
 
 import base64
@@ -18,7 +18,7 @@ ENTITY = "tester"
 
 @dataclass
 class HeldRun:
-    """A run as the server has it."""
+    """A run, as stored by the server."""
 
     key: str
     name: str
@@ -107,7 +107,7 @@ class WandbServer:
             self._http = None
 
     def forget(self) -> None:
-        """Reset it to the state of an unused server."""
+        """Reset the double to the state of an unused server."""
         self.runs: dict[str, HeldRun] = {}
         self.artifacts: list[HeldArtifact] = []
         self.alerts: list[Data] = []
@@ -383,7 +383,7 @@ def _resumable(run: HeldRun) -> Data:
         "eventsLineCount": 0,
         "historyTail": json.dumps([json.dumps(row) for row in run.rows[-1:]]),
         "eventsTail": "[]",
-        # With it the client goes on where the run has been: what it leaves out would be gone.
+        # With this the client resumes the run where it ended. Fields missing here would be lost.
         "config": json.dumps({key: {"value": value} for key, value in run.config.items()}),
         "tags": [],
         "notes": None,

@@ -96,10 +96,10 @@ COMMANDS = """
 
 
 def family(pid: int) -> Iterator[str]:
-    """The command lines of a process and its descendants."""
+    """Command lines of a process and of its descendants."""
     process = psutil.Process(pid)
     for member in (process, *process.children(recursive=True)):
-        # One may end meanwhile, such as git, which the helper process asks for the commit.
+        # A descendant can end during the loop, such as git, which the helper process starts for the commit.
         with suppress(psutil.NoSuchProcess):
             yield " ".join(member.cmdline())
 
@@ -130,7 +130,7 @@ def whole_session(
     until: Callable[[], object] | None = None,
     **environment: str,
 ) -> None:
-    """Train until a tracker has been talked to, show and sync; search all output and files."""
+    """Train until the helper has reached a tracker, run show and sync, and search all output and files."""
     environment = {**environment, **ENVIRONMENT}
     process = child.start(
         script,
@@ -168,7 +168,7 @@ def test_no_secret_appears_when_all_goes_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("how", "status"), [("own", None), ("in process", None), ("own", 401)])
 def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
-    """The server works, or refuses every request but the one that opens a run."""
+    """The server either works or refuses every request except the one that opens a run."""
     with WandbServer() as server:
         if status is not None:
             server.fault = Fault(status=status, hits=lambda path: "file_stream" in path)

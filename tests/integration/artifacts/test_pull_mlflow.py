@@ -38,7 +38,7 @@ TRAIN = """
         session.save_artifact("large.bin", kind="snapshot")
 """
 LARGE = bytes(range(256)) * 12_000
-"""More than MLflow's client downloads at a time."""
+"""Content of a file that is larger than a part that MLflow's client downloads at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_files_come_back_here_and_on_a_machine_without_a_journal(
     here.mkdir()
     there.mkdir()
     run_id = trained(here, server.url)
-    # A run that is known here is looked for where it was delivered, whatever the environment says.
+    # memlog looks for a run of this machine where it was delivered, whatever the environment says.
     printed = child.memlog("pull", "latest", "--backend", "mlflow", "-o", "back", directory=here)
     assert_all_is_back(here / "back", printed)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)

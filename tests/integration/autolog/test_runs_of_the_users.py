@@ -1,4 +1,4 @@
-"""Which MLflow run a session's points go to, and how a run of memlog's own ends."""
+"""Choice of the MLflow run that gets a session's points, and the end of memlog's own runs."""
 
 import warnings
 from pathlib import Path
@@ -35,7 +35,7 @@ PREAMBLE = """
             time.sleep(0.001)
 """
 WITH_MLFLOW = "\n    import mlflow" + PREAMBLE
-"""The import comes first, so that it is made already in the program and in memlog's helper."""
+"""Script that imports MLflow first, so that the program and memlog's helper have it imported already."""
 
 
 def client_of(directory: Path) -> "MlflowClient":
@@ -143,7 +143,7 @@ SWEEP = """
 
 
 def memlog(directory: Path, *arguments: str) -> tuple[int, str]:
-    """A command of memlog's, in this process: its exit code and what it printed."""
+    """Run a command of memlog's in this process; return its exit code and output."""
     runs = str(directory / "memlog_runs")
     with environment_without_mlflow():
         done = CliRunner().invoke(cli, [*arguments, "--dir", runs], prog_name="memlog")
@@ -169,7 +169,7 @@ def purge(directory: Path, run_id: str) -> None:
 
 @with_a_store
 def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None:
-    """One of a sweep's is restored; the points of one that is purged go to a run of memlog's own."""
+    """One deleted run of a sweep is restored. Points of a purged run go to a run of memlog's own."""
     from mlflow.entities import ViewType
 
     process = child.start(WITH_MLFLOW + SWEEP, tmp_path)

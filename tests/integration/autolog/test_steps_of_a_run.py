@@ -1,4 +1,4 @@
-"""In each run of a tracker memlog's steps start where that run starts, beside the user's own."""
+"""In each tracker run, memlog's steps start at that run's start, like the user's own steps."""
 
 from pathlib import Path
 

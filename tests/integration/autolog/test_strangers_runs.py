@@ -24,7 +24,7 @@ ENVIRONMENT = {
 
 
 class Listener:
-    """Answers everything, and remembers who sent what."""
+    """Server that answers every request and remembers each request's sender and content."""
 
     def __init__(self) -> None:
         heard: list[tuple[str, str | None]] = []

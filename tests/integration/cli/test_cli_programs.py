@@ -35,7 +35,7 @@ STEPS = 60
 
 
 def environment(**values: str) -> dict[str, str]:
-    """This process's, without what trackers, memlog and rich read of it."""
+    """This process's environment without the variables that trackers, memlog and rich read."""
     prefixes = ("MLFLOW_", "MEMLOG_", "FORCE_COLOR", "TTY_", "COLUMNS", "PYTHONIOENCODING")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     return {**clean, "TZ": "UTC", **values}
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 3])
 def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
-    """This includes the time while it prints the address."""
+    """This holds also while the command prints the address."""
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "shared": {"frames": [{"name": "a"}]},

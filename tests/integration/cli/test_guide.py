@@ -34,7 +34,7 @@ json.dump(printed, sys.stdout)
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Output of each block of Python: all are run in one process, in order."""
+    """Output of each block of Python. All blocks run in one process, in order."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         cwd=tmp_path_factory.mktemp("guide"),

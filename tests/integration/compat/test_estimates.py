@@ -40,14 +40,14 @@ def estimates(folder: Path, *settings: tuple[Any, ...]) -> list[MemoryEstimate]:
 def test_the_documents_figures_are_derived_where_they_hold(tmp_path: Path) -> None:
     found, twice = estimates(tmp_path, (16, 3, 128), (32, 3, 128))
     weights = 4 * 593_794
-    assert found.parameters == found.gradients == weights  # 2.3 MB, where they say 23
+    assert found.parameters == found.gradients == weights  # 2.3 MB; the documents say 23
     assert found.optimizer_state == pytest.approx(2 * weights, rel=0.001)
-    assert found.data == 16 * (3 + 1) * 2 * 128 * 128 * 4  # 8 MB, where they say 30
+    assert found.data == 16 * (3 + 1) * 2 * 128 * 128 * 4  # 8 MB; the documents say 30
     assert found.activations / MB == pytest.approx(2750, rel=0.01)
     assert twice.activations / MB == pytest.approx(5500, rel=0.01)
     assert found.after_forward / MB == pytest.approx(2745, rel=0.005)
     assert found.peak / MB == pytest.approx(2880, rel=0.01)
-    # Two that differ: they say 10 and 18 MB.
+    # Two figures that differ: the documents say 10 and 18 MB.
     assert found.after_data / MB == pytest.approx(15, rel=0.02)
     assert found.after_backward / MB == pytest.approx(9, rel=0.02)
     assert found.after_backward == found.after_optimizer < found.after_data

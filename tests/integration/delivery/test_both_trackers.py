@@ -1,4 +1,4 @@
-"""Several backends at once, or none named: each gets the whole run."""
+"""Several backends at once, or no backend named. Each backend in use gets the whole run."""
 
 from pathlib import Path
 

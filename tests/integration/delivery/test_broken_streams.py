@@ -1,4 +1,4 @@
-"""Standard streams and log handlers that are closed, full, broken or raise cost lines, and nothing else."""
+"""If standard streams or log handlers are closed, full or broken, only printed lines are lost."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from memlog.reports import summarize
 pytestmark = pytest.mark.integration
 
 AT_MOST = 60
-"""Seconds that any of these programs may take, on a busy machine."""
+"""Maximum seconds that each of these programs runs, also on a busy machine."""
 
 TRAINER = """
     import json
@@ -106,7 +106,7 @@ UNCHANGED = """
 
 
 def train(directory: Path, kind: str, when: str, loop: str) -> tuple[Any, Any]:
-    """Trains on a disk that fills up, beside a tracker that is down: there is much to say."""
+    """Train on a disk that fills up, with a tracker that is down, so that memlog prints much."""
     script = TRAINER.format(loop=loop.strip())
     away = "http://127.0.0.1:9"
     process = child.start(script, directory, kind, when, MLFLOW_TRACKING_URI=away)

@@ -20,10 +20,12 @@ pytestmark = pytest.mark.integration
 
 MIB = 1024**2
 SOON = 75.0
-"""Seconds from the first question to the end, on a busy machine too: some took over 100 s, or as long as the
-server did."""
+"""Maximum seconds from the first request to the command's end, also on a busy machine.
+
+Without limits, some commands took over 100 s, or as long as the server answered.
+"""
 SMALL = 500 * MIB
-"""Bytes: MLflow's client alone has 180 MiB."""
+"""Maximum memory of a command, in bytes. MLflow's client alone takes 180 MiB."""
 
 COMMAND = """
     from pathlib import Path
@@ -42,7 +44,7 @@ class Ended(NamedTuple):
     took: float
     """Seconds since the server was first asked."""
     peak: int
-    """Bytes of the process at its highest."""
+    """Highest memory of the process, in bytes."""
     line: str
 
 

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 @pytest.fixture
 def proxy(server: MlflowServer) -> Iterator[Proxy]:
-    """In front of the server; down, as a server that is absent, until a test starts it."""
+    """A proxy in front of the server. It is down, like an absent server, until a test starts it."""
     made = Proxy(server.url)
     yield made
     made.stop()
@@ -106,7 +106,7 @@ TROUBLES = (
 def test_a_server_in_every_kind_of_trouble_has_everything_once(
     tmp_path: Path, proxy: Proxy
 ) -> None:
-    """One trouble after the other, from before the run to after its end; then all is well by itself."""
+    """One fault follows another, from before the run until after its end. Then all data must arrive."""
     with training(OWN_RUN, tmp_path, "mlflow", MLFLOW_TRACKING_URI=proxy.url) as process:
         wait_until_unreachable(tmp_path, "mlflow", "refused")
         proxy.fault = Fault(loses_answer=True, hits=lambda path: path.endswith("/runs/create"))
@@ -142,7 +142,7 @@ NEVER_REACHED = """
         for _ in range(50):
             session.step()
 """
-"""Would be killed by the test if ``finish`` waited for a server that does not answer."""
+"""Script that the test would kill if ``finish`` waited for a server that does not answer."""
 
 
 def test_a_server_that_was_never_up_has_everything_after_a_sync(
@@ -165,7 +165,7 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
 
 
 def test_sync_takes_over_from_a_helper_that_waits(tmp_path: Path, proxy: Proxy) -> None:
-    """The helper would go on for an hour; it leaves instead, and everything is there once."""
+    """The helper would try for an hour. It ends instead, and every point arrives one time."""
     script = ABSENT.replace('"linger": 2', '"linger": 3600').replace("ENDS", "")
     process = child.start(script, tmp_path, MLFLOW_TRACKING_URI=proxy.url)
     output, errors = process.communicate(timeout=60)

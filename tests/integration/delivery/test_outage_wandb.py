@@ -30,12 +30,12 @@ from memlog.journal import RunDirectory
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 Told = Counter[tuple[str, int, float]]
-"""Name, step and value: what W&B keeps of a point, with how often."""
+"""Number of copies of each point in W&B, by name, step and value."""
 
 
 @pytest.fixture
 def server() -> Iterator[WandbServer]:
-    """Down at first; its address stays."""
+    """A server that is down at first. Its address never changes."""
     made = WandbServer()
     made.start()
     made.stop()
@@ -68,13 +68,13 @@ def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def wait_for_rows(server: WandbServer) -> None:
-    """Until more rows have arrived than now."""
+    """Wait until more rows have arrived than at the call."""
     before = rows_of(server)
     wait_for(lambda: rows_of(server) > before)
 
 
 def strike(server: WandbServer, fault: Fault) -> None:
-    """Has a fault meet the upload of rows, and ends it."""
+    """Let a fault strike an upload of rows, and then end the fault."""
     server.struck.clear()
     server.fault = fault
     wait_for(lambda: any("file_stream" in path for path in server.struck))

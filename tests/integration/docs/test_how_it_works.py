@@ -29,7 +29,7 @@ FIRST_OF_THE_UPLOADER = 9
 
 
 def stops() -> list[tuple[int, str, str]]:
-    """Number, file and last name of the function of each."""
+    """Number, file and last part of the function's name of each stop on the page."""
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [(int(number), file, name.rpartition(".")[2]) for number, file, name in rows]
 
@@ -43,7 +43,7 @@ def test_the_drawing_has_the_stops_of_the_lists() -> None:
 
 @contextmanager
 def entered(into: list[tuple[str, str]], switch: Callable[[object], object]) -> Iterator[None]:
-    """Collects file and function of every call of memlog's, in order."""
+    """Collect file and function of every call of memlog's functions, in order."""
 
     root = f"{ROOT}/"
 

@@ -1,4 +1,4 @@
-"""Estimates of whole training steps, held against the allocator's own account of the same training."""
+"""Estimates of whole training steps, compared with the allocator's own figures for the same training."""
 
 from __future__ import annotations
 

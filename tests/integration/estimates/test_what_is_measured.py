@@ -1,4 +1,4 @@
-"""Real memory that estimates take, which measure single operations on the CPU."""
+"""Real memory that estimates take when they measure single operations on the CPU."""
 
 from __future__ import annotations
 

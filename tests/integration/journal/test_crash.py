@@ -1,4 +1,4 @@
-"""The bet of the design: what was published survives, and reaches the tracker once."""
+"""The main promise of the design: published events survive a crash and reach the tracker one time."""
 
 import os
 import random
@@ -68,7 +68,7 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
 def kill_many(
     nursery: Nursery, directory: Path, kind: str, seconds: Callable[[], float]
 ) -> list[Killed]:
-    """Kills 13 trainers, and more until two died at the beginning of a segment."""
+    """Kill 13 trainers, and then more until two died at the beginning of a segment."""
     killed: list[Killed] = []
     while len(killed) < 13 or sum(map(at_a_beginning, killed)) < 2:
         assert len(killed) < 60
@@ -79,12 +79,12 @@ def kill_many(
 
 
 def at_a_beginning(killed: Killed) -> bool:
-    """Died on the first line of a segment, or before."""
+    """Return True if the trainer died at the first line of a segment, or before it."""
     return lines_of_the_newest_segment(killed.run) <= 1
 
 
 def expect_what_was_told(killed: Killed) -> None:
-    """All steps whose call had returned are there, in order, and at most the one that it was at."""
+    """Check that the journal has all steps whose call had returned, in order, and at most one more."""
     steps = steps_in(killed.run)
     assert steps[: killed.last + 1] == list(range(killed.last + 1))
     assert len(steps) - killed.last in (1, 2)
@@ -132,20 +132,20 @@ PACED = """
 
 @pytest.mark.slow
 def test_a_helper_killed_at_random_moments_doubles_nothing(tmp_path: Path) -> None:
-    """Before, while and after it hands its first points over, before its trainer or after it."""
+    """A helper is killed before, while or after it sends its first points, before or after its trainer."""
     kill_helpers(tmp_path / "runs", sqlite_store(tmp_path), 3)
 
 
 @pytest.mark.slow
 def test_a_killed_helper_that_delivers_to_a_server_doubles_nothing(tmp_path: Path) -> None:
-    """A server goes on with what a client that is gone had asked for."""
+    """A server still carries out the requests of a client that was killed."""
     sqlite_store(tmp_path)  # its tables take seconds
     with running_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db") as server:
         kill_helpers(tmp_path / "runs", server.url, 2)
 
 
 def kill_helpers(root: Path, uri: str, count: int) -> None:
-    """Kills so many helpers and their trainers, three at a time, and has the rest synced."""
+    """Kill ``count`` helpers and their trainers, three at a time, and sync the points not yet delivered."""
     root.mkdir()
     chance = random.Random(7)  # noqa: S311 - moments, not secrets
     with ThreadPoolExecutor(3) as pool:
@@ -163,7 +163,7 @@ def kill_helpers(root: Path, uri: str, count: int) -> None:
 
 
 def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> int:
-    """Kills a helper and its trainer; returns how many points it had remembered as delivered."""
+    """Kill a helper and its trainer; return the number of points that the helper had saved as delivered."""
     directory.mkdir()
     trainer = child.start(PACED, directory, MLFLOW_TRACKING_URI=uri)
     assert trainer.stdout is not None
@@ -210,7 +210,7 @@ RESTARTED = """
 
 
 def kill_first_helper(directory: Path, *arguments: str) -> "tuple[subprocess.Popen[str], int]":
-    """Ends the helper of a run that has begun to deliver; returns its trainer, and the next helper."""
+    """Kill the helper of a run that has begun to deliver; return the trainer and the next helper."""
     sqlite_store(directory)
     trainer = child.start(RESTARTED, directory, *arguments)
     assert trainer.stdout is not None

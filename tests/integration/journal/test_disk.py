@@ -304,7 +304,7 @@ FROZEN = """
 def test_a_file_system_that_stands_still_holds_one_step_for_as_long(
     tmp_path: Path, freezing_disk: Path
 ) -> None:
-    """The only wait without a bound: nothing tells whether a write will return."""
+    """This is the only wait without a limit, because nothing shows whether a write will return."""
     output = child.run(FROZEN, tmp_path, str(freezing_disk), timeout=120)
     run_id, steps, longest, second, *dropped = output.split()
     assert dropped == []

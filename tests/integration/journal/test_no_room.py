@@ -15,7 +15,7 @@ from memlog.reports import summarize
 pytestmark = pytest.mark.integration
 
 AT_MOST = 120
-"""Seconds that any of these programs may take, on a busy machine."""
+"""Maximum seconds that each of these programs runs, also on a busy machine."""
 
 PREFACE = """
     import gc
@@ -68,7 +68,7 @@ THREADS = """
 
 @pytest.fixture
 def for_everybody() -> Iterator[Path]:
-    """A folder that somebody else can write in, too."""
+    """A folder in which every user can write."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o777)
     yield folder
@@ -108,7 +108,7 @@ NO_DESCRIPTOR = """
 def test_without_a_free_descriptor_one_line_tells_the_remedy(
     tmp_path: Path,
 ) -> None:
-    """The very modules that read them are files to be opened."""
+    """Importing the modules that read descriptors needs a descriptor, too."""
     process = child.start(NO_DESCRIPTOR, tmp_path)
     output, errors = process.communicate(timeout=AT_MOST)
     assert json.loads(output) == [

@@ -31,7 +31,7 @@ def expected(name: str) -> Any:
 @pytest.mark.parametrize("run", [FIRST, SECOND])
 def test_show_gives_the_same_document(runs: Path, run: str) -> None:
     told = json.loads(child.memlog("show", run, "--json", directory=runs))
-    del told["run"]["directory"]  # that of the copy
+    del told["run"]["directory"]  # the folder of the copy
     assert told.pop("findings") == []  # these four were added
     assert told.pop("phases") == {}
     assert told.pop("largest_step") is None
@@ -56,7 +56,7 @@ def test_sync_gives_the_same_points(runs: Path) -> None:
 
 @pytest.fixture
 def stored(runs: Path) -> Path:
-    """Also the MLflow store, and the state of delivery to it, as they were after ``memlog sync``."""
+    """Older runs with their MLflow store and their delivery state, as they were after ``memlog sync``."""
     store = WRITTEN / "mlflow-store"
     shutil.copytree(store / "mlruns", runs / "mlruns")
     delivery = runs / "memlog_runs" / FIRST / "delivery"

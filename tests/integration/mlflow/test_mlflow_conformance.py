@@ -31,7 +31,7 @@ ALERTS = "memlog/alerts.json"
 
 @contextmanager
 def gone(folder: Path) -> Iterator[None]:
-    """The disk with the database is away."""
+    """Make the disk with the database unreachable."""
     away = folder.rename(folder.with_name("away"))
     try:
         yield

@@ -252,7 +252,7 @@ def test_it_prints_nothing_and_starts_no_thread(tmp_path: Path) -> None:
         "sink.close('finished')\n"
         "assert threading.enumerate() == [threading.main_thread()], threading.enumerate()\n"
     )
-    # Without what marks a test or a build machine, where MLflow keeps its telemetry off by itself.
+    # Without the variables of tests and build machines, with which MLflow switches its telemetry off.
     marks = {"PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS"}
     environment = {name: value for name, value in os.environ.items() if name not in marks}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

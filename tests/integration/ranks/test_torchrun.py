@@ -86,7 +86,7 @@ FORKED = ("fsdp", "first", "others")
 
 
 def run(folder: Path, how: str, store: str) -> int:
-    """Runs two ranks, or three, of which those that ``how`` names record."""
+    """Run two or three ranks. Those that ``how`` names record."""
     script = folder / "train.py"
     script.write_text("import mlflow\n" + TRAIN if how in FORKED else TRAIN, encoding="utf-8")
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store}

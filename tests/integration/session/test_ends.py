@@ -63,7 +63,7 @@ BECOMES = {
 
 @pytest.mark.parametrize("becomes", BECOMES)
 def test_a_run_ends_where_its_process_becomes_another_program(tmp_path: Path, becomes: str) -> None:
-    """Nothing of it lives on but its number and the time at which it began."""
+    """Only the process's id and its start time remain."""
     script = f"""
     if "AGAIN" in os.environ:
         print("another", flush=True)

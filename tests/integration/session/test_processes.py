@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_a_fork_leaves_the_run_to_its_parent(tmp_path: Path) -> None:
-    """It steps and finishes, exits by itself, fails, or is killed."""
+    """The forked child steps and finishes, exits by itself, fails, or is killed."""
     script = """
     session = begin()
 
@@ -91,7 +91,7 @@ def test_a_fork_may_begin_a_run_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_child_that_outlives_the_trainer_keeps_no_helper(tmp_path: Path) -> None:
-    """It holds the helper's pipe open."""
+    """The child keeps the helper's pipe open."""
     script = """
     session = begin()
     session.step()
@@ -132,7 +132,7 @@ LOADER = """
 
 
 def test_data_loader_workers(tmp_path: Path) -> None:
-    """They publish nothing, and count as the user's processes; the helper does not."""
+    """Workers publish nothing and count as the user's processes. The helper does not count."""
     [summary] = ended(tmp_path, LOADER)
     assert (summary.status, summary.steps) == ("finished", 80)
     [run] = list_runs(tmp_path / "runs")

@@ -191,7 +191,7 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None
 def test_loading_a_batch_is_part_of_a_traced_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a traced step would seem cheaper than it is by what loading takes."""
+    """Otherwise the traced step's cost would lack the time of loading."""
     from memlog.tracer.schedule.budget import Budget
 
     told: list[float] = []

@@ -1,4 +1,4 @@
-"""A session that traces by itself, beside what else a training loop may do: it never stands in the way."""
+"""A session that traces by itself, beside other tools in a training loop, without disturbing them."""
 
 import threading
 import warnings
@@ -319,7 +319,7 @@ def test_a_trace_does_not_wait_for_the_optimizer_of_another_thread() -> None:
 
 
 def test_a_trace_leaves_out_the_optimizer_that_is_at_work_on_another_thread() -> None:
-    """A window that ends meanwhile ends its own optimizer's step, and that one alone."""
+    """A window that ends during this work ends only the step of its own optimizer."""
 
     class Waiting(torch.optim.Adam):
         def step(self, closure: Any = None) -> Any:

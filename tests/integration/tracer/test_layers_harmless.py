@@ -49,7 +49,7 @@ class Training:
         self.optimizer.zero_grad()
 
     def state(self) -> bytes:
-        """All that the next step depends on."""
+        """All state on which the next step depends."""
         state = io.BytesIO()
         parts = [self.model.state_dict(), self.optimizer.state_dict(), torch.get_rng_state()]
         torch.save([parts, self.losses], state)

@@ -165,7 +165,7 @@ def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
 
 
 def test_what_another_thread_calls_begins_no_trace() -> None:
-    """A thread that prepares the data with a network of its own."""
+    """The other thread prepares the data with a network of its own."""
     session = memlog.init("local", layers=True, budget=1.0)
     loop, encoder = Distilling(), network(16, 64, 16)
 
@@ -202,7 +202,7 @@ def test_new_optimizers_are_traced_with_the_kept_ones_state() -> None:
 
 
 def test_a_step_reported_by_hand_is_traced_whole() -> None:
-    """No optimizer of PyTorch's is heard of."""
+    """The loop uses no PyTorch optimizer."""
     net = network(16, 64, 8)
     session = memlog.init("local", layers=True)
     for _ in range(5):

@@ -25,7 +25,7 @@ RECOMPILES = torch.__version__.startswith("2.6.")
 
 
 class Graphs:
-    """A backend that counts what it is given."""
+    """A compiler backend that counts the graphs that it gets."""
 
     def __init__(self) -> None:
         self.count = 0

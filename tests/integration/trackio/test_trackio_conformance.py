@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 @contextmanager
 def away(disk: Path) -> Iterator[None]:
-    """The disk is away."""
+    """Make the disk unreachable."""
     moved = disk.rename(disk.with_name("away"))
     try:
         yield

@@ -64,7 +64,7 @@ def run(
 
 
 def runs_in(folder: Path) -> dict[str | None, Recorded]:
-    """The runs, by name, once the tracker has them."""
+    """Runs by name, after the tracker has all of them."""
     found = {run.name: run for run in recorded(folder)}
     for one in found.values():
         wait_until_delivered(folder, run_id=one.directory.id)

@@ -108,7 +108,7 @@ class Trained:
         return [run for run in self.runs if (run.name or "").startswith(name)]
 
     def shown(self, name: str) -> list[Any]:
-        """The tracker's runs of that name, the oldest first."""
+        """The tracker's runs with this name, the oldest first."""
         experiments = [each.experiment_id for each in self.client.search_experiments()]
         found = self.client.search_runs(experiments, order_by=["attributes.start_time ASC"])
         return [run for run in found if run.info.run_name == name]

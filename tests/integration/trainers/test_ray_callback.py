@@ -22,7 +22,7 @@ def _in_a_folder_of_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def copied(callback: Any) -> Any:
-    """The callback as a worker gets it."""
+    """A copy of the callback, as a worker gets it."""
     return pickle.loads(pickle.dumps(callback))  # noqa: S301 - written in this line
 
 

@@ -26,7 +26,7 @@ AXES = ("memlog/step", "memlog/evaluation", "memlog/epoch")
 
 
 def axis_of(name: str) -> str:
-    """The axis that a metric of memlog's lies on."""
+    """Axis on which a metric of memlog's lies."""
     part = {"eval": "evaluation", "epoch": "epoch"}
     return f"memlog/{part.get(name.split('/')[1] if '/' in name else '', 'step')}"
 

@@ -90,7 +90,7 @@ def test_variables_that_hold_credentials_are_known_by_their_names() -> None:
 def test_mlflows_address_and_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab:5000")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
-    # Good for Amazon alone: they are no reason to refuse a tracker.
+    # These credentials work only for Amazon, so they are no reason to refuse a tracker.
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\n")

@@ -1,4 +1,4 @@
-"""Counting errors never fails itself, even if streams, log handlers or signals do."""
+"""Counting errors never raises an error, even if streams, log handlers or signal handlers raise one."""
 
 import logging
 import os

@@ -38,7 +38,7 @@ def tarball(path: Path, files: dict[str, bytes], *extra: tarfile.TarInfo) -> Pat
 
 
 def npm_that(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PATH with nothing but the test's own ``npm``."""
+    """Set a PATH that has only the test's own ``npm``."""
     folder.mkdir()
     npm = folder / "npm"
     npm.write_text(f"#!/bin/sh\n{script}\n")
@@ -55,7 +55,7 @@ def unpacked(tmp_path: Path, files: dict[str, bytes], package: NpmPackage = SPEE
 
 @pytest.fixture
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An install that was built without npm, of a user with an empty cache."""
+    """An install of memlog that was built without npm, for a user with an empty cache."""
     elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
     monkeypatch.setattr(viewer, "SPEEDSCOPE", elsewhere)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -81,7 +81,7 @@ SENTENCES = st.sampled_from(
     ["{}", "'{}'", '"{}"', "({})", "can't reach {}: refused", "uri={}", "{},"]
 )
 ANYTHING = st.text() | st.text(f'{USERINFO} \t\n\u00a0/@?#[]\\"\u00e4\U0001f511')
-"""Any characters at all, and most often those that mean something, blanks among them."""
+"""Texts of any characters. Characters with a meaning in an address, and blanks, are frequent."""
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(SCHEMES, ANYTHING, ANYTHING)
 def test_no_password_in_a_whole_address_is_left(scheme: str, before: str, after: str) -> None:
-    """The address is the whole text."""
+    """Here the whole text is one address."""
     shown = bare_address(f"{scheme}://anna:{before}s3cret{after}@host:5000/a path")
     assert shown == f"{scheme}://host:5000/a path"
 

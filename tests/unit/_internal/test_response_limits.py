@@ -17,7 +17,7 @@ from memlog._internal.response_limits import MAX_ANSWER, bound_answers, waiting_
 TIMEOUT = 1.0
 """Seconds that a client waits for a byte."""
 PATIENCE = 20.0
-"""Seconds in which all is over, on a busy machine too: unbounded, the slow ones take half an hour."""
+"""Maximum seconds for a whole answer, also on a busy machine. Without limits, slow answers take 30 min."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,5 +71,5 @@ def test_what_is_downloaded_may_be_larger_than_an_answer() -> None:
 
 
 def _highest() -> int:
-    """Bytes that this process had at its highest."""
+    """Highest memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

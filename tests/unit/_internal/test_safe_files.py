@@ -10,7 +10,7 @@ from memlog._internal.safe_files import beside, open_plain, open_to_append, read
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Reached through a link, as the user may have it."""
+    """Folder that is reached through a link, as a user's folder can be."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     return tmp_path / "link"

@@ -21,7 +21,7 @@ from memlog.reports import summarize
 
 
 class TimeUp(TimeoutError):  # noqa: N818 - a user's own name for it
-    """An ``OSError``, as the error of a write is."""
+    """A user's exception that is an ``OSError``, like the error of a failed write."""
 
 
 def plain(_number: int, _frame: FrameType | None) -> None:

@@ -22,7 +22,7 @@ HUNDRED = "host.rss grows > 10 MiB/100 steps"
 LONG_RISES = {"sawtooth of 25", "ring buffer", "sorted by length, again each epoch"} | {
     "grows, then shrinks"
 }
-"""These grow by more than 5 MiB at every step for 20 steps and more: nobody can know that it ends."""
+"""Healthy series that grow by over 5 MiB at each of 20 or more steps, so an alarm on them is justified."""
 
 
 def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
@@ -62,7 +62,7 @@ def test_a_leak_is_one_alarm_within_20_steps_of_its_regime(name: str) -> None:
 
 
 def test_warm_up_is_no_alarm_and_the_leak_after_it_is() -> None:
-    """The first three steps add 300 MiB; the alarm on them hid a leak of 20 MiB a step."""
+    """The first three steps add 300 MiB. An alarm for these steps would hide the leak of 20 MiB a step."""
     warm = [300, 500, 580, 600]
     leak = [600 + 20 * n for n in range(1, 60)]
     [alarm] = judged(STEP, warm + leak)
@@ -140,14 +140,14 @@ def test_uncollected_garbage_is_not_growth() -> None:
         if step < 20:
             garbage(MIB)
         engine(batch(step, 2048 * step))
-    # What had grown by step 19 was garbage; what grows from there on is not.
+    # Growth until step 19 was garbage. Growth from step 19 on is a leak.
     assert [event.step for event in found if isinstance(event, Alert)] == [39]
 
 
 @pytest.mark.parametrize("size", [1, 8])
 @glibc
 def test_garbage_hides_no_leak_beside_it(size: int) -> None:
-    """A quarter of the growth is garbage, or nearly all of it; the rest is a leak that the rule is about."""
+    """Garbage is a quarter of the growth, or nearly all of it. The other growth is a leak above the limit."""
     found: list[Event] = []
     kept: list[bytearray] = []
     level = 500 * MIB
@@ -178,7 +178,7 @@ def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
 
 
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
-    """The lowest of ten samples at each step counts; mapped files of the tree don't count."""
+    """The lowest of ten samples at each step counts. Mapped files of the process tree don't count."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Diagnostics())
     for look in range(300):

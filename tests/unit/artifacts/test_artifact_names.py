@@ -47,13 +47,11 @@ def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
             assert session.save_artifact(source, kind, name=name) is not None
     memlog.finish()
     [files] = tracker.files.values()
-    # The same name and kind replaces, and nothing else does.
+    # Only a file of the same name and kind replaces another.
     assert sorted(files.values()) == sorted(f"last {n}".encode() for n in range(len(saved)))
     found = find_run(tmp_path, session.id or "")
     summary = summarize(found)
-    kept = [
-        (f.name, f.kind) for f in summary.artifacts
-    ]  # each once, in whatever order they were sent
+    kept = [(f.name, f.kind) for f in summary.artifacts]  # in any order of sending
     assert sorted(kept) == sorted((name, kind) for kind, name in files)
     assert {(f.name, f.kind) for f in JournalStore(found).list_artifacts(found.id)} == {
         (name, kind) for kind, name in files
@@ -63,9 +61,7 @@ def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
     names = [f.name for f in summary.artifacts]
     assert names[:5] == ["_.txt", names[1], "r.json", "r-config.json", "R-snapshot.json"]
     assert "artifact 'r.json' ('config') is saved as 'r-config.json' ('config')" in caplog.text
-    assert (
-        caplog.text.count("is saved as") == len(saved) - 1
-    )  # `r.json` is the one that stays; said once
+    assert caplog.text.count("is saved as") == len(saved) - 1  # `r.json` keeps its name
 
 
 def test_names_of_memlogs_own_files_are_known() -> None:

@@ -1,4 +1,4 @@
-"""Bytes as speedscope's page shows them: MiB, exactly, under a name that tells so."""
+"""Conversion of bytes for speedscope's page: exact MiB, and a name that says MiB."""
 
 import json
 from typing import Any

@@ -24,7 +24,7 @@ def encoded(value: Any) -> bytes:
 
 
 def changed(change: Callable[[dict[str, Any]], object], *profiles: dict[str, Any]) -> bytes:
-    """Return the document after a change."""
+    """Return a document to which ``change`` was applied."""
     made = document(*profiles)
     change(made)
     return encoded(made)
@@ -76,7 +76,7 @@ def test_a_damaged_one_is_recognised_and_refused() -> None:
 
 
 def setting(key: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """Change a field of the first profile."""
+    """Return a change that sets a field of the first profile."""
     return lambda made: made["profiles"][0].update({key: value})
 
 

@@ -80,7 +80,7 @@ def test_code_in_a_snapshot_never_runs(tmp_path: Path, protocol: int) -> None:
         b"(S'true'\nios\nsystem\n.",  # INST
         b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",  # STACK_GLOBAL
         b"\x80\x02cbuiltins\neval\nU\x031+1\x85R.",
-        b"\x80\x02ccollections\nOrderedDict\n)R.",  # harmless, and still nothing that a snapshot needs
+        b"\x80\x02ccollections\nOrderedDict\n)R.",  # harmless, but no snapshot needs it
         b"Psomewhere\n.",  # a persistent id
         b"\x80\x02\x82\x01.",  # an extension's code
     ],
@@ -164,7 +164,7 @@ def test_a_damaged_pickle_is_read_or_one_clear_error(seed: int) -> None:
 
 
 @given(st.binary(max_size=40))
-@example(b"\x80\x04]r\xff\xff\xff\x7f.")  # 32 GiB for what it numbers
+@example(b"\x80\x04]r\xff\xff\xff\x7f.")  # a memo of 32 GiB
 @example(b"]p2147483647\n.")
 @example(b"]p-1\n.")
 @example(b"\x80\x04\x8d\xff\xff\xff\xff\xff\x00\x00\x00.")  # text of a terabyte

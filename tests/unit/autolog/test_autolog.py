@@ -13,7 +13,7 @@ from memlog.autolog.optimizer_steps import INACTIVE_AFTER, Autolog
 
 
 class Counter:
-    """Counts steps while it is installed."""
+    """Counter of steps while its hook is installed."""
 
     def __init__(self) -> None:
         self.steps = 0

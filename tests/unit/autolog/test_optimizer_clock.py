@@ -1,4 +1,4 @@
-"""Which optimizer's steps count, whatever order they come in."""
+"""Choice of the optimizer whose steps count, for any order of optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Optimizer:
 
 
 class Clock:
-    """Steps optimizers and counts what the clock counts."""
+    """Driver that steps optimizers and counts the steps that the clock counts."""
 
     def __init__(self) -> None:
         self.counted = 0
@@ -29,7 +29,7 @@ class Clock:
         self.counted += 1
 
     def step(self, *optimizers: Optimizer) -> int:
-        """One after the other; how many have been counted so far."""
+        """Step optimizers one after the other. Return the number of steps counted so far."""
         for optimizer in optimizers:
             with self.working(optimizer):
                 pass
@@ -45,7 +45,7 @@ class Clock:
         self._clock.begin(optimizer)
 
     def backward(self, number: int, *optimizers: Optimizer) -> int:
-        """All of them step within a backward pass."""
+        """Step all optimizers within one backward pass."""
         for optimizer in optimizers:
             self._clock.begin(optimizer, number)
             self._clock.end(optimizer)
@@ -76,7 +76,7 @@ def test_a_replacement_counts_from_its_first_step(
 
 @given(st.lists(st.integers(2, 12), min_size=1, max_size=5), FEW)
 def test_no_step_is_lost_when_a_pair_replaces_a_pair(phases: list[int], of_the_second: int) -> None:
-    """New networks and new optimizers for each fold: the generator's steps go on counting."""
+    """Each fold has new networks and new optimizers. The generator's steps must still count."""
     clock, kept, made = Clock(), [], 0
     for rounds in phases:
         first, second = optimizers(2)
@@ -116,7 +116,7 @@ def test_an_optimizer_that_stepped_alone_can_alternate_later(
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(2, 12)), min_size=1, max_size=6))
 def test_an_optimizer_in_another_counts_once(phases: Iterable[tuple[bool, int]]) -> None:
-    """Each is new and the old ones are kept; some are wrapped (Lookahead), and then step within theirs."""
+    """Each optimizer is new, and older ones stay alive. Some step inside a wrapper (Lookahead)."""
     clock, made, kept = Clock(), 0, []
     for wrapped, steps in phases:
         inner, outer = optimizers(2)
@@ -160,10 +160,10 @@ def test_a_step_counts_once_at_most(order: list[int]) -> None:
 
 @given(st.integers(1, 80), st.randoms(use_true_random=False))
 def test_optimizers_that_step_in_one_backward_pass_are_one_step(count: int, order: Random) -> None:
-    """One for each parameter: PyTorch's own tutorial saves the gradients so."""
+    """PyTorch's own tutorial uses an optimizer for each parameter to save memory of gradients."""
     clock, kept = Clock(), optimizers(count)
     for number in range(30):
-        if count <= 30:  # of so many it is known who takes turns
+        if count <= 30:  # up to this number, the clock knows which optimizers alternate
             order.shuffle(kept)
         assert clock.backward(number, *kept) == number + 1
 

@@ -1,4 +1,4 @@
-"""Packages for trainers' libraries are imported with the library, and a broken one harms nobody."""
+"""Integrations of trainers are imported with the trainer's library. A broken integration harms nobody."""
 
 import logging
 import sys

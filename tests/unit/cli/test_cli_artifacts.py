@@ -59,7 +59,7 @@ def test_pull_copies_out_of_the_runs_folder_and_says_what_is_next(tmp_path: Path
     assert lines[0].startswith("2 files of run k7m2xq9a from its own folder, ")
     assert lines[2].split() == ["my", "files/notes.txt", "file", "4", "B"]
     assert lines[-1] == f"look at it: memlog open {shlex.quote('my files/graph-2')}"
-    # The third's name is none that memlog gives.
+    # memlog never gives a file the third name.
     assert result.exit_code == 1
     assert "not safe to write (such as 'graph 1')" in result.stderr
     again = memlog("pull", "latest", "--kind", "file", "-o", "my files")
@@ -140,7 +140,7 @@ def test_a_snapshot_that_hides_code_is_one_line_and_runs_nothing(tmp_path: Path)
         (tmp_path / name).write_bytes(content)
         told = complaint("open", name)
         assert told.startswith(name)
-        if name != "old.pickle":  # nothing that torch writes begins so: it is not even looked into
+        if name != "old.pickle":  # no file of torch begins with this, so it is not read further
             assert "it calls " in told
             assert "don't open it with other programs" in told
     assert not (tmp_path / "made by the attacker").exists()
@@ -196,7 +196,7 @@ def test_a_trackers_run_is_fetched_by_its_own_id(
         in memlog("pull", "team/x/1", "--backend", "list", "-o", "out").stdout
     )
     assert set(store.asked) == {"team/x/1"}
-    # "latest" is a word of the journal's, and no tracker's id.
+    # "latest" works for journals only and is not the id of a run in a tracker.
     assert "there are no runs" in complaint("pull", "latest", "--backend", "list", "-o", "out")
 
 

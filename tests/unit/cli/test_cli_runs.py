@@ -34,7 +34,7 @@ def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_is_delivered_and_a_long_name(tmp_path: Path) -> None:
-    """Undelivered points are not shown as 0, and a long name takes no room from other columns."""
+    """Undelivered points are not shown as 0. A long name leaves the other columns their width."""
     waiting = Run(at(0), "n" * 5000, None, ("mlflow",), {})
     MadeRun(tmp_path).write(waiting, batch(0, GIB), End(at(1), "finished")).closed()
     finished_run(tmp_path, "zzzz2222")

@@ -42,7 +42,7 @@ def finished(made: MadeRun) -> RunDirectory:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run that was recorded for the list and ended."""
+    """An ended run that was recorded for the backend named "list"."""
     return finished(made_run(tmp_path, "list"))
 
 
@@ -115,7 +115,7 @@ def test_a_local_run_goes_to_the_backend_that_is_named(
     run = steps(made_run(tmp_path, "local")).closed()
     assert said("--to", "list").startswith(f"list: {POINTS + 1} points delivered")
     assert list(backend.tracker.ended.values()) == ["killed"]
-    # It ended without a word, and nobody had said so yet: the alert is the point more.
+    # The run ended without an end event. The additional point is the alert on this.
     [files] = backend.tracker.files.values()
     assert list(files) == [("postmortem", "postmortem.md"), ("report", "report.html")]
     assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == [
@@ -340,6 +340,6 @@ def test_pull_sends_no_credentials_to_the_runs_address(
     arguments = ["pull", run.id, "--backend", "list", "-o", str(tmp_path / "out")]
     result = CliRunner().invoke(cli, arguments, prog_name="memlog")
     assert result.exit_code != 0
-    if how != "address":  # which is where nothing was delivered yet
+    if how != "address":  # the tracker to which nothing was delivered yet
         assert "the run names http://evil" in result.stderr
     assert backend.connected == []

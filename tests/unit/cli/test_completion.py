@@ -16,7 +16,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs, of which one has a name that a shell would have to quote, and a folder that is no run."""
+    """Two runs and a folder that is no run. One run has a name that a shell has to quote."""
     monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
     MadeRun(tmp_path, "aaaa2222").write(Run(at(0), "gpt-small", None, (), {})).closed()
     second = MadeRun(tmp_path, "bbbb3333").write(Run(at(0), "two words", None, (), {}))

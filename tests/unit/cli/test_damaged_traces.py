@@ -24,11 +24,11 @@ from memlog.tracer.schedule.trace_event import trace_event
 
 MUTANTS = 3000
 SHOWN = 60
-"""Mutants that the commands are given, too."""
+"""Number of damaged files with which the commands are also run."""
 
 
 class Honest(NamedTuple):
-    """A small model's first step."""
+    """Undamaged trace of a small model's first step."""
 
     event: Trace
     file: bytes
@@ -36,7 +36,7 @@ class Honest(NamedTuple):
     """Positions of the events in the file."""
 
     def mutant(self, seed: int) -> bytes:
-        """The file with some bytes changed, mostly the events', or some bytes longer or shorter."""
+        """Return a damaged copy: some bytes changed, mostly in the events, or some bytes added or removed."""
         chance = random.Random(seed)  # noqa: S311 - damage, not secrets
         made = bytearray(self.file)
         for _ in range(chance.choice((1, 1, 2, 5, 20))):

@@ -134,7 +134,7 @@ _NAMES_A_RUN = re.compile(r"\bmemlog (?:sync|show|open|pull|advise|compare) \{")
 
 
 def test_a_command_with_a_run_names_its_folder_where_it_has_to() -> None:
-    """Only `RunDirectory.command` knows whether a command finds the run without ``--dir``."""
+    """Only `RunDirectory.command` finds out whether a command needs ``--dir`` to find the run."""
     messages = [path for path in CODE if "examples" not in path.parts]
     for where, match in named(messages, _NAMES_A_RUN):
         allowed = where.startswith("memlog/cli/runs.py")  # looks for such a line in a message

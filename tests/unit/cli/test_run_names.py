@@ -20,7 +20,7 @@ def made(root: Path, run_id: str, name: str | None = None) -> RunDirectory:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Runs: joined in MLflow, opened in W&B by memlog, named in ``init``, and three of one name."""
+    """Runs: one joined in MLflow, one that memlog opened in W&B, one named in ``init``, three of one name."""
     joined = MadeRun(tmp_path, "aaaa2222").write(Run(at(0), None, None, (), {}))
     joined.bound("mlflow", "0a1b2c3d", "http://tracker", "first").write(batch(0, GIB))
     joined.bound("mlflow", "9f8e7d6c", "http://tracker", "second").write(batch(1, GIB)).closed()

@@ -28,7 +28,7 @@ def test_the_estimated_peak_is_that_of_real_training(case: str) -> None:
 def test_what_convolutions_need_inside_themselves_is_not_in_an_estimate(case: str) -> None:
     estimated, measured = estimate(case), measured_peak(CASES[case])
     assert 0.75 * measured < estimated.peak < measured
-    # Nor does an estimate change what is known of real ones.
+    # An estimate does not change the known workspaces of real operations.
     assert traced(CASES[case]).result.peak == pytest.approx(measured, rel=0.002)
 
 
@@ -60,7 +60,7 @@ def test_a_lighter_optimizer_has_no_state() -> None:
 
 
 def test_nothing_is_computed_and_nothing_held() -> None:
-    """The model has a terabyte of activations, and its weights have no storage."""
+    """The model has a terabyte of activations. Its weights have no storage."""
     model = nn.Sequential(*(nn.Linear(100_000, 100_000, device="meta") for _ in range(4)))
     found = estimate_memory(model, lambda m: m(torch.randn(1_000_000, 100_000)).square().mean())
     assert found.parameters == 4 * 4 * (100_000**2 + 100_000)

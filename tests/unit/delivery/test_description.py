@@ -1,4 +1,4 @@
-"""The description of a run's end: when it is sent, and what becomes of it in trouble."""
+"""The description of a run's end: the time of sending, and behaviour when a tracker fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memlog.sink import Target
 
 
 class DescribingTracker(ListTracker):
-    """Keeps texts, unless it is told to raise an error."""
+    """Sink that keeps texts, or raises an error if the test has set one."""
 
     error: Exception | None = None
 

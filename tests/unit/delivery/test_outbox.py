@@ -58,7 +58,7 @@ def test_alerts_and_files_reach_the_run_that_was_active(
         journal.append(event)
     upload = uploader(run, tracker)
     upload.deliver(complete=True)
-    # What came before the first run of the user's belongs to it as well.
+    # Items from before the user's first run also belong to this run.
     assert tracker.alerts == {"users": [alert(0), alert(1), alert(2)]}
     assert tracker.files == {
         "users": {("flamegraph", "a"): b"first", ("flamegraph", "b"): b"second"}
@@ -105,7 +105,7 @@ def test_points_do_not_wait_for_files(
                 upload.deliver(complete=True)
     assert len(tracker.all_points()) == 11
     assert [shown.step for shown in tracker.alerts[f"own-{run.id}"]] == [4]
-    # An uploader of another process goes on with what is left, and with that alone.
+    # An uploader in another process sends only the items that were not sent yet.
     successor = uploader(run, tracker)
     successor.deliver(complete=True)
     successor.close()
@@ -159,7 +159,7 @@ def test_alerts_are_bounded() -> None:
 
 
 class TestASinkThatIsNotDurable:
-    """Points count as delivered once the sink is closed; after an unclean end all are sent again."""
+    """Points count as delivered when the sink is closed. After an unclean end, all points are sent again."""
 
     def test_an_unclean_end_begins_anew(self, run: RunDirectory, journal: JournalWriter) -> None:
         tracker = ListTracker(durable=False)
@@ -196,7 +196,7 @@ class TestASinkThatIsNotDurable:
     def test_an_end_that_fails_is_made_good_by_the_next_attempt(
         self, run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is unknown what the tracker has: a new sink sends everything again."""
+        """It is unknown which points the tracker has, so a new sink sends all of them again."""
         tracker = ListTracker(durable=False)
         upload = uploader(run, tracker)
         journal.append(kept(run, b"content"))

@@ -97,7 +97,7 @@ def test_one_that_is_gone_for_good_is_replaced_where_that_is_wanted(sweep: RunDi
     assert tracker.ended["beside-r0"] == "finished"
     state = UploadState.load(sweep, "list")
     assert (state.stage, state.beside, state.held) == ("done", ["r0", "r2"], {})
-    finish(uploader(sweep, tracker))  # once more, without: nothing is doubled
+    finish(uploader(sweep, tracker))  # a second delivery without refusals: nothing is doubled
     assert len(tracker.all_points()) == SWEEP * STEPS * 2
 
 
@@ -236,7 +236,7 @@ def test_what_a_refused_run_has_not_had_is_not_thinned_as_delivered(tmp_path: Pa
     upload = uploader(run, tracker)
     upload.deliver()
     size = run.files()[0].size
-    enforce(run, size * 3 // 4)  # for this what was delivered is enough
+    enforce(run, size * 3 // 4)  # the points that were delivered are enough for this
     assert sum(file.thinned for file in read(run)) > 0
     assert sum(file.thinned_undelivered for file in read(run)) == 0
     tracker.deleted = set()
@@ -258,7 +258,7 @@ def read(run: RunDirectory) -> list[JournalFile]:
 
 
 class Sweep:
-    """A trainer whose runs are deleted and restored meanwhile, and an uploader that is replaced."""
+    """A trainer whose runs are deleted and restored during training, and an uploader that is replaced."""
 
     def __init__(self, directory: str, *, thinned: bool) -> None:
         self.made = MadeRun(Path(directory), alive=True).bound("list", "r0", None)
@@ -301,7 +301,7 @@ class Sweep:
         self.tracker.down = False
 
     def left(self) -> set[int]:
-        """The steps that the journal has."""
+        """Numbers of the steps in the journal."""
         events = list(self.made.directory.events())
         return {event.step for event in events if isinstance(event, Batch)}
 
@@ -319,7 +319,7 @@ def test_whatever_is_deleted_and_restored_every_point_arrives_once(
         sweep = Sweep(directory, thinned=thinned)
         for move, number in moves:
             getattr(sweep, move)(number)
-        finish(sweep.upload)  # an end at which some may be refused
+        finish(sweep.upload)  # an end at which the tracker can refuse some runs
         sweep.tracker.deleted.clear()
         sweep.restart(0)
         finish(sweep.upload)

@@ -48,7 +48,7 @@ def test_the_new_attempt_takes_the_run_over_once_the_old_one_is_delivered(tmp_pa
     deliver(
         first
     )  # as `memlog sync` does later: it neither ends the run again nor sends anything twice
-    assert tracker.ended["own-attempt0"] is None  # the last call of `close` told no end
+    assert tracker.ended["own-attempt0"] is None  # the last `close` got no end
     steps = [p.index for p in tracker.points["own-attempt0"] if p.name == "memory/host/rss_mib"]
     assert steps == list(range(10))
     titles = [alert.title for alert in tracker.alerts["own-attempt0"]]

@@ -137,7 +137,7 @@ def test_a_journal_within_its_limit_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_positions_mean_the_same_as_before(tmp_path: Path) -> None:
-    """Reading from any position gives the events that are left, at their old positions."""
+    """Reading from any position gives the events that were not removed, at their old positions."""
     run = filled(tmp_path, 200).directory
     before = {entry.seq: entry for entry in entries(run)}
     for path in sorted(run.path.glob("*.jsonl"))[:-1]:
@@ -282,7 +282,7 @@ def test_a_session_keeps_its_limit(tmp_path: Path) -> None:
 
 
 def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
-    """Then only new peaks, one of many other steps and rare events are written; the numbers have no gap."""
+    """Without its helper, only new peaks, some other steps and rare events are written, without gaps."""
     health = Diagnostics()
     journal = JournalWriter(
         tmp_path,

@@ -1,4 +1,4 @@
-"""The upload thread: it tries again until everything is delivered."""
+"""The upload thread, which tries again until everything is delivered."""
 
 import threading
 import time
@@ -58,7 +58,7 @@ def test_a_tracker_that_is_away_for_hours_gets_everything(
 def test_at_the_end_of_a_run_it_tries_again_soon(
     thread: UploadWorker, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread may be in its longest pause when the user begins to wait."""
+    """The thread can be in its longest pause when the user begins to wait for the end."""
     at_pause = {10: thread.complete, 13: lambda: setattr(tracker, "down", False)}
     pauses = run_with(thread, monkeypatch, at_pause)
     assert thread.delivered

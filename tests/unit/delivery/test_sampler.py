@@ -1,4 +1,4 @@
-"""Times at which the helper samples the process tree: by time, and by steps if these are fast."""
+"""Times at which the helper samples the process tree: at intervals, and also at steps if steps are fast."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from memlog.events import ChildReading, Event, Sample
 
 @pytest.fixture
 def trainer() -> Iterator[int]:
-    """A small process: to read this one, with its fork servers, takes so long that pauses become long."""
+    """A small process to sample. Sampling pytest's own process, with its fork servers, takes too long."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process.pid
         process.kill()
@@ -48,7 +48,7 @@ def test_a_run_that_ends_at_once_has_a_sample(tmp_path: Path) -> None:
     follower = StepFollower(run.directory.files()[0])
     sampler = Sampler(os.getpid(), 1000.0, found.append, follower, Diagnostics())
     sampler.sample_if_due()
-    sampler.sample_short_run()  # no step: nothing to add
+    sampler.sample_short_run()  # no step, so no sample is added
     assert len(found) == 1
     run.write(*(batch(step, GIB) for step in range(3)))
     sampler.sample_short_run()
@@ -87,7 +87,7 @@ def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
 
 
 def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> None:
-    """A reading takes 20 ms here, of which the limit of 2 % of a processor allows one a second."""
+    """A reading takes 20 ms here. The limit of 2 % of a processor allows one such reading a second."""
     run = MadeRun(tmp_path)
     follower = StepFollower(run.directory.files()[0])
     sampler = Sampler(os.getpid(), 1.0, [].append, follower, Diagnostics())
@@ -97,7 +97,7 @@ def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> No
 
 
 def test_children_are_read_between_samples(tmp_path: Path) -> None:
-    """A whole sample waits for its interval once reading has cost its share; the children do not."""
+    """If reading has used up its time limit, a whole sample waits for its interval, but children are read."""
     run = MadeRun(tmp_path)
     found: list[Event] = []
     seen: list[tuple[int, Sequence[ChildReading]]] = []

@@ -66,7 +66,7 @@ def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
     for step in range(30):
         journal.append(batch(step))
         upload.deliver()
-        # The newest step may still get another value: its points are final with the next one.
+        # The newest step can still get another value. Its points are final when the next step begins.
         assert tracker.all_points() == expected(range(step + 1))[: 2 * step]
     upload.deliver(complete=True)
     assert tracker.all_points() == expected(range(30))
@@ -163,7 +163,7 @@ def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) ->
     journal.append(batch(0))
     bury(run)
     uploader(run, tracker).deliver(complete=True)
-    uploader(run, tracker).close()  # another one: the first died before it could end the run
+    uploader(run, tracker).close()  # another uploader: the first died before it could end the run
     assert tracker.ended == {f"own-{run.id}": "killed"}
 
 

@@ -36,7 +36,7 @@ def test_a_public_name_without_a_docstring_is_found(tmp_path: Path) -> None:
 def test_a_missing_docstring_fails_a_strict_build(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """mkdocs counts the warnings of its own loggers."""
+    """The warning must come from a logger of mkdocs, because a strict build counts only these."""
     monkeypatch.setattr(hooks, "undocumented", lambda: iter(["memlog.init"]))
     hooks.on_pre_build()
     [record] = caplog.records
@@ -66,7 +66,7 @@ def test_a_picture_follows_the_sites_scheme() -> None:
 def test_a_diagram_is_text_if_mermaid_can_not_be_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The theme would load it from another server."""
+    """Otherwise the theme would load mermaid from another server."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     mermaid.folder.cache_clear()
@@ -77,7 +77,7 @@ def test_a_diagram_is_text_if_mermaid_can_not_be_fetched(
 
 
 def test_the_chart_shows_the_figures_of_the_benchmarks() -> None:
-    """``python -m docs_site.overhead_chart`` draws it anew."""
+    """``python -m docs_site.overhead_chart`` draws the chart again."""
     for scheme, colors in overhead_chart.SCHEMES.items():
         drawn = (ROOT / "docs" / "images" / f"overhead-{scheme}.svg").read_text(encoding="utf-8")
         assert drawn == overhead_chart.draw(colors)

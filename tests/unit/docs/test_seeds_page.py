@@ -1,4 +1,4 @@
-"""docs/seeds.md, and the check that holds it to its word at the end of a whole run."""
+"""docs/seeds.md, and the check of its promises at the end of a run of all tests."""
 
 import pytest
 from support.seeds import OUTCOMES, PAGE, ROWS, Row, SeedsPlugin, read_rows, unshown

@@ -21,7 +21,7 @@ def allocated(*sizes: int, limit: int | None = None, expandable: bool = False) -
 def test_it_reserves_what_a_published_snapshot_shows() -> None:
     """discuss.pytorch.org/t/178671: ``X @ W + b``, with the workspace of cuBLAS in a segment of its own."""
     allocator = allocated(40_000, 40, 4_000, 40, 40)
-    allocator.free(3)  # the product, when the sum is there
+    allocator.free(3)  # the product is freed when the sum exists
     assert (allocator.reserved, allocator.allocated) == (2_097_152, 45_568)
     allocator.allocate(5, 8_519_680)
     assert allocator.reserved == 2_097_152 + 20_971_520

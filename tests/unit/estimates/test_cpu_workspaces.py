@@ -129,7 +129,7 @@ OPERATIONS: dict[str, Callable[[int], Made]] = {
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # decides who computes convolutions of points
+    torch.set_num_threads(1)  # decides which library computes 1x1 convolutions
     yield
     torch.set_num_threads(threads)
 

@@ -17,7 +17,7 @@ from memlog.sink import Point, Rows
 
 
 class Users:
-    """A run of the user's, with what the writer uses of it."""
+    """A run of the user's, with the attributes that the writer uses."""
 
     def __init__(self, run_id: str = "same") -> None:
         self.run_id = run_id
@@ -77,7 +77,7 @@ class Trainer:
         self.journal.bind("tracker", Binding(users.run_id))
 
     def step(self, number: int, users: Users | None = None) -> None:
-        """One step, of which the user commits a row beside a run."""
+        """Publish one step; if ``users`` is a run, commit a row of the user's to this run."""
         self.bus.publish(batch(number, 2**30 + number))
         if users is not None:
             users.commit()
@@ -158,7 +158,7 @@ def test_a_run_that_the_user_ends_first_has_a_report_and_lacks_nothing(tmp_path:
 def test_an_ending_run_waits_for_what_was_published(
     tmp_path: Path,
 ) -> None:
-    """The pass has read the journal already: the end must wait for the next one."""
+    """The writer's current pass has already read the journal, so the end must wait for the next pass."""
     trainer = Trainer(tmp_path)
     trainer.run.artifacts.mkdir()
 

@@ -48,7 +48,7 @@ class Users:
 
     def _write(self, number: int, points: object) -> None:
         row = self.has.setdefault(number, {})
-        for point in points:  # type: ignore[attr-defined] # points, whatever holds them
+        for point in points:  # type: ignore[attr-defined] # any object with points
             row[point.name], row[point.axis] = point.value, point.index
         if not row:
             del self.has[number]

@@ -22,7 +22,7 @@ def tokens(batch: int, length: int, name: str = "tokens") -> TensorInput:
 
 
 def marked(steps: Iterable[tuple[tuple[TensorInput, ...], float]]) -> list[StepPeak]:
-    """The steps as an allocator's mark shows them: a peak is known only if it is the highest so far."""
+    """Steps as seen through an allocator's high-water mark: only a peak above all earlier ones is known."""
     found: list[StepPeak] = []
     mark = 0
     for step, (inputs, peak) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""The watch on the ends of steps: which it records, and when it finds that steps became larger."""
+"""The watch on the ends of steps: the steps that it records, and its report that steps became larger."""
 
 import random
 import time
@@ -17,12 +17,12 @@ MIB = 1024**2
 
 @pytest.fixture(autouse=True)
 def _no_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The levels are made up, so this process's own heap says nothing about them."""
+    """Switch off reading of this process's heap, because the memory levels are made up."""
     monkeypatch.setattr("memlog.inputs.watch.read_heap", lambda: None)
 
 
 class Run:
-    """Steps of a training loop whose memory is made up, and which really holds its batches."""
+    """Steps of a training loop. Its memory figures are made up, but its batches are real."""
 
     def __init__(self, *, device: bool = False) -> None:
         self.published: list[Event] = []

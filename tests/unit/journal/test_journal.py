@@ -203,7 +203,7 @@ def test_a_full_disk_costs_the_events_it_has_no_room_for(
 def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Any write is slow by this measure: what is tested is the move, not a disk.
+    # With this limit, every write counts as slow, because the test is about the move and not about a disk.
     monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
     health = Diagnostics()
     journal = writer(tmp_path, health, segment_bytes=4096)
@@ -236,7 +236,7 @@ def test_writing_returns_from_the_queue_once_the_disk_is_fast_again(
     monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
     written.append(batch(len(written)))
     journal.append(written[-1])
-    assert journal.queued  # one slow write tells that it is not
+    assert journal.queued  # one slow write shows that the disk is not fast
     journal.close()
     assert events(tmp_path) == written
 
@@ -327,7 +327,7 @@ def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path
 def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the old segment is closed, its number may belong to a file of the user's."""
+    """As soon as the old segment is closed, a file of the user's can get its descriptor number."""
     journal = writer(tmp_path, segment_bytes=4096)
     close = SegmentFile.close
 

@@ -98,7 +98,7 @@ def test_a_folder_of_artifacts_elsewhere_is_neither_sent_nor_written(
 
 
 class SwappingSink(ListSink):
-    """The file is replaced by a link during its upload."""
+    """Sink during whose upload the file is replaced by a link."""
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         assert file.name == "graph"

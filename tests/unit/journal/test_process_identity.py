@@ -51,7 +51,7 @@ def test_a_step_of_the_clock_ends_no_run(
 def test_what_is_another_process_is_not_the_runs(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    """Its pid was used again, perhaps after a reboot."""
+    """The run's process id was used again, perhaps after a reboot."""
     assert not run_of(own(**changes), tmp_path).is_alive()
 
 

@@ -71,7 +71,7 @@ def test_options_are_handed_over_and_the_command_is_left_as_it_is(
     )
     command = ("python", "train.py", "--every", "2", "--", "-h")
     assert memlog_run(*arguments, "--dir", "here", "--", *command).exit_code == 0
-    assert memlog_run(*arguments, *command).exit_code == 0  # `--` is needed by nobody
+    assert memlog_run(*arguments, *command).exit_code == 0  # `--` is optional
     for called, environ in executed:
         assert called == command
         told = launch_of(environ)
@@ -295,7 +295,9 @@ def test_the_first_import_of_several_modules_calls_back_once(
     from importlib import import_module
     from importlib.util import find_spec
 
-    assert isinstance(find_spec("watched_b"), ModuleSpec)  # somebody asks whether it is installed
+    assert isinstance(
+        find_spec("watched_b"), ModuleSpec
+    )  # a program checks whether the module is installed
     assert modules == []
     imported = import_module("watched_b")
     import_module("watched_a")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("few_objects")
 
 
 class Hostile(list):
-    """A list whose methods may not run."""
+    """A list whose methods must not run."""
 
     def __len__(self):
         raise AssertionError
@@ -40,7 +40,7 @@ def budget():
 
 
 def add_to(container, number):
-    """Add an element that no other one equals."""
+    """Add an element that equals no other element."""
     for base, add in (
         (list, list.append),
         (deque, deque.append),

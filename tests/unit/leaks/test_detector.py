@@ -1,4 +1,4 @@
-"""The detector: which series it judges, of what, and what it reports."""
+"""The detector: the series that it judges, and its reports."""
 
 import ctypes
 import gc
@@ -136,7 +136,7 @@ def test_garbage_that_has_become_old_is_no_growth() -> None:
 
 @glibc
 def test_free_lists_of_the_allocator_are_distinguished_from_memory_in_use() -> None:
-    """Blocks are freed, and a small one after each keeps the heap from shrinking."""
+    """Blocks are freed. A small block after each freed block keeps the heap from shrinking."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.free.argtypes = (ctypes.c_void_p,)
@@ -156,7 +156,7 @@ def test_free_lists_of_the_allocator_are_distinguished_from_memory_in_use() -> N
 
 @glibc
 def test_memory_freed_after_the_last_step_is_no_free_list() -> None:
-    """The program's functions have returned before the last judgement, with all that they held."""
+    """Before the last judgement, the program's functions have returned and freed their memory."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.free.argtypes = (ctypes.c_void_p,)

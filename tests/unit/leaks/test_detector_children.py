@@ -22,7 +22,7 @@ def test_workers_that_grow_are_one_finding_with_the_growth_of_all() -> None:
 
 
 def test_workers_reborn_at_each_epoch_are_no_growth() -> None:
-    """Each is larger than the one before when it is born, and warms up."""
+    """Each new worker begins larger than the one before it, and grows while it warms up."""
     judge, told = detector()
     for number in range(200):
         epoch, age = divmod(number, 10)
@@ -43,7 +43,7 @@ def test_a_worker_that_grows_within_each_epoch_is_found() -> None:
 
 
 def programs(step: int, pids: Sequence[int], size: float = 15) -> Sample:
-    """Return a sample of child processes of one program, each of the same MiB."""
+    """Return a sample of child processes of one program, each with ``size`` MiB."""
     own = int(size * MIB)
     readings = tuple(ChildReading(f"python {n}", p, p, 9 * own, own) for n, p in enumerate(pids))
     return Sample(at(step), step, GIB, 1, GIB, None, None, None, readings, 0)

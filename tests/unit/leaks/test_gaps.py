@@ -8,7 +8,7 @@ from memlog.leaks.gaps import Gaps, Level
 from memlog.leaks.series import SeriesWatch
 
 SEARCH = 24
-"""Steps of a search."""
+"""Number of steps that a search takes."""
 
 
 def joined(levels: Iterable[int], gap: range) -> list[Level]:

@@ -19,7 +19,7 @@ from memlog.leaks.time_budget import TimeBudget
 
 @pytest.fixture(autouse=True, scope="module")
 def _thawed() -> Iterator[None]:
-    """The search sees no frozen objects, and what was collected is frozen: this module, too."""
+    """Thaw all objects. The search sees no frozen objects, and this module's objects are frozen, too."""
     gc.unfreeze()
     yield
     gc.collect()
@@ -43,7 +43,7 @@ class Slots:
 
 
 class Hostile:
-    """A class whose methods may not run."""
+    """A class whose methods must not run."""
 
     def __init__(self, value):
         object.__setattr__(self, "kept", value)

@@ -11,13 +11,13 @@ from memlog.growth import MOST, find_growth
 from memlog.leaks.series import News, SeriesWatch
 
 FREE = 20_000.0
-"""MiB that are free at the beginning."""
+"""Free memory at the beginning, in MiB."""
 EACH = 25
-"""Programs of a family."""
+"""Number of programs tested of each family."""
 
 
 def news(sizes: list[float], *, ended: bool = True) -> list[tuple[int, News]]:
-    """Return what is reported of these levels in MiB, with the step."""
+    """Return the reports on these levels in MiB, each with its step."""
     watch = SeriesWatch(4 * MIB)
     watch.free = FREE * MIB
     found = [(step, watch.take(step, size * MIB)) for step, size in enumerate(sizes)]
@@ -143,7 +143,7 @@ def test_memory_of_a_long_run_is_bounded() -> None:
 
 
 def test_the_interval_covers_the_rate_although_neighbours_resemble_each_other() -> None:
-    """95 % is promised for independent blocks; an AR(1) process of 0.9 is harder."""
+    """95 % coverage is promised for independent blocks. An AR(1) process of 0.9 is harder."""
     covered = 0
     for seed in range(200):
         rng = random.Random(seed)  # noqa: S311 - the same at every run

@@ -99,7 +99,7 @@ def test_a_compiled_loss_has_one_graph() -> None:
 
 
 class Marker:
-    """Lives as long as the graph that holds it."""
+    """Object that lives as long as the graph that holds it."""
 
 
 def test_no_graph_is_kept_alive() -> None:

@@ -1,6 +1,6 @@
 """Memory in use on a whole device, with a library that has NVML's functions and structures.
 
-No GPU was at hand: the functions, their arguments and their codes are those of ``nvml.h``.
+This needs no GPU. The functions, their arguments and their codes are those of ``nvml.h``.
 """
 
 from collections.abc import Mapping

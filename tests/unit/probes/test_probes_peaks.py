@@ -44,7 +44,7 @@ SIZES = st.lists(st.integers(0, 100), min_size=1, max_size=5)
 def test_each_source_is_right_for_an_allocator_that_others_reset(
     windows: list[tuple[bool, list[int]]],
 ) -> None:
-    """Each window has a flag, whether other code resets the mark at its beginning, and the sizes in use."""
+    """Each window is a flag and the sizes in use. The flag is true if other code resets the mark first."""
     probe = PeakWindow()
     current = mark = 0
     for reset, sizes in windows:

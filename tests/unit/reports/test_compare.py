@@ -42,7 +42,7 @@ def trace(peak: int, at_peak: dict[str, int], **layers: int) -> Trace:
 
 
 def made(root: Path, run_id: str, *, peak: int = GIB, every_s: float = 0.1) -> MadeRun:
-    """Five steps on a GPU."""
+    """Make a run of five steps on a GPU."""
     run = MadeRun(root, run_id).write(
         Run(at(0), f"run {run_id[0]}", None, (), {}), Device(at(0), "cuda0", "GPU", 80 * GIB)
     )

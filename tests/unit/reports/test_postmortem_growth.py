@@ -45,7 +45,7 @@ def test_growth_that_nothing_gave_back_is_kept(tmp_path: Path) -> None:
 
 
 def test_growth_that_came_free_again_is_not_kept(tmp_path: Path) -> None:
-    """Batches grow, and the failed step's memory was freed with it."""
+    """Batches grow. The memory of the failed step was freed when the step failed."""
     text = grown(tmp_path, LEAK, changed(free=0, free_after=443 * MIB))
     assert "something keeps" not in text
     assert "allocates and frees grew by 443.0 MiB, and 443.0 MiB were freed with the last" in text
@@ -72,7 +72,7 @@ def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
 def test_what_nothing_uses_is_compared_with_all_growth_not_with_the_last_steps(
     tmp_path: Path,
 ) -> None:
-    """Blocks become unused throughout, and the report is of the last 200 steps."""
+    """Blocks become unused during the whole run, but the report covers only the last 200 steps."""
     long = [400 + 2 * n for n in range(600)]
     some = msgspec.structs.replace(KEPT, idle=210 * MIB)
     text = grown(tmp_path / "kept", long, some)

@@ -1,4 +1,4 @@
-"""The report's page as text: what it says, what it can't be made to do, and how large it is."""
+"""The report's page as text: its content, its safety against hostile names, and its size."""
 
 import base64
 import dataclasses

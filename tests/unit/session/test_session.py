@@ -237,7 +237,7 @@ def test_a_copied_trainer_goes_on_recording(copied: Callable[[Trainer], Trainer]
 
 
 def test_a_trainer_from_a_checkpoint_names_its_run_and_records_nothing(runs: Path) -> None:
-    """It is loaded in a worker process, or weeks later."""
+    """The checkpoint is loaded in a worker process, or weeks later."""
     trainer = Trainer()
     trainer.epoch()
     kept = pickle.dumps(trainer)
@@ -264,9 +264,7 @@ def test_init_does_not_wait_for_its_helper() -> None:
     taken = []
     for _ in range(5):
         begun = time.perf_counter()
-        memlog.init(
-            "mlflow", config={"memlog": {"linger": 0}}
-        )  # its helper stays no longer than we do
+        memlog.init("mlflow", config={"memlog": {"linger": 0}})  # the helper ends with this process
         taken.append(time.perf_counter() - begun)
     memlog.init("local").finish()
     # The helper's imports take longer. How long init takes is measured by `make bench`.

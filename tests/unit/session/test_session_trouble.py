@@ -35,7 +35,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_closing_beside_a_publishing_thread_touches_nobody_elses_file(tmp_path: Path) -> None:
-    """A descriptor that is closed is soon another file's."""
+    """A closed descriptor's number soon belongs to another file."""
     for attempt in range(30):
         run = new_run(tmp_path / str(attempt))
         journal = JournalWriter(
@@ -92,7 +92,7 @@ def kill_helper_of(session: memlog.Session) -> None:
     pid = session._live._helper.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    with suppress(ChildProcessError):  # memlog has taken note of its end already
+    with suppress(ChildProcessError):  # memlog has already noticed the helper's end
         # Until its last thread is gone, which is later than /proc calls it a zombie.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
@@ -231,7 +231,7 @@ class OneRun:
         return Connection("https://me:secret@host", {"KEY": "secret"})
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def open_sink(self, target: Target) -> Sink:
         raise NotImplementedError

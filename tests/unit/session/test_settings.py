@@ -1,4 +1,4 @@
-"""Settings: arguments over configuration over environment; what can't be right is said at once."""
+"""Settings: arguments over configuration over environment; a wrong value raises an error at once."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def test_invalid_settings_are_errors(arguments: dict[str, Any]) -> None:
 
 
 def test_the_longest_that_is_accepted_goes_through_the_helpers_pipe() -> None:
-    """Which takes 64 KiB before the helper has come up to read."""
+    """The pipe holds 64 KiB before the helper has started to read."""
     longest = resolve(
         {
             "name": "\N{KEY}" * 1000,

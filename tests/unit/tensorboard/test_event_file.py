@@ -1,4 +1,4 @@
-"""memlog's own event file: cut off anywhere, it is completed, and nothing is in it twice."""
+"""memlog's own event file. If it was cut off anywhere, it is completed without duplicates."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_a_file_that_was_deleted_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported_and_costs_nothing(tmp_path: Path) -> None:
-    """The size limit of a process is a disk that is full."""
+    """A size limit on this process's files stands for a full disk."""
     code = """
 import resource, signal, sys
 from pathlib import Path

@@ -38,7 +38,7 @@ class DoublesReplays(IdempotentSink):
 
 
 class DoublesAlways(IdempotentSink):
-    """It claims not to be durable."""
+    """A sink that claims not to be durable."""
 
     def __init__(self, tracker: ListTracker, target: Target) -> None:
         super().__init__(tracker, target)
@@ -50,7 +50,7 @@ class DoublesAlways(IdempotentSink):
 
 
 class BuffersInSecret(IdempotentSink):
-    """It claims to be durable, but stores data only when it is closed."""
+    """A sink that claims to be durable, but stores data only when it is closed."""
 
     def __init__(self, tracker: ListTracker, target: Target) -> None:
         super().__init__(tracker, target)
@@ -93,7 +93,7 @@ class KeepsTheFirstFile(IdempotentSink):
 
 
 class RefusesParameters(IdempotentSink):
-    """It refuses all parameters unless one has no name."""
+    """A sink that refuses all parameters unless one of them has no name."""
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         if "" not in parameters:

@@ -43,7 +43,7 @@ class TestTheJournalsStore(ArtifactStoreContract):
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """The disk with the run is away."""
+        """Make the disk with the run unreachable."""
         away = self.root.rename(Path(f"{self.root}-away"))
         yield
         away.rename(self.root)

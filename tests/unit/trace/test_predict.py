@@ -205,7 +205,7 @@ class Scaled(nn.Module):
 
 
 class Placed(nn.Module):
-    """Adds a buffer, as positional encodings do."""
+    """Layer that adds a buffer, as positional encodings do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # together they take longer than a quick look may
 
 
 class Residual(nn.Module):
-    """Adds its result to its input."""
+    """Layer that adds its result to its input."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Explicit(nn.Module):
 
 
 class Kernel(Explicit):
-    """Attention by torch's own function."""
+    """Attention that torch's own function computes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.both(x).chunk(3, dim=-1)

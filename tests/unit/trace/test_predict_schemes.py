@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow  # together they take longer than a quick look may
 
 
 class Experts(nn.Module):
-    """Experts, of which each token uses two."""
+    """Layer of experts. Each token uses two of them."""
 
     def __init__(self, width: int = 96, experts: int = 8) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def test_its_title_tells_the_model_the_step_and_the_peak(tracer: MemoryTracer) -
 
 
 def test_categories_have_clearly_different_colours(tracer: MemoryTracer) -> None:
-    """Speedscope's colour is a frame's place among the profile's frames, by file and name."""
+    """Speedscope colours a frame by its position among the profile's frames, sorted by file and name."""
     document = exporters.flame_graph(tracer.recording)
     at_peak = document["profiles"][0]
     used = {frame for sample in at_peak["samples"] for frame in sample}

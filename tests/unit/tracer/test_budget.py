@@ -6,7 +6,7 @@ from memlog.tracer.schedule.budget import SPACING, Budget
 
 
 def settled(share: float = 0.01, *, step: float = 1.0) -> Budget:
-    """One that is set up, and knows what a plain step takes."""
+    """Return a budget that is set up and has the time of an untraced step."""
     budget = Budget(share, now=0)
     for _ in range(SPACING):
         budget.plain_step(step)
@@ -71,7 +71,7 @@ def test_a_slower_machine_does_not_buy_tracing() -> None:
 
 
 def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
-    """The machine may have been busy with something else for a moment."""
+    """The machine can have been busy for a moment during that trace."""
     budget = settled()
     budget.traced_step(11.0, between=0.0)
     for _ in range(8):
@@ -85,7 +85,7 @@ def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
 def trained(
     seconds: float, cost: float, steps: int, share: float = 0.01
 ) -> tuple[Budget, list[int]]:
-    """A run whose steps take so long, and what is traced of it after setting up."""
+    """Simulate a run with steps of ``seconds``, and return its budget and the steps traced later."""
     budget, now, traced = Budget(share, now=0), 0.0, []
     for step in range(steps):
         setting_up = step in (0, 2)

@@ -1,11 +1,11 @@
-"""When it is tried to trace a step."""
+"""Choice of the steps in which memlog tries to trace."""
 
 from memlog.tracer.schedule.budget import SPACING, Budget
 from memlog.tracer.schedule.retry import RetryPolicy
 
 
 def attempts(retry: RetryPolicy, steps: int) -> list[int]:
-    """The steps in which it is tried, where each attempt fails."""
+    """Numbers of the steps in which memlog tries to trace if each attempt fails."""
     found = []
     for step in range(steps):
         if retry.next_step(allowed=False):
@@ -51,5 +51,5 @@ def test_what_came_to_nothing_is_paid_for() -> None:
         budget.plain_step(0.1)
     assert budget.spent == 2.0
     assert budget.median_step == 0.1
-    assert not budget.allows_another(now=600.0)  # one more may come to nothing, too
+    assert not budget.allows_another(now=600.0)  # one more attempt can fail, too
     assert budget.allows_another(now=700.0)

@@ -54,7 +54,7 @@ def test_past_the_limit_totals_and_peaks_are_those_of_all_events() -> None:
 
 @pytest.mark.seed(218, 219)
 def test_a_hundred_thousand_events_take_under_12_mb() -> None:
-    """Everything that the tracer itself holds while it records and analyses counts."""
+    """All memory that the tracer itself holds while it records and analyses counts."""
     tracemalloc.start()
     try:
         books = Accountant()

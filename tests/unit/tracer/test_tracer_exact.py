@@ -1,4 +1,4 @@
-"""Traces against what the allocator itself says, and against sizes that are known."""
+"""Traces compared with the allocator's own figures and with computed sizes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_known_sizes_have_their_categories() -> None:
     assert categories["parameters"] == weights
     assert categories["gradients"] == weights
     assert categories["inputs"] == batch.nbytes
-    # Two moments each, and a step count of 4 bytes for each of the two parameters.
+    # Two moments and a step count of 4 bytes for each of the two parameters.
     assert categories["optimizer state"] == 2 * weights + 2 * 4
 
     first = tracer.get_layer_figures("0")

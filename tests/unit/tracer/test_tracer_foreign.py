@@ -26,7 +26,7 @@ X = torch.linspace(-1, 1, 64 * 512).reshape(64, 512)
 
 
 def compared(model: Any, work: Callable[[], Any]) -> tuple[Truth, Any]:
-    """Does the same twice, once measured by the allocator and once traced, after doing it once before."""
+    """Run ``work`` three times: to warm up, measured by the allocator, and traced."""
     kept = work()
     del kept
     gc.collect()
@@ -178,7 +178,7 @@ class Nest(nn.Module):
 
 
 class Reentrant(nn.Module):
-    """Each of its layers in a checkpoint of the older kind."""
+    """Model with each layer in a reentrant checkpoint, torch's older kind."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ def test_traces_of_an_older_memlog_are_read(trace: RecordedTrace) -> None:
 
 
 def test_a_packages_own_lines_are_shown_as_the_programs(tmp_path: Path) -> None:
-    """Someone who trains with a package can change what calls it."""
+    """The program's lines are shown, because its author can change them but not the package."""
     package = tmp_path / "site-packages" / "losses.py"
     package.parent.mkdir()
     package.write_text("def squares(x):\n    return (x * x).sum()\n")

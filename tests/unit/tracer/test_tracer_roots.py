@@ -1,4 +1,4 @@
-"""Networks that are traced without being named: which they are, and what is theirs."""
+"""Networks that are traced without being named: their choice, and the memory counted as theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scopes: names for what is no module."""
+"""Scopes: names for code that is not a module."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_the_users_dispatch_modes_work_inside_and_around() -> None:
 
 
 def test_no_window_opens_while_a_graph_is_recorded() -> None:
-    """It would be recorded, too, and ``torch.jit.trace`` fails if a second recording differs."""
+    """The tracer's operations would be recorded. ``torch.jit.trace`` fails if a second recording differs."""
     opened = []
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -325,7 +325,7 @@ def test_functions_of_torch_func_are_traced() -> None:
 
 
 def test_time_begins_as_the_window_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its layers lie beside the operations that a profiler has recorded, and not around them."""
+    """Otherwise the trace's layers would not enclose the operations that a profiler has recorded."""
     from types import SimpleNamespace
 
     from memlog.tracer import event_log
