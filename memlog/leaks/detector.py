@@ -123,10 +123,11 @@ class GrowthDetector:
 
     Args:
         pid: Process id of the trainer.
-        on_confirmed: Called when growth has lasted. The growth of the process is reported as ``host.free_lists``
-            if most of it is unused memory of the allocator, otherwise as ``host.anon``. Later growth can be
-            reported under the other name. Growth of ``host.free_lists`` and of a device's fragmented memory
-            often ends by itself. So it is judged again after each call, and each confirmation is a call.
+        on_confirmed: Called when growth has lasted. The growth of the process is reported as
+            ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
+            Later growth can be reported under the other name. Growth of ``host.free_lists`` and of a device's
+            fragmented memory often ends by itself. So it is judged again after each call, and each
+            confirmation is a call.
         on_suspicion: Called earlier, when a series seems to grow. The search for the cause can then begin.
         on_withdrawn: Called if the suspected growth has not lasted.
         memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
