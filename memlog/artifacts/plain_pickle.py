@@ -18,9 +18,10 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Bytes of a pickle for each list, dictionary, tuple and mark that it may build beyond `_CONTAINERS`. A pickle
-that builds more is refused, because one byte can create an empty dictionary of 64 bytes. A snapshot has more
-than 10 bytes for each."""
+"""Bytes of a pickle for each list, dictionary, tuple and mark that it may build beyond `_CONTAINERS`.
+
+A pickle that builds more is refused, because one byte can create an empty dictionary of 64 bytes. A snapshot
+has more than 10 bytes for each."""
 _CONTAINERS = 1000
 """Number of containers that a pickle may build in addition to the number that its size allows."""
 _OTHER_KEYS = 4096
