@@ -33,13 +33,13 @@ FEW = 10
 """Minimum number of levels that are split into four parts. Fewer levels are split into parts of one level."""
 _PARTS = 4
 _STEADY = 0.5
-"""Minimum ratio of each rise to the required rise, and of the last rise to the mean rise. A rise is the
-difference between the medians of two neighbouring parts."""
+"""Each rise must be more than this share of the required rise. The last rise must be at least this share of
+the mean rise. A rise is the difference between the medians of two neighbouring parts."""
 _LOWEST = 0.25
-"""Minimum ratio of the difference between the lowest levels of two neighbouring parts to the required rise.
-It is less than `_STEADY`, because lowest levels are noisier than medians."""
+"""The lowest level must rise from each part to the next by more than this share of the required rise. The
+share is less than `_STEADY`, because lowest levels are noisier than medians."""
 _HIGHS = 12
-"""Divisor of the whole growth. A new high exceeds the last high by more than the quotient."""
+"""A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2
 """Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
 is larger, the growth counts as stopped."""

@@ -26,13 +26,13 @@ _FADING = 0.7
 _GROUPS = 16
 """Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
-"""Maximum distance between a group's median and the line, in spreads of the levels around the line. The
-uncertainty of the line's slope is added to this distance. A group that is farther away does not belong to the
-regime."""
+"""Distance from the line, in spreads of the levels around the line. A group of levels belongs to the regime
+if its median is at most this far from the line. The distance is increased by the uncertainty of the line's
+slope."""
 
 
 class Growth(NamedTuple):
-    """Growth of levels in their newest regime. Rates are per step, or per unit of other indexes."""
+    """Growth of levels in their newest regime. Rates are per unit of the index, usually per step."""
 
     since: int
     """Index of the regime's first level."""

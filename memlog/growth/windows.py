@@ -47,7 +47,7 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Take another reading at the index of the newest level. Keep the lower of the two readings."""
+        """Replace the newest level with another reading at the same index, if that reading is lower."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 

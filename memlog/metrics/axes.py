@@ -1,4 +1,4 @@
-"""Axis and index of an event, with steps as the session or as a tracker's run counts them."""
+"""Axis and index of an event, and conversion of steps from the session's count to that of a tracker's run."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def in_run(event: Event, offset: int) -> Event | None:
         offset: The session's step minus the run's step (`memlog.journal.Binding.offset`).
 
     Returns:
-        The event with the run's step. If the event lies before the run's first step, a phase gets step 0, and
-        other events get no step. ``None`` for a batch or a loss before the run's first step.
+        The event with the run's step. If the event lies before the run's first step: ``None`` for a batch or
+        a loss, step 0 for a phase, and no step for other events.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:
@@ -70,9 +70,10 @@ def in_run(event: Event, offset: int) -> Event | None:
 
 
 def alert_in_run(alert: Alert, offset: int) -> Alert:
-    """Return an alert with its step as a tracker's run counts it; arguments as in `in_run`.
+    """Return an alert with its step as a tracker's run counts it. The arguments are those of `in_run`.
 
-    If the alert's title or text names steps, its text gets the remark that the session counts these steps.
+    Steps in the title and in the text are not converted. If there are any, a remark at the end of the text
+    says that they are the session's steps.
     """
     if not offset:
         return alert

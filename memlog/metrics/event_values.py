@@ -43,7 +43,7 @@ _ALERTS: dict[str, str] = {
 }
 """Metric name of an alert, by the alert's axis. The names differ, because a metric can have one axis only."""
 _OLDER = {"memory/step/alert": "memlog/alert", "memory/step/loss": "memlog/loss"}
-"""Present names of metrics, each with the name in journals of an older memlog."""
+"""Renamed metrics: the present name, and the name in journals of an older memlog."""
 _OUTSIDE = "(outside modules)"
 _MAX_LABEL = 80
 """Maximum characters of a label in a metric's name. A longer label is cut."""
@@ -76,11 +76,11 @@ def values(event: Event, *, older: bool = False) -> Iterator[Value]:
 
 
 def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
-    """Yield those metrics of one event that trackers get; arguments as in `values`.
+    """Yield those metrics of one event that trackers get. The arguments are those of `values`.
 
-    Of the figures about memlog itself, trackers get only counts of losses and errors that are not 0. The
-    journal has all these figures. At the end of the run, trackers get them as parameters
-    (`closing_parameters`).
+    Of a health event, trackers get only two counts: of lost data, and of memlog's own errors. A count of 0 is
+    left out. The journal has all figures about memlog itself. At the end of the run, trackers get them as
+    parameters (`closing_parameters`).
     """
     if older or not isinstance(event, Health):
         yield from values(event, older=older)
@@ -230,8 +230,8 @@ def _trace(event: Trace) -> Iterator[Value]:
 def _layers(event: Trace) -> Iterator[Value]:
     """Yield two figures of each layer: bytes held at the step's peak, and most bytes that the layer added.
 
-    A dot separates a layer's path from the figure. After a ``/``, trackers would show each layer as a group
-    of its own.
+    A metric's name has a dot between the layer's path and the figure. If there were a ``/``, trackers would
+    show each layer as a group of its own.
     """
     for layer in event.layers:
         if layer.in_series:

@@ -56,8 +56,9 @@ class Accumulator:
         devices: The accelerators by name.
         parameters: The run's parameters.
         alerts: The first `MAX_LISTED` alerts.
-        health: The newest event about memlog's own state and the number of steps that it covers, by process.
-        bindings: The user's runs by backend and id.
+        health: By process: the newest event about memlog's own state, and the number of steps that this event
+            covers.
+        bindings: The user's runs in trackers, by backend and by id.
         dropped: Number of events that could not be read or are missing, by reason.
         omitted: Number of entries that were left out because a table of this object was full, by table.
     """

@@ -52,7 +52,7 @@ def advice(
         moments: The run's last steps and its end.
         growth: Causes of the growth of memory in the last steps.
         predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-        diagnostics: Counts errors in making a part of the advice. The other parts are still returned.
+        diagnostics: Counts the error if a part of the advice fails. The other parts are still returned.
     """
     failure = moments.failure
     if failure is not None and failure.worker is not None:
@@ -79,7 +79,7 @@ def advice(
 
 
 def needed(failure: OutOfMemory) -> int:
-    """Return a lower bound of the bytes that tensors needed at the failure, with the failed request."""
+    """Return a lower bound of the bytes that tensors needed at the failure, including the failed request."""
     # On the host, `allocated` is everything that the process holds.
     in_use = failure.allocated if failure.device != "host" else 0
     return (in_use or 0) + (failure.requested or 0)
@@ -88,8 +88,8 @@ def needed(failure: OutOfMemory) -> int:
 def had_room(failure: OutOfMemory) -> bool:
     """Return True if the tightest known limit had room for the request.
 
-    In this case, another limit stopped the request. Allocators request more than the program does, so a small
-    free part of the limit does not count.
+    If it had room, another limit stopped the request. Allocators request more than the program does, so the
+    result is False if nearly the whole limit was in use.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
@@ -101,7 +101,7 @@ def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
 
 
 def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
-    """Return True if the failed request came from the model, or possibly from a training step."""
+    """Return True if a training step made the failed request, or may have made it."""
     if failure.layer or failure.phase or failure.device != "host":
         return True
     peak = 0 if trace is None else trace.peak or 0

@@ -27,7 +27,7 @@ TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""`ALLOCATED` and `RESERVED` are endings after a device's name."""
+"""In the name of a kind of memory, `ALLOCATED` or `RESERVED` comes after the device's name."""
 
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
 """Rank of a reading's source. Of equal readings the one with the highest rank is kept."""
@@ -37,7 +37,7 @@ class MetricFold:
     """First index, last value, minimum and maximum of every metric, on the same axis as in trackers.
 
     Attributes:
-        omitted: Number of values of metrics beyond the first `MAX_NAMES`.
+        omitted: Number of values that were left out because the table already had `MAX_NAMES` other metrics.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class PeakFold:
     ``<device>.allocated`` or ``<device>.reserved``.
 
     Attributes:
-        omitted: Number of readings of kinds beyond the first `MAX_NAMES`.
+        omitted: Number of readings that were left out because the table already had `MAX_NAMES` other kinds.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class PeakFold:
                 self._peaks.setdefault(kind, _UNKNOWN)
 
     def take(self, event: Event) -> None:
-        """Add one event's readings of memory. A scope's sizes are changes, not readings."""
+        """Add one event's readings of memory. Scopes are left out, because their sizes are changes."""
         if isinstance(event, (Batch, Epoch)):
             self._host(event)
             self._devices(event.devices, event.step, None)

@@ -203,7 +203,7 @@ def _device_kind(kind: str) -> str:
 
 
 class _Times:
-    """Times from one step or evaluation to the next. Of many times, only every second, fourth, … is kept."""
+    """Times from one step or evaluation to the next. If there are many, only a part of them is kept."""
 
     def __init__(self) -> None:
         self._kept: list[float] = []
@@ -212,7 +212,7 @@ class _Times:
         self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin with another process's events. No time is measured from an event of the process before."""
+        """Begin with another process's events. The time between events of two processes is not measured."""
         self._before = None
 
     def take(self, time_us: int, number: int) -> None:

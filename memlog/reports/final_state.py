@@ -65,7 +65,8 @@ class LastMoments(msgspec.Struct):
     place: Place | None = None
     """Place among the ranks that train together; ``None``: the run trained alone."""
     failed_with: Failure | None = None
-    """Bad end of the training of all ranks. Only rank 0's helper process knows it; otherwise ``None``."""
+    """Order in which the ranks ended, if the training ended badly. Only rank 0's helper
+    process knows it; ``None`` in other processes."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 

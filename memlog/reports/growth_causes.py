@@ -15,13 +15,13 @@ from memlog.reports.larger_steps import rise, sudden, why_steps_grew
 from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
 
 _LEAST_STEPS = 20
-"""Minimum number of steps: over fewer, growth is too common to mean anything."""
+"""Minimum number of steps. Growth over fewer steps is too common to indicate a cause."""
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use before the growth."""
 _MOST = 0.5
 """Share of the growth. A cause of at least this share explains the growth."""
 _SOME = 0.25
-"""Share of the growth. If more of the growth is unused memory at the end, the cause is uncertain."""
+"""Share of the growth. If at least this share is unused memory at the end, the cause is uncertain."""
 _FULL = 0.02
 """Share of a limit; if less is free, the limit counts as reached."""
 _SMALL_REQUEST = 0.1
@@ -110,8 +110,9 @@ class GrowthCauses:
     def failed_by_chance(self) -> bool:
         """True if the failed request was small compared with the growth before.
 
-        The place of such a request is chance, not the cause. If the size of the request is unknown, as with
-        Python's `MemoryError`, the request counts as small if nearly nothing was free.
+        Then the program line that made the request is not the cause: any next request would have failed. If
+        the size of the request is unknown, as with Python's `MemoryError`, the request counts as small if
+        nearly nothing was free.
         """
         failure = self._moments.failure
         if failure is None or not self._unexplained:
@@ -214,7 +215,7 @@ def _too_short(moments: LastMoments) -> _Short | None:
     """Return growth over fewer than `_LEAST_STEPS` steps.
 
     Returns:
-        The growth; ``None`` if it is too small, or is not most of the growth until the end.
+        The growth; ``None`` if it is too small, or if memory grew even more after the last complete step.
     """
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:

@@ -19,13 +19,14 @@ from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_n
 _FEWEST = 6
 """Minimum number of steps. Over fewer steps, even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Number of standard deviations above the mean. A number of records above that is not chance."""
+"""Standard deviations by which the number of records must exceed the mean for steps in random order. Such an
+excess is not chance."""
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use."""
 _MOST = 0.5
 """Share of the rise in peaks. Larger steps explain the rise if they make up at least this share."""
 _FAR = 2
-"""Multiple of the most memory that an earlier step needed. A larger jump counts as sudden."""
+"""Minimum ratio of a sudden jump to the most memory that an earlier step needed."""
 
 
 class Rise(NamedTuple):
@@ -48,7 +49,7 @@ class Sudden(NamedTuple):
     took: int
     """Bytes allocated after that step."""
     needed: int
-    """Largest difference, in bytes, between an earlier step's peak and the memory in use after that step."""
+    """Most bytes by which an earlier step's peak was above the memory in use at the end of the same step."""
 
 
 def rise(moments: LastMoments) -> Rise | None:
@@ -107,7 +108,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if steps in random order would far less often peak higher than every step before.
+    """Return True if there are far more records than steps in random order would have.
 
     Args:
         records: Number of steps that peaked higher than every step before.

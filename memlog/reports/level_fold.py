@@ -14,20 +14,21 @@ _LEAST_TOLERANCE = 8 * 1024**2
 """Bytes by which a steady level can always differ from the last level, because allocators and the interpreter
 take and return pages."""
 _DRIFT = 1024**2
-"""Bytes. The level counts as slowly rising if its median rises by more than this from the first third of the
-steps to the second, and again from the second to the last. One jump does not raise it twice."""
+"""Maximum rise, in bytes, of a steady level's median from one third of the steps to the next. If both rises
+are greater, the level counts as slowly rising. A single jump causes only one such rise."""
 LEAST_STEPS = 10
 """Minimum number of steps over which a level can count as steady."""
 _LEAST_PART = 4
-"""Divisor. A level counts as steady only over at least the run's number of steps / this divisor, because
-growth can pause for a while."""
+"""A level counts as steady only if it is steady over the last quarter of the run's steps. Over fewer steps,
+it can be growth that pauses."""
 HOST = "host"
 
 
 class LevelFold:
-    """Lowest memory in use after a step, in each interval of steps: of the process and of each device.
+    """Memory in use after the steps, of the process and of each device.
 
-    The lowest level of an interval counts, because garbage and caches raise the level only for a while.
+    Of each interval of steps, only the lowest level is kept, because garbage and caches raise the level only
+    for a while.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ def reading(step: Batch, device: str) -> Reading | None:
 
 
 def are_all(series: Sequence[Level]) -> bool:
-    """Return False if steps between the first and the last are missing. ``every`` above 1 omits steps."""
+    """Return False if steps between the first and the last are missing, as with ``every=10`` in ``init``."""
     return series[-1].step - series[0].step < len(series)
 
 

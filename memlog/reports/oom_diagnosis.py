@@ -33,7 +33,7 @@ class Witness(msgspec.Struct, frozen=True):
 
 
 class Suspicion(NamedTuple):
-    """Probability that lack of memory ended the run, in one of four levels, and the evidence."""
+    """Likelihood (one of four levels) that lack of memory ended the run, and the evidence for it."""
 
     level: Level
     why: str = ""

@@ -45,8 +45,8 @@ class PhaseFold:
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
         """Return the facts about each label's phases, by label.
 
-        A label comes before the labels nested in it. Labels nested in the same label are sorted by the first
-        time that one of their phases ended.
+        Each label is followed by the labels nested in it. Otherwise, labels are in the order in which their
+        first phases ended.
 
         Args:
             peaks: The run's peaks.

@@ -53,7 +53,7 @@ def report(
         moments: The run's last steps and its end, from its journal.
         witness: Observations of another process.
         predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-        diagnostics: Counts errors in writing a part. The other parts are still written.
+        diagnostics: Counts the error if a part of the report fails. The other parts are still written.
     """
     diagnostics = diagnostics or Diagnostics()
     suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
@@ -208,7 +208,7 @@ def _holders(moments: LastMoments) -> Iterator[str]:
 
 
 def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    """Yield sentences on the newest traced step, for a run whose end this step does not explain."""
+    """Yield sentences on the newest traced step, and say that it does not explain the run's end."""
     trace = moments.trace
     if trace is not None:
         yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")
@@ -344,7 +344,7 @@ def _row(step: Batch, peaks: bool) -> tuple[str, ...]:
 
 
 def _peak(step: Batch) -> str:
-    """Format a process's peak in a step. A watermark that did not rise in the step is an upper bound."""
+    """Format the process's peak in a step, with "at most" if only an upper bound is known."""
     bound = {"exact": "", "watermark": "at most "}.get(step.rss_peak_source or "")
     return "unknown" if bound is None else f"{bound}{format_bytes(step.rss_peak)}"
 

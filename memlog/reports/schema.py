@@ -67,11 +67,12 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """The last complete step when the peak was read; ``None`` if it was not read at a step."""
     evaluation: int | None
-    """The call of a loss function at which the peak was read; ``None`` if it was not read at one."""
+    """Number of the call of a loss function at which the peak was read; ``None`` if it was not read at such
+    a call."""
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert: a rule's threshold was crossed, or memlog found a cause or a bad end."""
+    """An alert. Its reason is a rule, a finding, or a bad end of the run."""
 
     time: str | None
     step: int | None
@@ -134,7 +135,7 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     worst_exact: bool | None
     """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
     cost_ms: float | None
-    """Milliseconds that traced steps took more than others, ``set_up_ms`` excluded. ``None``: unknown."""
+    """Total extra milliseconds of the traced steps, not counting ``set_up_ms``; ``None``: unknown."""
     set_up_ms: float | None
     """Milliseconds that the first two traced steps took to set up tracing; ``None``: unknown."""
 
@@ -205,7 +206,7 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of the process's resident set, or of a device's allocated bytes, in the phases of one label."""
 
     exact_bytes: int | None
-    """Highest peak of the phases that is exactly known; ``None``: the peak counter rose in no phase."""
+    """Highest of the phases' exactly known peaks; ``None``: the peak counter rose in no phase."""
     exact_step: int | None
     """Last completed step when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
@@ -296,8 +297,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     largest_step: LargestStep | None
-    """``None``: no step is known to have raised the peak, or no inputs were found among the program's
-    variables."""
+    """Newest step known to have raised the peak, with its inputs. ``None``: no such step is known, or no
+    inputs were found among the program's variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]

@@ -17,11 +17,13 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Share of the traced step's peak. A far larger step held more than the traced step by over this share."""
+"""Minimum extra memory in use at a far larger step, as a share of the traced step's peak in tensors."""
 _GROWN = 0.1
-"""Share of the memory in use at the traced step. A far larger step also held more by over this share."""
+"""Minimum extra memory in use at a far larger step, as a share of the memory in use at the traced step. Both
+this minimum and `_FURTHER` apply."""
 _RECENT = 64
-"""Number of newest steps that are remembered, because the event about a traced step comes after the step."""
+"""Number of newest steps that are kept. A traced step is looked up among them, because the event about its
+trace comes later than the step."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -31,10 +33,10 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if this step was traced, too. Then something other than tensors takes the difference."""
+    """True if this step was traced, too. Then memory other than tensors makes the difference."""
     inputs: str | None = None
-    """Inputs of the step with their shapes. If unknown: inputs and number of the last earlier step that
-    raised the peak. ``None``: both are unknown."""
+    """Inputs of the step with their shapes. If they are unknown, the text has the inputs and the number of
+    the newest earlier step whose inputs are known. ``None`` if there is no such step."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ class RankingFold:
     def __init__(self) -> None:
         self._traced: set[int | None] = set()
         self._at: dict[int, Batch | _Failure] = {}
-        """By number of a traced step: that step, or the first recorded or failed step after it."""
+        """The traced steps by number. If the journal lacks the step: the next recorded or failed step."""
         self._awaited: set[int] = set()
         """Numbers of the traced steps that are not in `_at` yet."""
         self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)
@@ -128,7 +130,7 @@ class RankingFold:
 
         Args:
             event: The event about the traced step.
-            device: Name in the journal of the device that was traced.
+            device: The journal's name of the traced device.
         """
         moment = self._newest[-1] if self._newest else None
         if event.step is not None:
@@ -154,7 +156,7 @@ class _Levels(NamedTuple):
     recorded or failed step. ``None``: unknown."""
     largest: _Level | None
     inputs: dict[int, str]
-    """Inputs by step, of the steps that raised the peak and of the failed step."""
+    """Inputs by number of the step. Only steps that raised the peak, and failed steps, have an entry."""
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
@@ -172,7 +174,7 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
 
 
 def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Predict and compare as `advise_on`, with events that were already read."""
+    """Do the same as `advise_on`, but with events that ``fold`` has already taken."""
     levels = fold.levels(event, _journal_name(trace.result.device))
     held = None if levels.at is None else levels.at.held
     advice = advise(trace, held)
@@ -284,7 +286,7 @@ def _journal_name(device: str) -> str:
 
 
 def _level(batch: Batch, device: str) -> _Level | None:
-    """Return a step's bounds. A watermark that did not rise in the step is only an upper bound."""
+    """Return bounds on a step's peak. A peak counter that did not rise in the step is only an upper bound."""
     found = reading(batch, device)
     if found is None:
         return None

@@ -133,7 +133,7 @@ def _of_totals(
 
 
 def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState]) -> Summary:
-    """Add the uploaders' and the in-process writers' saved states. A backend can have one of each."""
+    """Add the saved states of the uploaders and in-process writers. A backend can have one of each kind."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
     seen: set[str] = set()
     for state in states:
@@ -147,12 +147,12 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Return a delivery with a state added to it.
+    """Return the delivery to a backend, with one more saved state added.
 
     Args:
-        before: Delivery as the journal or another state shows it.
+        before: The delivery according to the journal and to the states added before.
         state: The state to add.
-        alone: True if no other state of this backend was added.
+        alone: True if no state of this backend was added before.
     """
     known = {run.id for run in before.runs}
     joined = [
@@ -310,7 +310,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return an empty delivery for each tracker passed to ``init`` or in which the user opened a run."""
+    """Return an empty delivery for each tracker that `init` got, or in which the user opened a run."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):

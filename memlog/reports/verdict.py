@@ -15,10 +15,10 @@ UNKNOWN_CAUSE = "growth"
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, the most important first. Of several of one kind and place, keep only the newest.
+    """Return findings, the most important first. If some have the same kind and place, keep only the newest.
 
-    Growth comes before waste that does not grow. After that, a known cause comes before an unknown one, then
-    the nearest limit first, then the fastest growth first.
+    Growth comes before waste that does not grow. After that, findings with a known cause come first, then
+    those with the nearest limit, then those with the fastest growth.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)

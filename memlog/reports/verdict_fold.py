@@ -49,7 +49,7 @@ class VerdictFold:
         peaks: Mapping[str, Peak],
         devices: Mapping[str, Device],
     ) -> str:
-        """Return the verdict on the first accelerator's memory, or on the process's without accelerators.
+        """Return the verdict on the memory of the first accelerator, or of the process if there is none.
 
         Args:
             status: The run's status.

@@ -1,4 +1,4 @@
-"""Two runs on one page: charts with a line for each run, categories and layers with their differences."""
+"""Page that compares two runs: charts with a line for each run, and tables of categories and layers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
 
 
 def _headline(runs: TwoRuns) -> str:
-    """Return one sentence on the runs' difference in the first of `_HEADLINES` that both runs have."""
+    """Return one sentence that compares the runs by one figure: the first of `_HEADLINES` that both have."""
     first, second = runs.names
     for name, what in _HEADLINES.items():
         figure = runs.figures.figures.get(name)

@@ -183,7 +183,10 @@ def _data(
 
 
 def _packed(step: TracedStep) -> dict[str, Any]:
-    """Return the tree as nested arrays, which are a third as long as objects."""
+    """Return a step's title and its tree of layers, as data for the page's script.
+
+    A node is an array, because arrays are a third as long in JSON as objects.
+    """
     from memlog.reports.page.drawings import color  # noqa: PLC0415
 
     def pack(node: Any) -> list[Any]:

@@ -45,7 +45,7 @@ def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
 
 
 def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
-    """Return `_MAX_RANKS` ranks: those with the most or the least memory, then the lowest other ranks."""
+    """Return at most `_MAX_RANKS` ranks: those with the most or the least memory, then the lowest numbers."""
     most: dict[int, int] = {}
     least: dict[int, int] = {}
     for event in _events(found):

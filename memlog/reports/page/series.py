@@ -117,7 +117,9 @@ def _side(
 
 
 def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int | None) -> Chart:
-    """Return a chart with one line for each of several charts: the highest values of that chart's main line.
+    """Return a chart that shows the main line of each of several charts.
+
+    If a main line has a lowest and a highest value for each interval, the highest is shown.
 
     Args:
         name: Identity of the new chart.
@@ -144,5 +146,5 @@ def _widened(chart: Chart, width: int) -> dict[int, int]:
 
 
 def peak_name(chart: Chart) -> str:
-    """Return the name of a chart's peak in a run's summary."""
+    """Return the key of a chart's peak in `Summary.peaks`, such as ``host.rss``."""
     return "host.rss" if chart.id == "host" else f"{chart.id}.allocated"
