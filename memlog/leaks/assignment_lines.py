@@ -57,7 +57,7 @@ def added_groups(file: str) -> list[Addition]:
 
 
 def replaced(file: str, line: int) -> str:
-    """Return the variable or attribute whose new value a statement computes from its old value.
+    """Return the variable or attribute that a statement sets to a value computed from its old value.
 
     Return an empty string if there is none.
 

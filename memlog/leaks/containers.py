@@ -41,7 +41,7 @@ from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
 SHORTEST: Final = 1
-"""Minimum number of elements of a container that is counted."""
+"""Minimum number of elements of a container in a census. Shorter containers are left out."""
 _BATCH: Final = 20_000
 _MAX_COUNTED: Final = 300_000
 """Maximum number of containers in a census. A census of this length takes about 30 MB."""
@@ -88,7 +88,7 @@ class Growth(NamedTuple):
 
     Attributes:
         container: The container.
-        base: Type of the container among `memlog._internal.inert_access.CONTAINERS`.
+        base: Member of `memlog._internal.inert_access.CONTAINERS`: the container's type or a base of it.
         gained: Number of elements that the container has gained since the first census.
     """
 
@@ -196,7 +196,7 @@ class ElementSizes:
         """Return the mean size of a container's newest elements.
 
         The size includes all objects to which the newest elements refer. It excludes objects to which older
-        elements refer, too, and objects that an element does not own, such as its class.
+        elements also refer. It excludes objects that an element does not own, such as its class.
         """
         slot = _SLOTS[growth.base]
         if growth.base is bytearray:

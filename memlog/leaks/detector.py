@@ -40,12 +40,13 @@ _FRAGMENTED_FLOOR = 64 * MIB
 """Minimum growth of a device's fragmented memory, in bytes, that counts. The device's allocator reserves
 pieces of 2 to 20 MiB."""
 _CHILD_FLOOR = 8 * MIB
-"""Minimum growth of a child process, in bytes, that counts. It is larger than `_HOST_FLOOR`, because a child
-process is judged by fewer levels."""
+"""Minimum growth of a child process, in bytes, that counts. It is larger than `_HOST_FLOOR`, because the
+growth of a child process is judged by fewer readings."""
 _STEPS = 24
-"""Minimum number of levels of a regime, if each step has a level."""
+"""Minimum number of readings before growth is judged, if memory is read at each step."""
 _SAMPLES = 10
-"""Minimum number of levels of a regime, if each sample has a level. Samples are several steps apart."""
+"""Minimum number of readings before growth is judged, if memory is read at each sample. Samples are several
+steps apart."""
 _GARBAGE = 0.25
 """Minimum ratio of collected garbage to a growth before the garbage is considered as the growth's cause."""
 _COLLECTING = 2.0
@@ -55,13 +56,14 @@ _UNUSED = 0.6
 """Minimum ratio of the growth of the allocator's unused memory to the whole growth, before the growth is
 reported as `FREE_LISTS`."""
 _LONG = 64
-"""Minimum number of steps for which a worker's memory must grow, if the worker ends before its growth is
-confirmed."""
+"""Minimum number of steps for which a child process must have grown when it ends. Shorter growth is confirmed
+only if an earlier process of the same role grew, too."""
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is suspected. Each reading takes 5 to 500 µs."""
 _ALONE = 6
-"""Minimum number of levels before growth of a single process that has ended is confirmed."""
+"""Minimum number of readings of a child process that has ended. With fewer readings, growth is confirmed only
+if an earlier process of the same role grew, too."""
 
 Receiver = Callable[[Suspicion], object]
 
@@ -126,8 +128,8 @@ class GrowthDetector:
         on_confirmed: Called when growth has lasted. The growth of the process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
             Later growth can be reported under the other name. Growth of ``host.free_lists`` and of a device's
-            fragmented memory often ends by itself. So it is judged again after each call, and each
-            confirmation is a call.
+            fragmented memory often ends by itself. So such growth is judged again after it was confirmed.
+            Each time it is confirmed again, there is another call.
         on_suspicion: Called earlier, when a series seems to grow. The search for the cause can then begin.
         on_withdrawn: Called if the suspected growth has not lasted.
         memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
@@ -196,8 +198,8 @@ class GrowthDetector:
     def finish(self) -> None:
         """Judge all series a last time, and confirm growth that lasts until now.
 
-        The last step's figures are used. Since then, the program's functions have returned, and can have
-        freed everything.
+        The figures of the last step are used, not the current ones. By now, the program's functions have
+        returned, and can have freed everything.
         """
         self._is_ending = True
         self._take_host(self._gaps.rest())
@@ -357,8 +359,9 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        The figures of the C library's allocator do not show the memory that Python manages for small objects.
-        So the growth is also computed from the rate, and the larger growth is used.
+        The whole growth is estimated in two ways: from the figures of the C library's allocator, and from
+        ``rate``. The larger estimate is used, because the allocator's figures do not show the memory that
+        Python manages for small objects.
 
         Args:
             rate: Growth of the process in bytes per step.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
-"""Minimum ratio of a finding's rate to that of an earlier finding of the same kind and place, before another
-alert is published."""
+"""Factor for findings whose kind and place are those of an earlier finding. Such a finding gets an alert of
+its own only if its rate is at least the earlier rate times this factor."""
 
 
 class FindingAlerts:

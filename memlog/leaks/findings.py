@@ -132,7 +132,10 @@ def finding_of(growth: Suspicion) -> Finding:
 
 
 def _text_of(series: str) -> tuple[_Text, str | None]:
-    """Return the texts for a series, and its child process or device; ``None`` if it belongs to none."""
+    """Return the texts for a series, and the name of its child process, kind of processes or device.
+
+    The name is ``None`` if the series belongs to none of these.
+    """
     if series.startswith(CHILD):
         return _TEXTS[CHILD], series.removeprefix(CHILD)
     if series.startswith(PILE):

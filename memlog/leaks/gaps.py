@@ -26,7 +26,8 @@ class Level(NamedTuple):
 class Gaps:
     """Remover of gaps from a series. A gap is a sequence of steps whose levels must not be judged.
 
-    The levels after a gap are shifted, so that they continue the levels before it, in step and bytes.
+    Each level after a gap is shifted: a number of steps and a number of bytes are subtracted. The shifted
+    levels continue the levels before the gap.
 
     A search for holders takes tens of megabytes and leaves some of them free in the allocator. The program's
     growth then fills this free memory, and can't be seen for a while. So the levels in a gap are left out.
@@ -37,7 +38,7 @@ class Gaps:
         self._shift = Level(0, 0)
         """Steps and bytes to subtract from a level that was measured."""
         self._begins = [(0, 0)]
-        """For each shift, the shifted step from which it holds, and the number of steps that it subtracts."""
+        """One pair for each shift: the shifted step from which the shift applies, and its number of steps."""
         self._newest: deque[Level] = deque(maxlen=_JOINED)
         """The newest shifted levels. During a gap, these are the levels before the gap."""
         self._waiting: list[Level] = []

@@ -28,7 +28,7 @@ class SizesAtEnds:
         self._ends: list[Counter[Site]] = []
 
     def add(self, storages: Iterable[WatchedStorage], iteration: int) -> None:
-        """Add the end of an iteration.
+        """Record the bytes of each site's new storages at the end of an iteration.
 
         Args:
             storages: Watched storages that are alive.
@@ -41,7 +41,7 @@ class SizesAtEnds:
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:
-        """Return a holder for each site that joins tensors to a tensor that is larger in each iteration.
+        """Return a holder for each site that joins tensors, if the joined tensor is larger in each iteration.
 
         Sites of other operations are left out: their results are larger only because their inputs are.
         """

@@ -29,7 +29,8 @@ class Held(NamedTuple):
         scalar: True if the kept tensor is a scalar.
         element_rate: Bytes per step that the container gains in objects other than watched tensors.
         cut_short: True if the search for owners was cut short.
-        containers: Number of containers that have this description, such as several values of a dictionary.
+        containers: Number of growing containers that are counted together, because their descriptions are
+            equal. For example, several values of a dictionary have equal descriptions.
     """
 
     owner: Owner | None

@@ -24,24 +24,24 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Maximum number of graphs, of sites and of containers whose owners are searched. The largest are
-searched."""
+"""Maximum number of graphs whose owners are searched for. The same maximum applies to sites, and to
+containers. The largest are chosen."""
 _MAX_VIEWS: Final = 4
-"""Maximum number of tensors of one storage whose owners are searched."""
+"""Maximum number of tensors of one storage whose owners are searched for."""
 _MAX_SHARERS: Final = 64
-"""Maximum number of tensors with the same graph whose owners are searched."""
+"""Maximum number of tensors with the same graph whose owners are searched for."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
 _LEAST: Final = 64.0
 """Minimum bytes per step that an owner has to gain before it is reported."""
 _SEVERAL: Final = 2
-"""Minimum number of iterations that must have left storages before the storages' owner is reported. An owner
-whose container grows is reported in any case."""
+"""Minimum number of watched iterations from which an owner must keep storages. With fewer, the owner is not
+reported, unless it keeps graphs or has a container that grows."""
 
 
 class _Target(NamedTuple):
-    """An object whose owner is searched, with all memory that objects of the same sort keep.
+    """An object whose owner is searched for, and all memory that objects of the same sort keep.
 
     Attributes:
         holders: Tensors, or one autograd node. The owner of any of them is the target's owner.
@@ -231,7 +231,7 @@ class HolderReport:
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return each target's chain of owners; ``None`` for a target without one.
 
-        A chain can begin at a numpy array that shares the target's memory.
+        If no tensor of the target has a chain, the chain of a numpy array that shares its memory is used.
         """
         objects = [one for target in targets for one in target.holders]
         found = dict(zip(map(id, objects), search.chains(objects), strict=True))

@@ -56,8 +56,8 @@ class HolderSearch:
             run.
         watched: Number of iterations whose storages are watched.
         later: Steps between the watched iterations and the search for storages that are still alive.
-        step_seconds: Maximum processor seconds for which the search holds up one step; ``None``: a third of
-            ``budget_seconds``, at most 3.
+        step_seconds: Maximum processor seconds for which the search holds up one step. ``None`` means a third
+            of ``budget_seconds``, at most 3.
     """
 
     def __init__(

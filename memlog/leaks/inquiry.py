@@ -33,8 +33,9 @@ _EXPLAINED = 0.5
 """Minimum fraction of the growth that all holders together have to explain. Below it, a second search
 begins."""
 _WATCHED, _LATER = 12, 13
-"""Number of iterations that a second search watches, and of steps from these iterations to the search's end.
-The long watch also finds memory that is kept only every few steps."""
+"""Lengths of a second search: the number of iterations that it watches, and the number of steps from these to
+the search for storages that are still alive. The long watch also finds memory that is kept only every few
+steps."""
 
 
 class _Figures(NamedTuple):

@@ -10,7 +10,9 @@ _Kind = TypeVar("_Kind")
 
 
 class KindTable(Generic[_Kind]):
-    """Kinds of types, by the type's identity. Types are not hashed, because this can run a metaclass's code.
+    """Table of types and their kinds, which selects objects by the kind of their type.
+
+    Types are compared by identity. They are not hashed, because hashing can run the code of a metaclass.
 
     Args:
         kind_of: Function that returns the kind of a type; ``None`` if objects of the type are of no interest.

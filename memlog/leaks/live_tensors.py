@@ -22,7 +22,7 @@ class LiveTensors:
     Args:
         objects: All objects that the collector tracks.
         wanted: Identities of the storages whose tensors are collected.
-        first_node: Sequence number of the first graph node that is of interest; ``None``: no node is.
+        first_node: Sequence number of the first graph node that is of interest; ``None`` if none is.
         budget: Time that the pass over all objects may take.
 
     Attributes:
@@ -58,10 +58,10 @@ class LiveTensors:
         return [self.by_storage, *self.by_storage.values(), self.roots, *self.roots]
 
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:
-        """Insert tensors that keep graphs before all other roots.
+        """Insert tensors at the front of `roots`.
 
         Args:
-            holders: Tensors, each with the last node of its graph.
+            holders: Tensors that keep graphs, each with the last node of its graph.
             first_node: Sequence number. Graphs whose last node is older are left out.
         """
         added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]

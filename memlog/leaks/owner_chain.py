@@ -2,7 +2,7 @@
 
 Each call of ``gc.get_referrers`` looks at all tracked objects. This takes 50 ms for a million objects. So a
 single call finds the referrers of a whole level. A level consists of all objects that are equally far from
-the objects whose owners are searched.
+the objects whose owners are searched for.
 """
 
 from __future__ import annotations

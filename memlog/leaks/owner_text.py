@@ -148,7 +148,10 @@ def _expressions(chain: Chain) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the last expression up to its first repeated name: ``last`` for ``last.before.before.value``."""
+    """Return the last expression, cut off before the first attribute whose name occurs again in it.
+
+    For ``last.before.before.value``, the result is ``last``.
+    """
     parts = texts[-1].split(".")
     for number, part in enumerate(parts[1:], 1):
         if part in parts[number + 1 :]:
@@ -213,7 +216,10 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
 
 
 def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
-    """Return the expression of an object in a function's closure or default arguments; otherwise empty."""
+    """Return the expression of an object that a function's closure or default arguments hold.
+
+    Return an empty string if neither holds the object.
+    """
     if function is None:
         return ""
     code = function.__code__

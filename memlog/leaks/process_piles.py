@@ -17,8 +17,9 @@ from memlog.leaks.series import News, SeriesWatch
 _FEWEST = 6
 """Minimum number of processes that were started during the growth and are still alive."""
 _ENDED = 0.25
-"""Maximum fraction of processes that ended during the growth, among all that ended or were started during it.
-Beyond it, the growth is not reported, because processes of this kind do end."""
+"""Maximum of ``ended / (ended + new)``. ``ended`` is the number of processes that ended during the growth.
+``new`` is the number of processes that were started during the growth and are still alive. Beyond the
+maximum, the growth is not reported, because processes of this kind do end."""
 _PART = 0.5
 """Minimum fraction of the growth that processes started during the growth have to hold."""
 _UNJUDGED = 2

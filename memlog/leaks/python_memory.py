@@ -138,7 +138,7 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop the copy of a trace in a forked child. Return False, the copy's new ``_started``."""
+    """Stop the copy of a trace in a forked child. Return False, the new value of its ``_started``."""
     copied = trace()
     if copied is not None:
         copied.stop()

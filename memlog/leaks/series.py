@@ -2,10 +2,11 @@
 
 Growth is *suspected* after a few dozen steps, so that the search for its cause can begin. The search takes
 time. So growth is suspected only if it was found two times. Most warm-ups and caches that fill have ended by
-the second time. Larger caches and a rising swing look like a leak for longer. So growth is *confirmed* only
-if levels after the suspicion continue it for long enough, or if the growth still lasts when the run ends. If
-an allocator's unused blocks make the levels too noisy, levels without these blocks are judged. If growth is
-not confirmed, the suspicion is *withdrawn*. All waits are shorter if memory will be full sooner.
+the second time. Larger caches look like a leak for longer, and so does memory that rises before it falls
+again. So growth is *confirmed* only if it continues for long enough after the suspicion, or if it still lasts
+when the run ends. If an allocator's unused blocks make the levels too noisy, levels without these blocks are
+judged. If growth is not confirmed, the suspicion is *withdrawn*. All waits are shorter if memory will be full
+sooner.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 _SHARE = 0.02 / 100
 """Minimum growth per step that matters, as a fraction of the level: 2 % in 100 steps."""
 _ENOUGH = MIB / 2
-"""Maximum bytes of growth per step that `_SHARE` requires. It applies at high levels of memory."""
+"""Growth per step, in bytes, that matters at any level. At high levels, `_SHARE` would require more."""
 _SOON = 20_000
 """Number of steps. Any growth that reaches the limit within this number of steps matters."""
 _PART = 16
@@ -32,19 +33,19 @@ _PART = 16
 _NEW = 4
 """Minimum number of new levels before a window is judged again. Also the minimum wait, in steps."""
 _SLOWEST = 0.5
-"""Minimum ratio of the whole growth's rate to the suspected rate before growth is confirmed."""
+"""Minimum ratio of a growth's newer rate to its earlier rate. Below it, the growth has not continued."""
 LARGER = 2.0
-"""Minimum ratio of a rate to the rate reported last before growth is reported again."""
+"""Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Minimum of a suspected growth, in standard deviations of the levels around the trend. It is lower than for
-confirmed growth, so that the search for the cause begins early enough even if levels are noisy."""
+"""Minimum growth before it is suspected, in standard deviations of the levels around the trend. Confirmed
+growth requires more (`SIGMAS`). With this lower minimum, the search for the cause begins early enough even if
+levels are noisy."""
 _LATER = 16
 """Minimum number of levels after growth was noticed before these levels are judged by themselves."""
 _IN_USE = 256
-"""Maximum number of levels without unused blocks that are kept. Beyond it, a new level replaces the
-oldest."""
+"""Maximum length of `SeriesWatch.in_use`. Beyond it, a new level replaces the oldest."""
 _SHORT = 4
-"""Minimum number of levels before a series that ended early is judged."""
+"""Minimum number of levels for `SeriesWatch.short_growth`, which judges a series that ended early."""
 _AGAIN = 16
 """Maximum number of steps between the two times that growth has to be found before it is suspected."""
 _WAIT = (64, 256)
@@ -63,7 +64,7 @@ class SeriesWatch:
     """Watch over the growth of one series.
 
     Args:
-        floor: Minimum growth in the whole regime, in bytes. Allocators take memory in pieces of such a size.
+        floor: Minimum bytes of growth, from its first step until now. Allocators take memory in such pieces.
         least: Minimum number of levels before growth is judged.
     """
 
@@ -169,7 +170,7 @@ class SeriesWatch:
         self._begin(growth, self._levels.finest.indexes[-1], is_told=True)
 
     def delay(self) -> None:
-        """Compute the wait for further levels again from the memory that is left now."""
+        """Compute again, from the newest value of `free`, at which step the growth is judged next."""
         if self._found is not None:
             self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 

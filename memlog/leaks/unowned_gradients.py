@@ -35,7 +35,7 @@ from memlog.tracer import torch_private
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 
 _WATCHED: Final = 3
-"""Number of iterations that are watched, each of the two times."""
+"""Number of iterations in each of the two watches."""
 _BETWEEN: Final = 24
 """Minimum number of steps between the two watches."""
 _LEAST_BYTES: Final = MIB
@@ -44,7 +44,7 @@ _LEAST_SHARE: Final = 0.02
 _SECONDS: Final = 0.5
 """Maximum processor seconds for one pass over all objects, or for the search for owners."""
 _NAMED: Final = 8
-"""Maximum number of parameters whose owners are searched: those with the largest gradients."""
+"""Maximum number of parameters whose owners are searched for: those with the largest gradients."""
 _BATCH: Final = 20_000
 _MAX_TENSORS: Final = 20_000
 """Maximum number of values that are looked at in the arguments of one operation."""
@@ -132,7 +132,7 @@ class UnownedGradients:
             self._gradients.pop(storage_of(tensor), None)
 
     def before_change(self, values: Any) -> None:
-        """Do nothing: the mode calls this only when it measures."""
+        """Do nothing. Every observer of a mode has this method, but a `StorageMode` never calls it."""
 
     def leave(self) -> bool:
         """Remove the dispatch mode if possible. Return True if it is removed."""
@@ -276,7 +276,10 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
 
 
 def _name(parameters: list[Any]) -> tuple[str, str]:
-    """Return the name of the parameters' common owner, and the function or module that has this variable."""
+    """Return the expression of the owner that all parameters share, and the place of the owner's variable.
+
+    The place is a text such as "in `main()`", with a space in front. Unknown strings are empty.
+    """
     budget = TimeBudget(_SECONDS)
     with budget.running():
         chains = OwnerSearch(budget, [parameters]).chains(parameters)

@@ -81,7 +81,7 @@ class _Mark:
 
 
 class _Pass:
-    """Running outermost call of a module in evaluation mode."""
+    """Outermost call of a module in evaluation mode, while the call runs."""
 
     __slots__ = ("depth", "first_node", "inputs", "mark", "marks", "module")
 
@@ -220,7 +220,7 @@ class UnusedGraphs:
 
 
 def _is_plain() -> bool:
-    """Return whether a module is called outside backward passes and transformations."""
+    """Return False during a backward pass, and while torch compiles, traces or transforms functions."""
     return not (
         torch.compiler.is_compiling()
         or torch_private.tracing_graph()

@@ -42,7 +42,7 @@ def may_watch() -> bool:
     """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
 
     If torch's compiler is in use, a mode changes the compiled code. If torch's profiler records, it counts
-    each operation below a mode twice.
+    each operation twice while a mode is active.
     """
     return may_open() and not torch_private.compiler_in_use() and not torch_private.profiling()
 
@@ -156,8 +156,8 @@ class StorageWatch:
     Attributes:
         iteration: Number of the current iteration, from 0.
         first_node: Number of the first graph node of the watch; ``None`` if unknown.
-        end_node: Number after the last graph node of the iterations counted; ``None`` if unknown, or while
-            the watch goes on.
+        end_node: Number after the last graph node of the counted iterations; ``None`` before the watch has
+            ended, or if it never began.
         seconds: Processor seconds that the watch has taken so far.
         cycles_made_at: Line that called ``backward(create_graph=True)``; empty if no line did.
     """
@@ -242,7 +242,7 @@ class StorageWatch:
         self.cycles_made_at = self._lines.current_text()
 
     def before_change(self, values: Any) -> None:
-        """Do nothing: the mode calls this only when it measures."""
+        """Do nothing. Every observer of a mode has this method, but a `StorageMode` never calls it."""
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
         """Watch the new storages of an operation's results, and unknown storages of its arguments."""

@@ -136,9 +136,9 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return the layer's name for an unknown layer in an autograd node: ``unknown, in AddmmBackward0``.
+    """Return a text to use as the name of an unknown layer, such as ``unknown, in AddmmBackward0``.
 
-    The node is the one that this thread runs. Return ``None`` if it runs none.
+    The text names the autograd node that this thread runs. Return ``None`` if the thread runs none.
     """
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way

@@ -228,8 +228,8 @@ class OtherBackend(AcceleratorBackend):
 def _has_own_backend(torch: Any) -> bool:
     """Return True if one of the classes above reads the devices of this build of torch.
 
-    ``current_accelerator`` finds no other device in such a build. Its first versions also query the driver.
-    After such a query, forked children can't use the device.
+    In such a build, ``torch.accelerator.current_accelerator`` finds no other device. The first versions of
+    this function also query the driver. After such a query, forked children can't use the device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)

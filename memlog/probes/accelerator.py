@@ -81,7 +81,7 @@ class AcceleratorProbe:
                     yield _DevicesOfAKind(backend, self._diagnostics, self._clock, self._new)
 
     def new_devices(self) -> tuple[Device, ...]:
-        """Return the devices that were read for the first time since the last call."""
+        """Return the devices whose first reading came after the last call of this method."""
         if not self._new:
             return ()
         found = tuple(self._new)
@@ -128,7 +128,10 @@ class _DevicesOfAKind:
         return range(self.backend.count(torch))
 
     def _figures(self, torch: Any, index: int) -> DeviceFigures | None:
-        """Return the device's figures; ``None`` if reading failed. The device can then be in use or not."""
+        """Return the device's figures; ``None`` if reading failed.
+
+        A failed reading does not show whether the device is in use.
+        """
         try:
             return self.backend.figures(torch, index)
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
@@ -154,4 +157,4 @@ class _DevicesOfAKind:
 
 
 _Found: TypeAlias = tuple[_DevicesOfAKind, int]
-"""Device that was read for the first time: the devices of its kind, and its index."""
+"""Device that was read for the first time, as a pair: the object for its kind of devices, and its index."""

@@ -29,7 +29,7 @@ class TreeReading(NamedTuple):
     children: tuple[ChildReading, ...] = ()
     """The descendants, the oldest first; at most 32."""
     children_shared: int | None = None
-    """Bytes of all descendants' proportional set sizes that are shared memory."""
+    """Bytes of shared memory in the proportional set sizes of all descendants together."""
 
 
 class _Size(NamedTuple):
@@ -156,8 +156,8 @@ def memory_limit(cgroup_limit: int | None, machine: int | None) -> int | None:
     """Return the bytes that processes of a control group may use together; ``None`` if unknown.
 
     Args:
-        cgroup_limit: Smallest limit, in bytes, of the group and the groups above it; ``None``: no limit.
-        machine: Total bytes of the machine; ``None``: unknown.
+        cgroup_limit: Smallest limit, in bytes, of the group and the groups above it; ``None`` if none.
+        machine: Total bytes of the machine; ``None`` if unknown.
     """
     return min((size for size in (cgroup_limit, machine) if size), default=None)
 
