@@ -45,9 +45,10 @@ class TraceWindow:
 
     Args:
         model: A ``torch.nn.Module``. ``None``: the first module that is called.
-        others: Further root modules: modules that no module calls. The window finds each root module that is
-            not given here when it is called.
-        optimizers: Optimizers whose state exists already. The window finds each other optimizer at its step.
+        others: Further root modules, which no module calls. The window finds all other root modules when they
+            are called.
+        optimizers: Optimizers whose state exists already. The window finds all other optimizers when they
+            step.
         device: Device as torch writes it. ``None``: the model's device.
         engine: ``"auto"``, or the name of an engine.
         max_events: Maximum number of events to keep individually.

@@ -35,7 +35,7 @@ class SequenceMap:
         self._layers.append(layer)
 
     def since(self, number: int, layer: int) -> None:
-        """Assign the operations from ``number`` on to ``layer``.
+        """Assign operation ``number`` and all later operations to ``layer``.
 
         Operations before the newest span keep their layers. Before the first `mark`, nothing is assigned.
         """
@@ -56,7 +56,7 @@ class GraphOwners:
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Next operation number when `made_by_backward` last ran; ``None`` since `backward_ends`."""
+        """Next operation number at the last call of `made_by_backward`; ``None`` after `backward_ends`."""
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""
@@ -67,17 +67,18 @@ class GraphOwners:
             self._lines.mark(number, 0)
 
     def mark_line(self, line: int) -> None:
-        """Assign the operations since the last mark to a line of the program."""
+        """Assign the operations since the last `mark` or `mark_line` to a line of the program."""
         number = torch_private.next_sequence_number()
         if number is not None and number > self._last_marked:
             self._lines.mark(self._last_marked, line)
             self._last_marked = number
 
     def made_by_backward(self, layer: int) -> None:
-        """Assign the graph of a backward pass (``create_graph=True``) to the layer that is differentiated.
+        """Assign the newest operations of a backward pass (``create_graph=True``) to ``layer``.
 
-        The tracer sees an operation after autograd has numbered it. So the layer gets all numbers since the
-        last operation that the tracer saw.
+        Autograd numbers an operation before the tracer sees it. So ``layer``, which is differentiated, gets
+        all operations that were numbered since the last call. At the first call in a pass, it gets only the
+        last numbered operation.
         """
         number = torch_private.next_sequence_number()
         if number is not None:
@@ -86,7 +87,7 @@ class GraphOwners:
             self._backward_mark = number
 
     def backward_ends(self, layer: int) -> None:
-        """Record that a backward pass has ended its graph, and that ``layer`` makes the next operations."""
+        """Record that a backward pass has ended. If it made a graph, ``layer`` makes the next operations."""
         if self._backward_mark is not None:
             self._layers.since(self._backward_mark, layer)
             self._backward_mark = None

@@ -27,13 +27,13 @@ _INSTALLED: Final = (
     ),
 )
 _ELSEWHERE: Final = frozenset(("site-packages", "dist-packages"))
-"""Names of folders with packages that are installed elsewhere, such as in a parent environment."""
+"""Names of folders that hold installed packages in any environment, such as a parent environment."""
 Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
 class CallingLines:
-    """Numbers of the program's lines: 1 for the line that calls first, and so on.
+    """Register of the program's lines, which are numbered from 1 in the order of their first calls.
 
     Attributes:
         lines: Texts of the lines, such as ``train.py:42 in step: cross_entropy``: the file name and line
@@ -77,7 +77,7 @@ class CallingLines:
         return self.lines[number - 1] if number else ""
 
     def is_program(self, file: str) -> bool:
-        """Return whether a source file belongs to the program: not to memlog or an installed package."""
+        """Return whether a source file belongs to the program, not to memlog or an installed package."""
         return (self._owners.get(file) or self._owner_of(file)) == "program"
 
     def _owner_of(self, file: str) -> Owner:

@@ -44,8 +44,8 @@ class ThreadState:
         backward_layer: Layer whose forward operation was differentiated last.
         line: Number of the program's line whose forward operation was differentiated last; 0: unknown.
         node: Number of the autograd node whose operation ran last; ``None`` if it accumulates gradients.
-        inputs: The two largest inputs of the module that is about to begin, by serial or by address. An
-            engine writes them with the module's ENTER event.
+        inputs: The two largest inputs of the module that is about to begin. The CPU engine gives the serials
+            of their storages, other engines the addresses. The module's ENTER event contains both.
     """
 
     def __init__(self, number: int) -> None:
@@ -63,7 +63,8 @@ class ModuleStack:
     """Running modules, backward passes and optimizers of the threads that take part in a window.
 
     Args:
-        emit: Called with kind, layer, phase and thread state at each change.
+        emit: Called when a module begins or ends, or a phase changes. It gets the kind of the event, the
+            layer, the phase and the state of the thread.
         all_threads: True if all threads that call the model's modules take part. False if only the thread
             that began the window takes part, with the threads that run its backward pass.
     """
@@ -127,10 +128,11 @@ class ModuleStack:
         return thread_state
 
     def module_ends(self, module: Any) -> int | None:
-        """Record the end of a module's ``forward``, and of all modules that began in it; return its layer.
+        """Record the end of a module's ``forward``, and return the module's layer.
 
-        Return ``None`` if no begin was recorded. torch calls the end hook even if another hook raised before
-        memlog's begin hook ran.
+        Modules that began inside this ``forward`` and have not ended are recorded as ended, too. Return
+        ``None`` if the begin of the module was not recorded. torch calls the end hook even if another hook
+        raised before memlog's begin hook ran.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or (
@@ -164,7 +166,7 @@ class ModuleStack:
             self.set_phase(thread_state, OUTSIDE, FORWARD)
 
     def set_phase(self, thread_state: ThreadState, layer: int, phase: int) -> None:
-        """Assign operations outside ``forward`` from now on to ``layer`` and ``phase``."""
+        """Set the layer and phase that later operations outside ``forward`` count for."""
         if thread_state.outside_owner != (layer, phase):
             thread_state.outside_owner = (layer, phase)
             self._emit_event(PHASE_CHANGE, layer, phase, thread_state)
@@ -210,12 +212,12 @@ class ModuleStack:
             self._graph.backward_ends(layer)
 
     def mark_line(self, line: int, thread_state: ThreadState) -> None:
-        """Assign the graph operations since the last mark to a line of the program."""
+        """Assign the graph's operations since the last call, or the last change of layer, to ``line``."""
         if thread_state.number == 0:
             self._graph.mark_line(line)
 
     def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Return the layer and phase that this thread's operations count for until the next change."""
+        """Return the layer and phase of this thread's operations since its last change of module or phase."""
         if len(thread_state.stack) == 1:
             return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]

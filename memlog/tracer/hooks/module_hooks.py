@@ -133,10 +133,11 @@ class OptimizerSubscription:
         _optimizer_hooks.add(self)
 
     def remove(self) -> None:
-        """Report the end of this thread's open steps to the listener, and stop. A second call is harmless.
+        """End the subscription. A second call is harmless.
 
-        A step can be open, because a session's own hook closes a window before the end of the last step is
-        reported. A step on another thread goes on. The state of its optimizer is not part of this window.
+        First, report the end of this thread's open steps to the listener. A session's own hook can close a
+        window during an optimizer's step, before this subscription gets the end of the step. An open step
+        of another thread goes on without a report. The state of its optimizer is not part of the window.
         """
         if not self._removed:
             here = threading.get_ident()

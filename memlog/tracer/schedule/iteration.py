@@ -186,7 +186,7 @@ class _OptimizerSteps:
     """Steps of one optimizer, which is held weakly.
 
     Attributes:
-        last: Number of clock steps before its last step began.
+        last: Value of `OptimizerSchedule.clock_steps` when its last step began.
         interval: Number of clock steps between its last two steps; ``None`` if it has not stepped twice.
         in_window: True if it stepped in the window.
         had_state: True if it had state before its first step in the window.

@@ -85,8 +85,8 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        The next optimizer step shows whether the trace covers a whole iteration. The trace does if that
-        optimizer also stepped in the trace. Until then, the guess ``whole`` counts.
+        The trace covers a whole iteration if the next optimizer that steps also stepped in the trace. Until
+        that step, ``whole`` is the guess.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -98,9 +98,10 @@ class KeptTrace:
             self._decide(whole=any(member() is optimizer for member in members))
 
     def step_ended(self) -> None:
-        """Publish the first trace, if it still waits. Call this at the end of the next step.
+        """Publish the first trace, unless it is published already. Call this at the end of the next step.
 
-        If no optimizer has stepped since the trace, the user marks the steps, and the guess ``whole`` holds.
+        If no optimizer has stepped since the trace, the user marks the steps. The guess that `add_undecided`
+        got is then final.
         """
         self._decide()
 
@@ -114,7 +115,10 @@ class KeptTrace:
             self._undecided = step_trace._replace(members=(weakref.ref(optimizer),)), whole
 
     def finish(self, *, outdated: bool) -> None:
-        """Publish the first trace, if it still waits, at the end of the session; ``outdated`` as in `add`."""
+        """Publish the first trace, unless it is published already. Call this at the end of the session.
+
+        ``outdated``: as in `add`. If True, mark the kept trace as covering only a part of an iteration.
+        """
         self._decide()
         if outdated and self._rank > 0:
             kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
@@ -122,9 +126,9 @@ class KeptTrace:
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
     def _decide(self, *, whole: bool | None = None) -> None:
-        """Publish the first trace if it waits.
+        """Publish the first trace, unless it is published already.
 
-        ``whole``: True if the trace is of a whole iteration; ``None``: the guess at its end holds.
+        ``whole``: True if the trace covers a whole iteration; ``None``: the guess that `add_undecided` got.
         """
         if self._undecided is None:
             return

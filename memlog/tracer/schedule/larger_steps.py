@@ -8,14 +8,14 @@ from __future__ import annotations
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Minimum ratio of a larger step's peak to the highest peak until the newest traced step."""
+"""Minimum ratio of a larger step's peak to the highest peak before the newest trace ended."""
 _LEAST = 16 * 1024**2
-"""Minimum bytes by which a larger step's peak exceeds the highest peak until the newest traced step. Less may
-be noise of an allocator."""
+"""Minimum difference, in bytes, between a larger step's peak and the highest peak before the newest trace
+ended. A smaller difference may be noise of an allocator."""
 
 
 class LargerSteps:
-    """Subscriber that compares each step's peak with the highest peak until the newest traced step.
+    """Subscriber that compares each step's peak with the highest peak before the newest trace ended.
 
     Peaks are those of the accelerators, or of the process if the run uses no accelerator.
 

@@ -15,7 +15,8 @@ because the step is too long or has no end."""
 MOST_EVENTS = 1_000_000
 """Maximum number of events in a window. Beyond it, the window is abandoned."""
 _MOST_STEPS: Final = 30.0
-"""Maximum duration of a window, in usual steps. One second is added. Beyond it, the window is abandoned."""
+"""Maximum duration of a window, as a multiple of the usual duration of a step. One second is added to it.
+Beyond it, the window is abandoned."""
 
 
 class OpenWindow:

@@ -101,8 +101,8 @@ class PeriodicTracer:
     def after_step(self, step: int, *, may_trace: bool = True) -> None:
         """Record the end of a step, and decide whether to trace the next one.
 
-        ``may_trace``: False to trace the next step only on request, because the search for growing memory
-        examines it.
+        ``may_trace``: False if the search for growing memory examines the next step. The step is then traced
+        only on request.
         """
         now = time.perf_counter()
         self._last_step = step
@@ -130,7 +130,11 @@ class PeriodicTracer:
         self.costs.step_begins()
 
     def finish(self, *, failed: bool = True) -> None:
-        """End the session. The trace of an open step is marked as partial, unless the step ``failed``."""
+        """End the session.
+
+        ``failed``: True if an error ended the last step. If False, the trace of a step that has not ended is
+        marked as partial.
+        """
         self._slot.end()
         self._waiter.stop()
         if self.tracing:
@@ -233,7 +237,8 @@ class PeriodicTracer:
 
         Args:
             any_thread: True to close the window even if another thread opened it.
-            failed: At the end of the session, True if the step failed; ``None`` at the end of a step.
+            failed: ``None`` at the end of a step. At the end of the session, True if the step failed, else
+                False.
         """
         opened = self._slot.window
         if opened is not None:

@@ -28,8 +28,8 @@ _LOSS: Final = 2
 _SAFE_SOFTMAX: Final = 3
 _ALL: Final = 1000
 _MATRIX: Final = 2
-"""Minimum number of dimensions of a parameter that decides a result's type. A parameter with one dimension is
-a bias, which a product adds."""
+"""Minimum number of dimensions of parameters whose type counts for the type of a result. A parameter with one
+dimension does not count. It is a bias, which a product adds."""
 
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
@@ -52,12 +52,12 @@ _NORMS = {
     for name in ("layer", "batch", "group")
     for suffix, inputs in (("", 1), ("_backward", 2))
 }
-"""Number of leading arguments that decide the type of a result. Later arguments are parameters or
-statistics."""
+"""Normalizations, each with the number of leading arguments that decide the type of its result. Later
+arguments are parameters or statistics."""
 
 
 def type_of(tensor: Tensor) -> int:
-    """Return the type of a storage from its tensor alone, before any operation was analysed."""
+    """Return the type of a tensor's storage under autocast, as far as the tensor's dtype shows it."""
     if tensor.dtype == torch.float32:
         return WIDE
     return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER_TYPE
@@ -71,7 +71,7 @@ class AutocastTypes:
         self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
         """Inputs and results of the last product."""
         self._latest = WIDE
-        """Type of the last result in a backward pass, among operations with floating-point arguments."""
+        """Type of the results of the last backward operation that had floating-point arguments."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
         """Set the types of an operation's results.
@@ -134,7 +134,7 @@ class AutocastTypes:
     def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """Return the type of a product's results, and the value of their ``wide_inside``."""
+        """Return the type and the ``wide_inside`` of a product's results."""
         if any(tracked.wide_inside for tracked in inputs):
             for tracked in inputs:
                 tracked.used = now
@@ -148,9 +148,11 @@ class AutocastTypes:
         return HALF, False
 
     def _widen_attention(self, results: Iterable[TrackedStorage]) -> None:
-        """Mark the storages of an attention with dropout as wide.
+        """Set the type of the storages of an attention with dropout to `WIDE`.
 
         The CPU has no kernel for such an attention, and computes it in four bytes a number.
+
+        ``results``: results of the attention's softmax.
         """
         inputs, scores = self._product
         for tracked in (*inputs, *scores, *results):
@@ -182,7 +184,7 @@ def _set_types(
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return the type of the results of an operation that is no product, and of their ``wide_inside``.
+    """Return the type and the ``wide_inside`` of the results of an operation that is no product.
 
     ``role`` is as `_role_of` returns it.
     """

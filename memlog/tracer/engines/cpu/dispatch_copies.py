@@ -1,10 +1,10 @@
 """Copies that torch makes only while a dispatch mode is active.
 
 While a mode is active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in its sources).
-Instead of writing into a tensor without another owner, torch makes a new tensor and frees the old one at
-once. This happens when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a
-derivative fills a tensor of zeros, and when ``linear`` and attention add to a product. An untraced step has
-one tensor in these places, so the tracer counts the new and the old tensor as one.
+In an untraced step, torch writes some results into an existing tensor that nothing else owns. While a mode is
+active, it makes a new tensor instead, and frees the old one at once. This happens when autograd adds up
+several gradients of one tensor (the weights of a packed GRU), when a derivative fills a tensor of zeros, and
+when ``linear`` and attention add to a product. The tracer counts the new and the old tensor as one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WRITES: Final = {
     "BinaryCrossEntropyBackward0": ("mul",),
     _LOGITS: ("mul", "sub"),
 }
-"""Operations by derivative. In an untraced step, the derivative does them in place, on tensors of its own."""
+"""For each derivative, the operations that it does in place in an untraced step, on tensors that it made."""
 _ALTERED: Final = frozenset(
     (
         "ClampBackward0",
@@ -159,7 +159,7 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether only autograd or the current derivative owns a tensor, so that it is freed next."""
+        """Return whether nothing but autograd or a derivative owns a tensor. Such a tensor is freed next."""
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False
@@ -174,11 +174,14 @@ class ModeCopies:
 
 
 def _adds_up(*, made_here: bool) -> bool:
-    """Return whether autograd itself may make an addition, rather than the derivative of an operation.
+    """Return whether an addition in a backward pass may be autograd's own, rather than a derivative's.
 
-    ``made_here``: True if the tensor to add to was made since the current node began. Autograd adds to such a
-    tensor only if two results of the node go to one place. A derivative can't free an older tensor, because
-    the node holds the tensor until the node ends. So autograd adds if an older tensor is freed.
+    The answer matters only if the first argument of the addition is freed next. If that argument is older
+    than the current node, the addition is autograd's: a derivative can't free an older tensor, because the
+    node holds the tensor until the node ends. If the argument was made in the node, autograd adds to it only
+    if two results of the node go to one place.
+
+    ``made_here``: True if the first argument was made since the current node began.
     """
     if not made_here:
         return True
@@ -219,10 +222,10 @@ def _role_of(func: Any) -> int:
 
 @functools.cache
 def unshared_reference_count() -> int:
-    """Return the number of references to an operation's first argument that no Python code holds.
+    """Return the reference count of an operation's first argument if no Python code holds that argument.
 
-    An experiment finds the number, because it depends on the versions of torch and Python. Return -1 if the
-    number is the same for an argument that Python code holds.
+    An experiment finds the count, because it depends on the versions of torch and Python. Return -1 if the
+    count is no higher for an argument that Python code holds.
     """
     counter = _ReferenceCounter()
     bias = torch.zeros(1)

@@ -185,7 +185,8 @@ class ObservingMode(TorchDispatchMode):
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
         """Return an operation's bits, and the storages that it may replace or resize.
 
-        If the operation only writes into storages, return ``None`` for these, and clear the result's bits.
+        If the operation only writes into existing storages, return its bits without those of `RESULT`, and
+        ``None`` instead of the storages.
         """
         try:
             if args and is_sparse(args[0]):

@@ -28,8 +28,8 @@ from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Number of tracked storages from which on only large ones are added (`SMALL`). Each takes about 700 bytes of
-the tracer's memory, including the bytes for the analysis."""
+"""Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
+storage takes about 700 bytes of the tracer's memory, including the bytes for the analysis."""
 SMALL = 64 * 1024
 """Minimum size, in bytes, of storages that are tracked beyond `MOST_LIVE`. The tracer thus takes 8.8 MB, plus
 at most 1 % of the live bytes."""
@@ -39,13 +39,12 @@ _stand_in: Callable[[Tensor], Tensor] | None = None
 
 @contextmanager
 def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, track other tensors in place of existing ones.
+    """Inside the block, track fake tensors in place of the real tensors that they stand for.
 
-    The step of an estimate uses fake tensors, but can refer to a real one.
+    The step of an estimate uses fake tensors, but can refer to a real tensor.
 
     Args:
-        stand_in: Function that gets an existing tensor and returns the tensor to track in its place: the fake
-            of a real tensor, or the tensor itself.
+        stand_in: Function that returns the fake of a tensor, or the tensor itself if it has no fake.
     """
     global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
     _stand_in = stand_in
@@ -117,7 +116,7 @@ class LiveStorages:
                 self.sparse = True
 
     def track_existing(self, tensor: Tensor) -> None:
-        """Track the storage of a tensor, if it is not tracked yet, as allocated before the trace.
+        """Track a tensor's storage as allocated before the trace, unless the storage is tracked already.
 
         Storages on memory that is not torch's are left out.
         """
@@ -161,11 +160,12 @@ class LiveStorages:
         self._add(storage, layer, phase, category, thread, kind)
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Record the category of a storage; return True if the storage is newly tracked.
+        """Record the category of a tensor's storage; return True if the storage is newly tracked.
 
-        A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
-        embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
-        is not torch's (numpy's, or shared memory of a data loader's workers). Its storage is left out.
+        A storage that is known as a parameter or a buffer keeps its category. A storage that is known as an
+        input does not become a gradient: the indices of an embedding's sparse gradient are the input tokens
+        themselves. An input on memory that is not torch's is left out (memory of numpy, or memory that a data
+        loader's workers share).
 
         A newly tracked storage counts as made in ``phase``. If the tensor is only a part of the storage (a
         buffer that collects gradients for several ranks), the storage counts as made before the trace.

@@ -67,7 +67,10 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of an optimizer's state again at the optimizer's first step, to mark it."""
+        """Write the category of an optimizer's state again, at the optimizer's first step in the window.
+
+        Predictions assign the state to the optimizer step in which the category was last written.
+        """
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
             for state in optimizer_tensors(optimizer):

@@ -71,7 +71,7 @@ operation's positional arguments, its keyword arguments, and its result."""
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement of a dispatch mode on this thread. Modes above it on the stack use it, too."""
+    """Last measurement by a dispatch mode on this thread, for the modes above that mode on the stack."""
 
     func: Any = None
     found: Workspace | None = None
@@ -172,7 +172,10 @@ def _is_fake(args: Any) -> bool:
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a key for operations with equal workspace; ``None`` if it depends on the arguments' values."""
+    """Return a key that is the same for operations with the same workspace.
+
+    Return ``None`` if the workspace depends on the values of the arguments.
+    """
     if depends_on_values(func):
         return None
     signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]

@@ -13,15 +13,17 @@ from memlog.tracer.event_log import EventLog
 
 
 class TrackedStorage(weakref.ref[Any]):
-    """Weak reference to a live storage, with the data for its FREE event (no closure is needed).
+    """Weak reference to a live storage, with the data for the storage's FREE event.
+
+    A moment is given as the serial of the newest storage at that time. A product is a matrix product or a
+    convolution.
 
     Attributes:
         type: Type under autocast, as in `memlog.trace.storage_uses`.
-        cast_first: Newest serial at the first use of the storage by a product (a matrix product or a
-            convolution); 0: never used.
-        cast_last: Newest serial at the last use of the storage by a product; 0: never used.
+        cast_first: Moment at which a product first used the storage; 0: never.
+        cast_last: Moment at which a product last used the storage; 0: never.
         casts: Number of products in the forward pass that used the storage.
-        used: Newest serial at the last use of the storage by another operation; 0: never used.
+        used: Moment at which another operation last used the storage; 0: never.
         backward_layer: Layer whose backward pass used the storage first.
         wide_inside: True if the storage belongs to an attention that computes in four bytes a number.
         outside: True if the storage was made outside all modules.
@@ -59,7 +61,7 @@ class TrackedStorage(weakref.ref[Any]):
     is_gradient: bool
 
     def use_event(self, kind: int, now: int) -> bytes:
-        """Return an event of a kind (FREE or USES) with the uses of the storage, if these were analysed."""
+        """Return an event of ``kind`` (FREE or USES). If the uses were analysed, the event contains them."""
         if self.type == UNKNOWN_TYPE:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
@@ -152,9 +154,10 @@ class StorageEvents:
         self._log.append(tracked.use_event(kind, self._log.now()))
 
     def write_pending(self) -> None:
-        """Write the allocation that waits for an older storage to be freed, if there is one.
+        """Write the pending allocation, if there is one.
 
-        Call this if something else happens first.
+        A pending allocation waits, because its storage replaces an older storage if that one is freed next.
+        Call this if anything else happens next.
         """
         with suppress(IndexError):
             pending = self._pending.pop()

@@ -161,7 +161,7 @@ class NativeEngine(HookEngine):
                 self._classify(tensor, layer, category)
 
     def _add_optimizer(self, optimizer: Any) -> None:
-        """Record an optimizer's existing state, and those of its parameters that belong to no module."""
+        """Record the existing state of an optimizer, and its parameters that belong to no module."""
         self._existing += [
             ExistingStorage(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
             for state in optimizer_tensors(optimizer)
