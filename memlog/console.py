@@ -1,4 +1,6 @@
-"""Lines printed for the user. `Console` prints the events of a session, and `show` the notices of a monitor.
+"""Lines printed for the user.
+
+`Console` prints the events of a session. `show` prints the notices of a monitor.
 
 Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/monitors.md lists the
 lines that differ from the older monitors' lines. Without an accelerator, a line shows the host's memory.
@@ -254,7 +256,7 @@ def _peak(event: Epoch) -> tuple[str, str]:
 
 
 def _qualified(size: int | None, source: PeakSource | None) -> str:
-    """Return a peak as text, followed by its source if it is only a bound."""
+    """Return a peak as text. If the peak is not exact, its source follows in parentheses."""
     return _mb(size) if source in (None, "exact") else f"{_mb(size)} ({source})"
 
 

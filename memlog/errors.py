@@ -105,7 +105,8 @@ class DeliveryError(MemlogError):
     """A sink could not deliver data.
 
     Attributes:
-        detail: Full text of the client's error without credentials, if the message is shorter.
+        detail: Full text of the client's error, without credentials, because the message may contain only its
+            beginning. Empty if there is no such text.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:

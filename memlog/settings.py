@@ -71,8 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         budget: Maximum fraction of training time that tracing takes, above 0 and up to 1.
         verbose_batches: Number of the run's first batches for which a line is printed.
         quiet: Print no line about the run itself; alerts, findings and problems are printed nevertheless.
-        bind_grace: Seconds after the first step that a named backend waits for a run of the user
-            before it opens one of its own.
+        bind_grace: Seconds that a named backend waits after the first step for the user to open a run. Then
+            it opens a run of its own.
         finish_timeout: Maximum seconds that ``finish`` waits for delivery.
         linger: Seconds that the helper process continues to try to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
-"""Step from which the helper reads the journal for the report during the run. This shortens the run's end."""
+"""Step at which the helper begins to read the journal for the report, so that the run ends sooner."""
 _EACH = 500
 """Number of events to read at once. Reading takes some milliseconds, in which the helper takes no sample."""
 
@@ -106,7 +106,8 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
 
     Args:
         run: The run, which is over.
-        alerts_fd: Descriptor of the pipe that the trainer's process reads until it is closed.
+        alerts_fd: Descriptor of the pipe for alerts; ``None`` if there is no pipe. The child closes its copy,
+            because the trainer's process reads the pipe until all copies are closed.
 
     Raises:
         OSError: No process can be started.
@@ -153,7 +154,7 @@ def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBu
 
 
 def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
-    """Return the trackers' runs that the trainer's last events belong to, by backend."""
+    """Return, by backend, the tracker's run to which the trainer's last events belong."""
     bindings: dict[str, Binding] = {}
     for file in run.files("trainer"):
         for header in file.headers():

@@ -21,7 +21,10 @@ from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
-"""Number of waiting events at which the publishing thread folds them itself. Usually another thread does."""
+"""Number of waiting events at which `receive` folds them, on the publishing thread.
+
+Before that, the writer's thread or the user's next row folds them.
+"""
 
 
 class UsersRows:
@@ -68,13 +71,13 @@ class UsersRows:
             self._held, self._number, self._logs_first = _RowValues(), number, None
 
     def receive(self, event: Event) -> None:
-        """Take an event when it is published, on the trainer's thread. `fold_received` folds it later."""
+        """Store an event for `fold_received`. Called on the trainer's thread when the event is published."""
         self._received.append(event)
         if len(self._received) >= _MAX_RECEIVED:
             self.fold_received()
 
     def fold_received(self) -> None:
-        """Fold the events that `receive` took."""
+        """Fold the events that `receive` stored."""
         with self._lock:
             while self._received:
                 event = self._received.popleft()
@@ -159,9 +162,9 @@ class UsersRows:
             return self._take(waiting)
 
     def _take(self, taken: _RowValues) -> Sequence[Point]:
-        """Return the points for the open row, folded with the points that the row already has.
+        """Fold values into those that the row already has, and return the results as points of the row.
 
-        They replace the row's points in the tracker, where the last value written to a row wins.
+        In the tracker, these points replace the row's earlier ones: the last value written to a row wins.
         """
         held = self._held
         stale = [
@@ -204,6 +207,6 @@ class _RowValues:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """Return a point with its row's index: a row has one index on each axis."""
+    """Return a point with its row's index on the point's axis. All the row's points on that axis get it."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

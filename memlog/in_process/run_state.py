@@ -80,17 +80,21 @@ class RunState:
             self.is_watched = True
 
     def receive(self, event: Event) -> None:
-        """Take an event that this process publishes while the run is the newest of the user's runs."""
+        """Add an event's values to the data that waits for the run's rows.
+
+        Call it when this process publishes an event while the run is the newest of the user's runs.
+        """
         own = in_run(event, self.offset)
         if own is not None and self._is_wanted(own):
             self.rows.receive(own)
 
     def take(self, event: Event, *, received: bool) -> None:
-        """Take an event from the journal.
+        """Add an event from the journal to the data that waits for the run.
 
         Args:
             event: The event.
-            received: True if `receive` took the event when it was published. Then the rows have its values.
+            received: True if `receive` got the event when it was published. Its values are then not added
+                again.
         """
         own = in_run(event, self.offset)
         if own is None:
@@ -130,9 +134,9 @@ class RunState:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
         Args:
-            final: True if the user logs nothing more. If False, values of later steps wait for the user's
-                next row. A row of memlog's own would close the user's last row, to which the user may still
-                log.
+            final: True if the user logs nothing more. False if the user may still log to the last row. Then
+                values of later steps wait for the user's next row, because a row of memlog's own would close
+                the last row.
         """
         if not self.is_watched or not self.user_run.is_open:
             return

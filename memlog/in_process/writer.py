@@ -38,9 +38,10 @@ class InProcessWriter:
     """Writer to the user's runs of one backend. `begin` is called on the thread that publishes.
 
     Args:
-        run: memlog's folder of the run.
+        run: memlog's folder with the journal.
         backend: Name of the backend.
-        subscribe: Lets a function receive all later events; called when the user opens the first run.
+        subscribe: Takes a function that then receives all later events. Called when the user opens the first
+            run.
         diagnostics: Counts errors: nothing is raised.
     """
 
@@ -137,7 +138,7 @@ class InProcessWriter:
         return True
 
     def _receive(self, event: Event) -> None:
-        """Take each event as this process publishes it, on the publisher's thread."""
+        """Pass an event that this process publishes to the newest run. Called on the publisher's thread."""
         if self._newest is not None:
             self._newest.receive(event)
 
@@ -160,7 +161,7 @@ class InProcessWriter:
             pass
 
     def _after_end(self, user_run: InProcessRun) -> None:
-        """Note that the tracker's client has ended a run without an error. Called on the user's thread."""
+        """Note that a run has ended and the tracker's client raised no error. Called on the user's thread."""
         run_state = self._runs.current(user_run)
         if run_state is not None:
             run_state.ended = True
@@ -184,7 +185,7 @@ class InProcessWriter:
         with self._diagnostics.contained("writing in process"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._runs.get(run_id)) is not None:
-                    # `_receive` took the events that this process published after a run was opened.
+                    # `_receive` got the events that this process published after a run was opened.
                     is_own = header.process.pid == os.getpid() and self._backend in header.bindings
                     run_state.take(event, received=is_own)
             for run_state in self._runs:

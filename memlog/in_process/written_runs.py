@@ -29,7 +29,7 @@ class WrittenRuns:
     """The user's runs of one backend, by id.
 
     Args:
-        run: memlog's folder of the run.
+        run: memlog's folder with the journal.
         backend: Name of the backend.
         diagnostics: Counts errors.
 
@@ -53,7 +53,10 @@ class WrittenRuns:
         return self._by_id.get(run_id)
 
     def current(self, user_run: InProcessRun) -> RunState | None:
-        """Return the state of a run; ``None`` if this writer does not write to it, or it was opened again."""
+        """Return the state of the run that ``user_run`` writes to.
+
+        Return ``None`` if the user has opened the run again since, or if this writer does not write to it.
+        """
         run_state = self._by_id.get(user_run.run_id)
         return run_state if run_state is not None and run_state.user_run is user_run else None
 
@@ -77,10 +80,10 @@ class WrittenRuns:
             self.state.joined = [*self.state.joined, run_id]
 
     def target(self, header: Header) -> str | None:
-        """Return the id of the user's run that a segment's events go to; ``None``: they go to none.
+        """Return the id of the user's run that a segment's events go to, or ``None`` if they go to none.
 
-        Events from before the user's first run go to that run, unless the helper process has opened a run of
-        memlog's own for them meanwhile.
+        Events from before the user's first run go to that run. But if the helper process has opened a run of
+        memlog's own for them meanwhile, they go to no run of the user's.
         """
         binding = header.bindings.get(self.state.backend)
         if binding is not None:
@@ -89,7 +92,10 @@ class WrittenRuns:
         return next(iter(self.state.joined), None) if own is None else None
 
     def write_series(self, run_state: RunState) -> None:
-        """Write a CSV file with every step to a run that has fewer rows than steps, if it is still open."""
+        """Write a CSV file with every step to a run, if the run is open and has fewer rows than steps.
+
+        While other data waits for the run (`RunState.is_waiting`), nothing is written.
+        """
         if run_state.is_waiting or not run_state.needs_series or not run_state.user_run.is_open:
             return
         run_id = run_state.user_run.run_id
@@ -119,7 +125,10 @@ class WrittenRuns:
             self._diagnostics.fault(f"writing the report to {self.state.backend}", error)
 
     def end(self) -> None:
-        """Write the remaining series, and print which runs lack data. The journal must be complete."""
+        """Write the CSV files that are still missing, and print which runs lack data.
+
+        Call it when the journal is complete.
+        """
         for run_state in self:
             self.write_series(run_state)
         self.state.stage = "done"
@@ -141,7 +150,8 @@ class WrittenRuns:
         """Save the state.
 
         Args:
-            over: True if the session is over. If False, only runs that the user has ended count as whole.
+            over: True if the session is over. If False, only runs that the user has ended can count as whole
+                (`RunState.is_whole`), because the others may get more data.
         """
         every = list(self)
         self.state.delivered = sum(run_state.delivered for run_state in every)

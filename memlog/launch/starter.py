@@ -42,7 +42,7 @@ class Starter:
                 self._autolog.clock.on_step(optimizer)
 
     def _published(self) -> None:
-        """Begin a session before the first event, except in a worker of a pool or a data loader."""
+        """Begin a session before the first event is published, except in a pool's or data loader's worker."""
         if fork.generation == self._generation and not _is_a_child_of_multiprocessing():
             self._begin()
 

@@ -9,25 +9,25 @@ import msgspec
 from memlog.events import End, Event, Exit
 
 _TOGETHER_US = 1_000_000
-"""Maximum microseconds between the ends of ranks that count as ended by one signal from outside."""
+"""Maximum microseconds between the first rank's end and another's, if a signal from outside ended both."""
 _NOTICED_LATE_US = 2_000_000
 """Maximum microseconds between a process's end and the time at which a busy machine notices it."""
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
-"""Signals that end a rank because another rank has ended: NCCL's watchdog aborts its process."""
+"""Signals that can end a rank because another rank has ended. NCCL's watchdog ends a process by SIGABRT."""
 _NAMED = 8
 """Maximum number of ranks that a text lists. It gives only the number of the others."""
 
 
 class RankEnd(msgspec.Struct, frozen=True):
-    """Bad end of one rank.
+    """Bad end of one rank: it failed, was interrupted, or ended without an end event.
 
     Attributes:
         time_us: Time of the end, Unix time in microseconds.
         how: Predicate of a sentence, such as ``failed`` or ``was killed by SIGKILL``.
-        signal: Signal that ended the process; ``None``: none did, or it is unknown.
-        step: Last completed step; ``None``: none.
+        signal: Signal that ended the process; ``None`` if no signal did, or if it is unknown.
+        step: Last completed step; ``None`` if there is none.
     """
 
     rank: int

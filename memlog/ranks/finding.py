@@ -1,4 +1,7 @@
-"""Search for the run that a user names. ``latest`` means the lowest rank's run, which the trackers have."""
+"""Search for the run that a user names.
+
+``latest`` means the run of the training's lowest rank. memlog sends this run to the trackers.
+"""
 
 from __future__ import annotations
 
@@ -24,5 +27,5 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 
 def lowest_rank(run: RunDirectory) -> RunDirectory:
-    """Return the run of the lowest rank of a run's training; the run itself if it trains alone."""
+    """Return the run of the lowest rank in the training of ``run``, or ``run`` itself if it trains alone."""
     return next(iter(ranks_of(run).values()), run)

@@ -54,10 +54,11 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return whether both runs belong to one training.
+        """Return whether this run and another one belong to one training.
 
-        On the same machine, they must also have the same number of restarts. On different machines, these
-        numbers can differ: each machine's torchrun counts only restarts after a failure of its own ranks.
+        Their trainings must have the same name and number of ranks. Two runs on one machine must also have
+        the same number of restarts. On different machines, these numbers can differ, because each machine's
+        torchrun counts only restarts after a failure of its own ranks.
         """
         mine, its = self.place, other.place
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (
@@ -126,7 +127,7 @@ class Training:
         )
 
     def host(self, rank: int) -> str:
-        """Return the name of the machine of a rank that was found."""
+        """Return the name of a rank's machine. Call it only for a rank that `search` has returned."""
         return self._found[rank][1].host
 
     def _new_runs(self) -> Iterator[RunDirectory]:

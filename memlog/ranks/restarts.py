@@ -36,10 +36,10 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return the number to add to a session's step to get the step in memlog's own run in the tracker.
+    """Return how much higher a step's number is in memlog's own run in the tracker than in the session.
 
     If a session begins at step 0 after a restart, its steps continue after the previous attempt's last step.
-    If it begins at a later step, it counts as the trainer or the user does, and the number is 0.
+    If it begins at a later step, its numbers already include the earlier attempts. The difference is then 0.
     """
     known = registration_of(run)
     if known is None or known.before is None:

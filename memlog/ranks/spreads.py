@@ -14,7 +14,10 @@ LATE = 30.0
 After these seconds, the step is combined without them.
 """
 _MAX_OPEN = 10_000
-"""Number of waiting steps at which the oldest no longer waits. A rank may have stopped while others go on."""
+"""Number of waiting steps at which the oldest is combined without the ranks that have not completed it.
+
+This bounds the memory if one rank stops while the others go on.
+"""
 _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 
@@ -40,7 +43,7 @@ class RankSpreads:
         self._ended: set[int] = set()
 
     def know(self, rank: int) -> None:
-        """Note that a rank has a run, before its first step."""
+        """Note that a rank's run was found, even if the rank has not completed a step yet."""
         self._last.setdefault(rank, -1)
 
     def end(self, rank: int) -> None:

@@ -20,7 +20,7 @@ class Stall(msgspec.Struct, frozen=True):
     """A rank that stalls, or goes on after a stall.
 
     Attributes:
-        step: Last completed step; ``None``: none.
+        step: Last completed step; ``None`` if there is none.
         seconds: Seconds without a step; 0 if the rank goes on.
         why: Evidence that this rank is the one that stalls; ``None``: the rank goes on.
     """

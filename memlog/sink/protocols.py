@@ -21,7 +21,7 @@ class Sink(Protocol):
     """
 
     durable: bool
-    """True if data is safe as soon as the call that stores it returns; False if only after `close`."""
+    """True if data is safe after the call that stores it; False if it is safe only after `close`."""
     resolution: Resolution
     """``"full"``: every step; ``"bucketed"``: steps are grouped, so that a long run stays small enough."""
     max_points: int
@@ -129,7 +129,7 @@ class Backend(Protocol):
     requires: str
     """Top-level module of the tracker's client, such as ``"mlflow"``."""
     extra: str
-    """Extra of the backend's own distribution that installs the client."""
+    """Name of the extra that installs the client. The backend's own distribution defines this extra."""
     in_process: bool
     """True if only the trainer's own process can write to a run that the user has opened."""
 

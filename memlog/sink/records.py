@@ -36,7 +36,7 @@ class Point(msgspec.Struct, frozen=True):
     time_us: int
     """The event's own Unix time in microseconds, so that a replay yields the same point."""
     fold: Fold = "last"
-    """Rule by which this value was combined with others of its metric, and is to be combined further."""
+    """Rule that combines this value with others of the metric. This value may itself be a combination."""
 
 
 class TrackerRun(msgspec.Struct, frozen=True):
@@ -49,7 +49,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
     name: str | None = None
     """Display name of the run."""
     link: str | None = None
-    """Address of the run's page in the browser, or else the command that shows the run; without passwords."""
+    """Address of the run's page in the browser, without passwords. If there is no page, this is the command
+    that shows the run."""
 
 
 class Connection(msgspec.Struct, frozen=True):

@@ -21,8 +21,8 @@ ENTRY_POINT_GROUP = "memlog.sinks"
 def home_of(backend: Backend) -> Home:
     """Return the tracker that the environment's credentials belong to, and the names of these credentials.
 
-    memlog tells from the names of the connection's environment variables which variables are credentials. If
-    the names do not show that, the backend defines a method ``home`` that returns the `Home`.
+    A variable of `Backend.connection` counts as a credential if its name looks like one. If this rule does
+    not fit the tracker, the backend defines a method ``home`` that returns the `Home`.
     """
     if (own := getattr(backend, "home", None)) is not None:
         home: Home = own()

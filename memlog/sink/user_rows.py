@@ -21,8 +21,8 @@ class Rows(Protocol):
         """Return the points to add when the user logs to a row.
 
         Args:
-            number: Row number that the user passed; a new number closes the row before. ``None``: the user
-                logs to the row that is open.
+            number: Row number that the user passed. A new number closes the row that is open. ``None`` means
+                that the user logs to the row that is open.
 
         Returns:
             Two lists with at most one point per metric: the points for the row that this call closes, and the
@@ -104,5 +104,5 @@ class InProcessBackend(Backend, Protocol):
 
 
 def writes_in_process(backend: Backend) -> bool:
-    """Return True if the trainer's process writes to the user's runs. The default is False."""
+    """Return the backend's ``in_process``, or False if the backend has no such attribute."""
     return bool(getattr(backend, "in_process", False))
