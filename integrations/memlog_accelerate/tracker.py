@@ -18,7 +18,8 @@ class MemlogTracker(GeneralTracker):  # type: ignore[misc] # mypy does not read 
     optimizer's steps itself.
 
     Args:
-        project: Experiment for a run that memlog opens; ``init_trackers`` passes its ``project_name``.
+        project: Project or experiment in which memlog opens a run; ``None``: the tracker's default. An
+            Accelerator's ``init_trackers`` passes its own ``project_name`` as this argument.
         **settings: Further arguments of `memlog.init`, for a session that the tracker begins.
 
     Raises:

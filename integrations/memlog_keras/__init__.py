@@ -39,12 +39,12 @@ class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     """
 
     _validation: Any = None
-    """Phase that a callback of this process began last. The next hook closes it if an evaluation has raised,
-    because Keras does not report the end of such an evaluation."""
+    """Newest phase ``validation`` that a callback of this process began. Keras does not report the end of an
+    evaluation that raised, so the next training or evaluation ends its phase."""
 
     @_contained
     def on_train_begin(self, session: memlog.Session, *_: Any, **__: Any) -> None:
-        """Count the steps from now on."""
+        """Count the steps of ``model.fit`` from now on, instead of optimizer steps."""
         session.close_phase(MemlogCallback._validation)
         session.claim_steps()
 

@@ -44,7 +44,7 @@ class MemlogCallback(Callback):
     """Id of the session that has joined the loggers' runs."""
 
     def is_first_in(self, trainer: Any) -> bool:
-        """Return True if this is the trainer's first `MemlogCallback`, or if the trainer has none."""
+        """Return True unless the trainer's first `MemlogCallback` is another one."""
         return self is next(c for c in [*trainer.callbacks, self] if isinstance(c, MemlogCallback))
 
     @_contained

@@ -22,7 +22,7 @@ def alert_table(alerts: Sequence[Alert]) -> dict[str, Any]:
 
 
 def alert_tags(alerts: Sequence[Alert]) -> dict[str, str]:
-    """Return tags about the last alert, and the number of alerts.
+    """Return two tags with the last alert's title and level, and one tag with the number of alerts.
 
     Users can search for runs by these tags: ``tags.`memlog.alert.level` = 'error'``.
     """

@@ -51,7 +51,10 @@ class MlflowBackend:
         return seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return a logger's run. Its store is ``uri``; ``None``: MLflow's current store."""
+        """Return a logger's run.
+
+        The run is in the store ``uri``. If ``uri`` is ``None``, the run is in MLflow's current store.
+        """
         mlflow = _imported_mlflow()
         address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
         return TrackerRun(run_id, None if address is None else absolute_uri(address), name)

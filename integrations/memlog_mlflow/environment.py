@@ -20,7 +20,8 @@ _NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
-"""Prefixes of variables with credentials for one cloud. Other trackers do not get them."""
+"""Prefixes of variables with a cloud's credentials. `credentials` leaves them out, because MLflow's client
+sends them to that cloud only."""
 _OF_DATABASES = ("PGPASSWORD", "MYSQL_PWD")
 _CREDENTIALS = "~/.mlflow/credentials"
 
@@ -70,7 +71,7 @@ def credentials() -> tuple[str, ...]:
 
 
 def apply(connection: Connection) -> None:
-    """Set the environment variables of MLflow's client, and limit servers' answers.
+    """Set the environment variables of MLflow's client. Limit the size and duration of servers' answers.
 
     Call it only in a process of memlog's own. Call it before mlflow is imported, because mlflow reads some of
     the variables only during the import.
@@ -87,7 +88,7 @@ def apply(connection: Connection) -> None:
 
 
 def context_tags() -> dict[str, str]:
-    """Return the tags in `RUN_CONTEXT`; none if it is not a JSON object."""
+    """Return the tags in `RUN_CONTEXT`; no tags if its value is not a JSON object."""
     return _parsed(os.environ.get(RUN_CONTEXT))
 
 

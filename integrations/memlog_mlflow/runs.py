@@ -18,8 +18,8 @@ from memlog_mlflow.keys import safe_key
 
 RUN_TAG = "memlog.run_id"
 OWN_TAG = "memlog.own"
-"""Tag of a run that memlog opened. Its value is ``"beside"`` if memlog opened the run in place of a user's
-run, otherwise ``"true"``. A joined run does not have this tag, because memlog ends only its own runs."""
+"""Tag of a run that memlog opened. A user's run that memlog joined does not have this tag. The value is
+``"beside"`` if memlog opened the run in place of a user's run, otherwise ``"true"``."""
 BESIDE_TAG = "memlog.beside"
 """Tag of a run that memlog opened in place of a user's run. Its value is the id of the user's run."""
 

@@ -260,10 +260,11 @@ class _OpenRun:
 
 
 def _uri_of(target: Target) -> str:
-    """Return the URI of the store. For an existing run, it is the store that contains the run.
+    """Return the URI of the store that contains the target's run.
 
-    The journal has the URI of an existing run's store without credentials. If the current URI differs only in
-    its credentials, the current URI is returned. Otherwise the current URI belongs to another tracker.
+    For a new run, this is the current URI. The journal has the URI of an existing run's store without
+    credentials. If the current URI differs from it only in the credentials, the current URI is returned.
+    Otherwise the current URI belongs to another tracker, and the URI from the journal is returned.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened

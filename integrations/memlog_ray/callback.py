@@ -46,9 +46,9 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         self._groups = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of the copy that ``fit`` makes of this callback. Never raises.
+        """Return the state for the copy that ``fit`` makes of this callback. Never raises.
 
-        It includes the driver's state.
+        The returned state contains the `Driver`.
         """
         driver = self._driver
         if not driver.directory:

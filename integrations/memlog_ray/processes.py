@@ -25,7 +25,8 @@ class Driver(msgspec.Struct, frozen=True):
 
     directory: str = ""
     addresses: dict[str, str] = {}
-    """Addresses of the named backends' trackers, by environment variable. memlog may open runs there."""
+    """Addresses of the named backends' trackers. Each key is the environment variable that holds the address.
+    memlog may open runs at these addresses."""
     runs: dict[str, TrackerRun] = {}
     """Open runs by backend, except runs to which only the driver's process can write."""
 
@@ -45,7 +46,11 @@ class Driver(msgspec.Struct, frozen=True):
 
 @contextmanager
 def variables(**values: str) -> Iterator[None]:
-    """Set environment variables within a block, for memlog's processes. The training does not see them."""
+    """Set environment variables within a block, and restore them after it.
+
+    Within the block, memlog reads the variables and its helper process inherits them. The training, which
+    runs after the block, does not see them.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -19,7 +19,7 @@ METADATA = "memlog_name"
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
 """Seconds after an alert within which W&B drops an alert with the same title. This is short, because memlog
-itself limits how often a rule fires. It is not zero, because W&B would take zero for a minute."""
+itself limits how often a rule fires. It is not zero, because W&B treats zero as one minute."""
 
 
 def axis_key(axis: Axis) -> str:
@@ -30,8 +30,8 @@ def axis_key(axis: Axis) -> str:
 class Definitions:
     """Definitions of a run's metrics. A definition names the metric's axis and the kind of its summary.
 
-    Each definition is sent one time. It has the exact name of a metric, because W&B picks at random if
-    several globs match a name. The user, Lightning or Transformers may have defined the glob ``*``.
+    Each definition is sent one time. It has the exact name of a metric, not a glob. The user, Lightning or
+    Transformers may have defined the glob ``*``. If several globs match a name, W&B uses one at random.
     """
 
     def __init__(self, run: Any) -> None:

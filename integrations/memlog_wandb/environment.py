@@ -95,7 +95,7 @@ def _written(file: Path) -> dict[str, str]:
 
 
 def apply(connection: Connection) -> None:
-    """Set the environment variables of W&B's client, and limit servers' answers.
+    """Set the environment variables of W&B's client. Limit the size and duration of servers' answers.
 
     Call it only in a process of memlog's own, before wandb is imported.
     """

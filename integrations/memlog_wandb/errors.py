@@ -86,6 +86,6 @@ def _translation(error: Exception) -> MemlogError:
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials. Of a server's answer, return only the status."""
+    """Return ``text`` on one line, without credentials; only the status if it quotes a server's answer."""
     answered = _ANSWERED.search(text)
     return f"it answers {answered['status']}" if answered else in_short(text)

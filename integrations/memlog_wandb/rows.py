@@ -133,7 +133,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
 def _require_known(run: Any) -> None:
     """Raise if the run's private method or step is not as the wrapper expects.
 
-    With the wrapper, the user's calls would then fail.
+    In that case, the wrapper would make the user's calls fail.
     """
     method = getattr(run, _METHOD, None)
     known = inspect.signature(_LogWrapper.__call__).parameters

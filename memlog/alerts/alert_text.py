@@ -15,7 +15,7 @@ def alert_title(rule: Rule, subject: str, value: float, limit: int | None) -> st
         rule: The rule whose threshold was crossed.
         subject: ``"host"``, or the device's name.
         value: The value, in the unit of the rule's figure; for a growth rule, the growth per period.
-        limit: Bytes that are 100% for a rule with a share (``80%``); ``None`` if the rule has no share.
+        limit: Bytes to which ``%`` in the rule refers. It may be ``None`` if the rule's amount has no ``%``.
     """
     verb = "is" if rule.growth is None else "grows"
     shown = f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)

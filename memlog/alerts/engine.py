@@ -42,7 +42,7 @@ def engine_for(
         rules: All rules.
         publish: Called with each alert.
         diagnostics: Logs that a limit is unknown.
-        pid: The trainer's process id. The memory limit of its control group is 100% of a host figure.
+        pid: The trainer's process id. ``%`` in a rule about the host refers to this process's `host_limit`.
         on_alert: Called with each alert after it was published.
         files: See `AlertEngine`.
         sampled: True to judge the rules of the helper process; False to judge those of the trainer's process.
@@ -62,7 +62,7 @@ class AlertEngine:
         rules: The rules.
         publish: Called with each alert, on the thread of the event that caused the alert.
         diagnostics: Logs that a limit is unknown.
-        limit: Bytes that are 100% of a host figure; ``None``: unknown.
+        limit: Bytes to which ``%`` in a rule about the host refers; ``None``: unknown.
         cooldown: Minimum seconds between two alerts of one rule about the same device or host, in the events'
             own time.
         on_alert: Called with each alert after it was published.
@@ -192,7 +192,7 @@ class _Watch:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return growth without Python's uncollected garbage; ``None`` if this growth raises no alert."""
+        """Return the growth without Python's uncollected garbage; ``None`` if the rest raises no alert."""
         if self._rule.figure != "host.rss":
             return growth
         from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only

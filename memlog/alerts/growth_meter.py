@@ -1,4 +1,7 @@
-"""Judgement of rules with ``grows``: which levels are judged, and which growth raises an alarm."""
+"""Judgement of rules with ``grows``: which levels are judged, and which growth raises an alarm.
+
+A level is the value of a rule's figure at a step or epoch, such as the bytes of ``host.rss`` at step 120.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ LEAST_STEPS = 20
 """Minimum number of steps over which a rule is judged. With fewer, growth in warm-up would raise an alarm."""
 LEAST_EPOCHS = 3
 _LONGER = 2
-"""Number of windows that are longer than a rule needs. They show growth that comes in large, rare jumps, and
-growth that is hidden by noise."""
+"""Number of additional windows, longer than those that a rule needs. They show growth that comes in
+large, rare jumps, and growth that is hidden by noise."""
 _LOOKS = 8
-"""Number of times that a window is judged while new levels replace all levels that were judged."""
+"""Divisor that gives the number of new levels after which a window is judged again, from the number of levels
+that are judged."""
 _OVER = 0.5
-"""Fraction of the growth that a rule names. Growth below this fraction counts as no growth."""
+"""Fraction of a rule's threshold. Growth below this fraction of the threshold counts as no growth."""
 _GARBAGE = 0.25
 """Minimum fraction of the growth that a garbage collection must free. If it frees less, the whole growth is
 reported."""
@@ -194,7 +198,10 @@ def _reach(rule: Rule) -> int:
 
 
 class _Window(LevelWindow):
-    """The newest levels at one scale, judged by one rule.
+    """The newest levels of a series, judged by one rule.
+
+    The first window of a `GrowthMeter` holds the levels themselves. In every later window, a level is the
+    lowest of `JOINED` levels of the window before it.
 
     Args:
         reach: Epochs or steps that the judged levels must cover.

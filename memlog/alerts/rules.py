@@ -38,7 +38,7 @@ GrowthAxis: TypeAlias = Literal["epoch", "step"]
 
 HOST_FIGURES = ("host.rss", "host.tree", "host.available")
 SAMPLED_FIGURES = ("host.tree", "host.available")
-"""Figures that the helper process reads, about once a second and after some fast steps."""
+"""Figures that the helper process reads about once a second, or more often if the steps are fast."""
 
 MAX_COUNT = 10**9
 """Maximum number of steps or epochs that a rule may name."""

@@ -17,7 +17,9 @@ _KIB = 1024
 
 
 def in_binary_units(content: bytes, title: str) -> bytes:
-    """Return a file with its profiles converted from bytes to MiB; a profile of less than 1 MiB, to KiB.
+    """Return a file with its profiles converted from bytes to MiB.
+
+    A profile of less than 1 MiB is converted to KiB. A profile of less than 1 KiB is not converted.
 
     Args:
         content: The file, which `memlog.artifacts.flamegraph.check` has accepted.

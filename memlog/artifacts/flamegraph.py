@@ -1,4 +1,4 @@
-"""Recognise and check speedscope files before its page loads them.
+"""Recognise speedscope files, and check them before speedscope's page loads them.
 
 Speedscope's page checks nothing. If a file has a fault that this module finds, the page would only show
 "something went wrong". Speedscope's JSON schema finds few of these faults.

@@ -72,7 +72,10 @@ class JournalStore:
 
 
 def kept(run: RunDirectory) -> list[Artifact]:
-    """Return the artifacts in the journal, the newest last; of artifacts with the same name, the newest."""
+    """Return the artifacts in the journal, the newest last.
+
+    If several artifacts have the same name, only the newest of them is returned.
+    """
     events = [
         entry.event
         for file in run.files()

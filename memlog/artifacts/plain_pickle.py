@@ -18,10 +18,11 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Bytes of a pickle for each list, dictionary, tuple and mark that it may build beyond `_CONTAINERS`.
+"""Minimum bytes of a pickle for each container that it builds, not counting the first `_CONTAINERS`.
 
-A pickle that builds more is refused, because one byte can create an empty dictionary of 64 bytes. A snapshot
-has more than 10 bytes for each."""
+Containers are lists, dictionaries, tuples, and the marks that the opcode MARK puts on the unpickler's stack.
+A pickle with fewer bytes for each is refused, because one byte can create an empty dictionary of 64 bytes. A
+snapshot has more than 10 bytes for each container."""
 _CONTAINERS = 1000
 """Number of containers that a pickle may build in addition to the number that its size allows."""
 _OTHER_KEYS = 4096
@@ -95,7 +96,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
             raise _unsafe("holds a tuple of many values, or one that holds others")
 
     def check_keys(self, keys: Iterable[Any]) -> None:
-        """Count the keys that are not text; raise if there are too many, or other types."""
+        """Count the keys that are not text. Raise if there are too many, or one is not an int or tuple."""
         for key in keys:
             if type(key) not in _KEYS:
                 raise _unsafe(f"has a {type(key).__name__} as a key")

@@ -23,7 +23,8 @@ from memlog.sink import ArtifactStore, StoredArtifact
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3
 _SLACK = 64 * 1024**2
-"""Bytes by which a file may exceed its listed size. A store may list the size from before a compression."""
+"""Bytes by which a file may exceed its listed size. A store may compress a file after it has
+listed its size."""
 
 Outcome: TypeAlias = Literal["written", "same", "replaced"]
 

@@ -101,7 +101,10 @@ def _print(console: Console, comparison: Comparison) -> None:
 
 
 def _is_repeated(name: str, comparison: Comparison) -> bool:
-    """Return True if a device's row has the same values as the row ``device.…`` for any device."""
+    """Return True if the row of one device, such as ``cuda0.peak``, repeats the values of ``device.peak``.
+
+    ``device.peak`` is the maximum over a run's devices.
+    """
     owner, _, measure = name.partition(".")
     if owner == ANY_DEVICE:
         return False

@@ -151,7 +151,7 @@ class _Delivery(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """True if the journal is complete."""
+        """True if the run has ended, so that its journal is complete."""
         return self.summary.status != "running"
 
     @property
@@ -213,9 +213,10 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
 
 
 def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
-    """Return a function that returns the state of a user's run to which the trainer's process writes.
+    """Return a function that takes the id of a user's run, and returns that run's `Claim`.
 
-    The result is ``None`` if the trainer's process never writes to runs of this backend.
+    A `Claim` tells whether the run has all data. The result is ``None`` if the trainer's process never
+    writes to runs of this backend.
     """
     if not writes_in_process(backend):
         return None

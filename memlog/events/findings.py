@@ -43,7 +43,7 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
 
 
 class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of one layer in one traced step, in bytes; ``None`` if the engine does not know it."""
+    """Memory of one layer in one traced step, in bytes. A figure that the tracer can't read is ``None``."""
 
     path: str
     """Path of the module, as in ``named_modules()``; for the model itself, the name of its class."""
@@ -101,7 +101,11 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
 
 
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
-    """Inputs of a step that raised the peak by 5 % or more, or of the last step known to have raised it."""
+    """Inputs of a step that raised the run's peak by 5 % or more.
+
+    At the end of the run, memlog also publishes the inputs of the last step known to have raised the peak,
+    even by less than 5 %.
+    """
 
     time_us: Int
     step: Int
@@ -125,8 +129,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """``"host"``, or the device's name as in metric names."""
     requested: Int | None
     free: Int | None
-    """Free bytes at the failure. On the host: bytes that were free at the peak of the process's memory, which
-    is a lower bound."""
+    """Free bytes at the failure. On the host, it is a lower bound: the bytes that were free when the process
+    used the most memory."""
     limit: Int | None
     """Total bytes available: the device's capacity, or the smallest limit on the process."""
     limited_by: str | None

@@ -135,7 +135,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     children_shared: Int | None = None
     """Shared memory in the proportional set sizes of ``children``, in bytes."""
     host_limit: Int | None = None
-    """Bytes that the trainer's processes may use together: ``cgroup_limit``, or the machine's memory."""
+    """Bytes that the trainer's processes may use together: the smaller of ``cgroup_limit`` and the machine's
+    memory."""
     devices: tuple[DeviceUse, ...] = ()
     """Devices that the trainer uses, as far as the driver reports them."""
 

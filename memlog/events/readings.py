@@ -30,7 +30,7 @@ def now_us() -> int:
 
 
 class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
-    """Reading of one accelerator's allocator, in bytes; ``None`` if PyTorch does not report it."""
+    """Reading of one accelerator's allocator, in bytes. A figure that PyTorch does not report is ``None``."""
 
     name: str
     """Device type and index as in metric names: ``cuda0``, ``mps0``."""

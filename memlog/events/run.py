@@ -26,7 +26,7 @@ class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters")
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
-    """Origin of a run, read by the helper process; ``None`` if unknown.
+    """Origin of a run, read by the helper process. A field is ``None`` if its value is unknown.
 
     Trackers get its fields as parameters of the run.
     """

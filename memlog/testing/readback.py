@@ -26,7 +26,7 @@ RUN = "conformance"
 class TrackerAccess:
     """Methods that a subclass implements to reach its tracker.
 
-    Methods whose docstring ends with "if `in_process`" are needed only if `in_process` is true.
+    A method whose docstring ends with "Needed only if `in_process`." is not needed if `in_process` is false.
     """
 
     in_process = False
@@ -52,15 +52,15 @@ class TrackerAccess:
         raise NotImplementedError
 
     def user_logs(self, run: TrackerRun, value: float) -> None:
-        """Commit one row with this value, as a user would; if `in_process`."""
+        """Commit one row with this value, as a user would. Needed only if `in_process`."""
         raise NotImplementedError
 
     def user_values(self, run_id: str) -> Sequence[float]:
-        """Return the user's values that the tracker holds, in order; if `in_process`."""
+        """Return the user's values that the tracker holds, in order. Needed only if `in_process`."""
         raise NotImplementedError
 
     def user_ends(self, run: TrackerRun) -> None:
-        """End a run of `user_run`, as a user would; if `in_process`."""
+        """End a run that `user_run` opened, as a user would. Needed only if `in_process`."""
         raise NotImplementedError
 
     def down(self) -> AbstractContextManager[object]:
@@ -97,7 +97,10 @@ class TrackerReading(TrackerAccess):
         raise NotImplementedError(_remedy("times"))
 
     def parameters(self, run_id: str) -> Mapping[str, str]:
-        """Return a run's parameters by name. The names are memlog's, as far as the tracker accepts them."""
+        """Return a run's parameters by name.
+
+        Remove a prefix that the sink adds to the names, such as ``memlog/``.
+        """
         raise NotImplementedError(_remedy("parameters"))
 
     def alerts(self, run_id: str) -> Sequence[str]:
@@ -121,7 +124,7 @@ class TrackerChecks(TrackerReading):
     """Checks of the data in a tracker, which the contract's tests share."""
 
     def test_what_cannot_be_shown_has_a_reason(self) -> None:
-        """Each omission from the contract is intended and explained."""
+        """Each kind of data that `cannot_show` names is a known kind, and has a reason."""
         for what, why in self.cannot_show.items():
             assert what in get_args(Shown)
             assert len(why.split()) >= 3, f"explain why {what} can't be read back"
