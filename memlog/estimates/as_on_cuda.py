@@ -1,8 +1,8 @@
 """Imitation of operations on a CUDA device, for fake tensors that lie on the CPU.
 
 A build of torch without CUDA can't record a backward pass of tensors on a CUDA device, not even of fake ones.
-So an estimate runs on the CPU. Operations that keep different tensors on a CUDA device are replaced, and then
-do what they do on a CUDA device:
+So an estimate runs on the CPU. Some operations keep other tensors on a CUDA device than on the CPU. These
+operations are replaced, and then keep the same tensors as on a CUDA device:
 
 * dropout keeps its mask as one byte a value (``aten::native_dropout``);
 * attention keeps no matrix of scores, because a fused kernel runs, even with dropout and a mask;
@@ -76,7 +76,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention as the fused kernels do. They keep one number for each row of scores."""
+    """Compute attention as the fused kernels do, which keep one number for each row of scores."""
     del dropout_p  # the kernels keep the state of a random number generator, not a mask
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]

@@ -77,7 +77,7 @@ class _Pool:
         del self._free[bisect_left(self._free, (block.size, block.address))]
 
     def take(self, size: int) -> _Block | None:
-        """Remove and return the smallest free block of at least ``size`` bytes; ``None``: there is none."""
+        """Remove and return the smallest free block of at least ``size`` bytes; ``None`` if there is none."""
         at = bisect_left(self._free, (size, 0))
         return self._free.pop(at)[2] if at < len(self._free) else None
 

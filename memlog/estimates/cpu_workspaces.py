@@ -8,8 +8,8 @@ copies depend on shapes, layouts, types, and the processor. So the operation run
 * If arguments and results have at most 1 MiB together, the operation runs one time with their full shapes.
 * Otherwise the operation runs two times, with smaller batches. Copies grow linearly with the batch. So the
   sizes for two batches give the size for any batch.
-* If a few samples are too large, or the large tensor has no samples (such as an embedding's table), other
-  dimensions are cut, too. Operations that can't be cut to 32 MiB are not measured.
+* If a few samples are still too large, or the largest tensor has no samples (such as an embedding's table),
+  other dimensions are cut, too. An operation that can't be cut to 32 MiB is not measured.
 * A product of matrices is cut in each dimension. oneDNN copies blocks, which have a maximum size. A matrix in
   a layout that BLAS can't read is also copied as a whole.
 """
@@ -44,20 +44,22 @@ _FEW: Final = 2
 """Minimum number of samples in the smaller of the two batches. Also the minimum side of a matrix, except in
 half precision."""
 _FEW_ROWS: Final = 4
-"""Minimum number of rows in the smaller of the two images, for a kernel of one row."""
+"""Minimum length of an image's side in the smaller of two measurements, for a kernel of size 1. For a larger
+kernel, the minimum is larger."""
 _FEW_VALUES: Final = 16
 """Minimum length of other dimensions: the length of a processor's vector and of a oneDNN block."""
 _FEW_POINTS: Final = 16
-"""Minimum number of samples with which ATen uses oneDNN for kernels of one point, even with a single thread
-(``use_mkldnn`` in ATen's Convolution.cpp)."""
+"""Minimum number of samples with which ATen uses oneDNN for convolutions with a kernel of size 1, even with a
+single thread (``use_mkldnn`` in ATen's Convolution.cpp)."""
 
 _CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "addmm")
 _BATCHED_PRODUCTS = ("bmm", "baddbmm")
 _HALF = 2  # bytes of a half-precision value
 _OUTER, _INNER = 1024, 2048
-"""Sides of half-precision matrices up to which oneDNN's blocks grow. The product sums over the inner side.
-MKL multiplies matrices of other types, and allocates nothing."""
+"""Minimum sides of half-precision matrices in a measurement. With larger sides, oneDNN's blocks do not grow.
+`_INNER` is for the side over which the product sums. MKL multiplies matrices of other types, and allocates
+nothing."""
 
 _PARAMETERS = frozenset(
     ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
@@ -108,8 +110,8 @@ class _Dimension(NamedTuple):
     fewest: int
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """By a tensor's `id`: index of the dimension in the tensor, and elements that the tensor loses in this
-    dimension if ``length`` becomes smaller by one."""
+    """Places of the dimension in tensors, by the tensor's `id`. Each place has two numbers: the index of the
+    dimension in the tensor, and the elements that the tensor loses there if ``length`` shrinks by one."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""
@@ -225,8 +227,9 @@ def _dimensions(call: _Call) -> list[_Dimension]:
 def _batch(call: _Call) -> _Dimension | None:
     """Return the dimension of the samples; ``None`` if there is none.
 
-    It is the first dimension of the first tensor that is no parameter. In a pointwise operation and a batched
-    product, it is that of the tensor with the most dimensions, because torch broadcasts the others.
+    The samples are the first dimension of the first tensor that is not a parameter. In a pointwise operation
+    or a batched product, torch broadcasts tensors with fewer dimensions than others. So in these operations,
+    the samples are the first dimension of the tensor with the most dimensions.
     """
     if torch.Tag.pointwise in call.func.tags or call.name in _BATCHED_PRODUCTS:
         tensors = [each for _, each in call.given]
@@ -308,10 +311,10 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     """Return the dimensions of the largest tensor, such as a table, the longest dimension first.
 
-    Each dimension is cut in other tensors, too. In a tensor with as many dimensions, the dimension at the
-    same index is cut, if it has the same length or is the side of a smaller or larger image. In another
-    tensor, the first dimension of the same length is cut. Numbers among the arguments that are multiples of
-    the length are reduced as well.
+    Each dimension is cut in other tensors, too. If a tensor has the same number of dimensions as the largest
+    one, the dimension at the same index is cut. It must have the same length, or be the side of a smaller or
+    larger image. If a tensor has another number of dimensions, the first dimension of the same length is cut.
+    Integer arguments that are multiples of the length are reduced as well.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
     batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}

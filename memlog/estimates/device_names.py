@@ -54,7 +54,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """Apply ``fn`` to a module's tensors, in place of torch's own method, which refuses fake parameters."""
+    """Apply ``fn`` to a module's tensors. This replaces ``Module._apply``, which refuses fake parameters."""
     for child in module.children() if recurse else ():
         child._apply(fn)
     for parameter in module._parameters.values():

@@ -80,9 +80,9 @@ class Estimate:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Sentences on memory that the estimate does not count, or counts in another way; mostly none.
+        """Sentences about memory that the estimate leaves out, or counts in another way.
 
-        If there are any, the step may need more than the peak and the margin.
+        Most estimates have none. If there are any, the step may need more than the peak and the margin.
         """
         result = self.recording.result
         found = (each for each in result.unseen if each not in ALWAYS)

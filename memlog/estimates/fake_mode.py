@@ -39,7 +39,10 @@ _PLAIN: Final = frozenset(
 
 
 def _size_of_losses(args: Any, out: Tensor) -> int:
-    """Return the bytes of one loss per value. torch writes the losses' mean or sum into the same storage."""
+    """Return the bytes that torch allocates for a loss function's result: one loss for each value.
+
+    torch then writes the mean or the sum of the losses into the same storage.
+    """
     values: int = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
     return values * out.element_size()
 
@@ -68,7 +71,9 @@ _WITHOUT_FAKES: Final[dict[Any, Callable[..., Any]]] = {
     _aten.mm.default: lambda sparse, dense: dense.new_empty(sparse.shape[0], dense.shape[1]),
     _aten.multi_margin_loss_backward.default: lambda _, values, *__: torch.empty_like(values),
 }
-"""Operations that torch can't run on (sparse) fake tensors, and functions that return what they return."""
+"""Replacements of operations that torch can't run on fake tensors, or not on sparse fake tensors.
+
+Each function returns tensors with the shapes and types of the operation's results."""
 
 _WEIGHTS: Final = {
     _aten.native_batch_norm.default: 1,
@@ -122,9 +127,9 @@ class FakeMode(FakeTensorMode):
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
-        """Append everything that an operation's result depends on to ``into``.
+        """Append to ``into`` everything in ``values`` on which an operation's result depends.
 
-        Return False if the result may depend on something else.
+        Return False if the result may depend on something that can't be appended.
         """
         for value in values:
             kind = type(value)
@@ -203,7 +208,7 @@ def _has_bytes(values: Any) -> bool:
 
 
 def _bytes_in(values: Any) -> int:
-    """Return the bytes that an operation's arguments would take as real tensors; sparse ones are empty."""
+    """Return the bytes that an operation's arguments would take as real tensors, without sparse ones."""
     return sum(
         bytes_of(one)
         for one in tree_leaves(values)

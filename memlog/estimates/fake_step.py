@@ -71,7 +71,7 @@ def traced_step(
         step: Function that makes one training step.
         model: The model; ``None``: the first module that is called.
         optimizer: The model's optimizer; ``None`` if it is not known before the step.
-        device: Device whose operations are imitated; ``None``: the CPU, without workspaces.
+        device: Device whose operations are imitated. ``None``: the CPU, but workspaces are not measured.
 
     Raises:
         ConfigurationError: The step decides by a tensor's value, or has too many events.

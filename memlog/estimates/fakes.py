@@ -79,9 +79,10 @@ class Fakes:
     def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
         """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
 
-        Operations in the block also get fakes. The mode forgets this object afterwards. Otherwise neither
-        would be freed: a gradient holds the mode, and garbage collections don't see that a parameter holds
-        its gradient.
+        Operations in the block also get fakes. Afterwards, the mode no longer refers to this object.
+        Otherwise neither the mode nor this object would be freed. They would form a cycle with a parameter
+        and its gradient, which refers to the mode. Garbage collections can't free this cycle, because they
+        don't see that the parameter refers to its gradient.
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used

@@ -25,22 +25,24 @@ _aten: Final = torch.ops.aten
 _FORWARD: Final = _aten.mkldnn_rnn_layer.default
 _STEPS: Final = (16, 32)
 _LARGE: Final = 4 * MIB
-"""Maximum bytes of weights, and of the states of 32 time steps, with which only the time steps are cut."""
+"""Maximum bytes of a weight matrix, and of the states of 32 time steps together. Up to this size, only the
+time steps are cut. Above it, the batch, the inputs and the states are cut as well."""
 _LARGE_STEPS, _LARGE_BATCH = (4, 8), (8, 16)
 _SQUARE, _NARROW, _WIDE = (256, 512, 768), (256, 512), (1024, 1280)
-"""Sizes of inputs and of states to measure if weights or batch are large. `_NARROW`: inputs that are smaller
-than the states. `_WIDE`: inputs that are larger than the states. `_SQUARE`: states that are not larger than
-the inputs, and inputs as large as the states."""
+"""Sizes of inputs and of states to measure if the weights or the batch are large. `_NARROW`: sizes of inputs
+that are smaller than the states. `_WIDE`: sizes of inputs that are larger than the states. `_SQUARE`: sizes
+of states that are smaller than the inputs, or of both if they are equal."""
 _TALL: Final = (512, 768, 1024)
-"""Sizes of states that are larger than the inputs."""
+"""Sizes to measure, for states that are larger than the inputs."""
 _ROW, _BLOCK = 256, 16
-"""Lengths of rows in values. oneDNN makes a row longer if its length is a multiple of `_ROW`. It copies a row
-if the row's length is no multiple of `_BLOCK`."""
+"""Numbers of values in a row. oneDNN makes a row longer if its length is a multiple of `_ROW`. It copies a
+row if its length is not a multiple of `_BLOCK`."""
 _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
 _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
-"""Positions of the forward operation's other arguments among those of the backward one."""
+"""Positions, among the backward operation's arguments, of the arguments that the forward operation gets after
+its tensors."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
 _NUMBERS: Final = slice(13, 22)
@@ -130,7 +132,7 @@ def _points(forward: Any, at: int) -> tuple[int, ...]:
 def _measured(
     forward: Any, backward: Any, steps: int, samples: int, inputs: int, hidden: int
 ) -> _Measured | None:
-    """Run the operations on real tensors of these lengths; ``backward``: as for `_extrapolated`.
+    """Run the operations on real tensors of these lengths. ``backward`` is as for `_extrapolated`.
 
     Without gradients enabled, the forward operation keeps nothing.
     """

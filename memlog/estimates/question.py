@@ -134,7 +134,9 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
 
 
 def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
-    """Return the given model or optimizer, or the one that the given function makes; ``None``: none is given.
+    """Return the given model or optimizer, or the one that the given function makes.
+
+    Return ``None`` if ``given`` is ``None``.
 
     Args:
         name: Name of the argument of `estimate`, for messages.

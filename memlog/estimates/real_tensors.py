@@ -16,7 +16,7 @@ MOST: Final = 32 * MIB
 
 
 def real_tensor(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Return zeros with a tensor's memory layout and type. ``shape``: lengths, if not the tensor's own."""
+    """Return zeros with a tensor's memory layout and type. ``shape``: lengths; by default, the tensor's."""
     shape = tensor.shape if shape is None else shape
     strides = _strides(tensor, shape)
     return torch.zeros(extent(shape, strides), dtype=tensor.dtype).as_strided(shape, strides)
@@ -36,9 +36,9 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return a tensor's strides for other lengths, with its dimensions in the same order in memory.
+    """Return the strides of a tensor with other lengths, whose dimensions have the same order in memory.
 
-    Each stride is proportional to the lengths of the dimensions with smaller strides.
+    Each stride changes by the same ratio as the product of the lengths of dimensions with smaller strides.
     """
     strides = tensor.stride()
     found = []

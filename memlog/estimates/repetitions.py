@@ -174,7 +174,7 @@ def _repetition(mode: FakeMode, given: Sequence[Tensor], args: Any, out: Any) ->
 def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
     """Return whether a result can be made again from its shape and type alone.
 
-    Add the result's storage to ``taken``, the storages of arguments and earlier results.
+    ``taken`` holds the storages of the arguments and of earlier results. The result's storage is added to it.
     """
     if (
         type(result) is not FakeTensor

@@ -9,8 +9,8 @@ from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
 
 MUCH_LARGER = 1.5
-"""Minimum ratio of the memory that a much larger step needs to the memory that a usual step needs. Memory
-that is still in use after a step does not count."""
+"""Ratio from which a step counts as much larger: the memory that it needs, divided by the memory that a usual
+step needs. Memory that is still in use after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
 """Minimum difference, in bytes, between the memory that a much larger step and a usual step need."""
 _FAR = 10

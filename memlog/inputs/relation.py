@@ -1,7 +1,7 @@
 """Relation between the size of a step's inputs and its peak.
 
-An allocator keeps only a mark: the most bytes that were ever in use. So the peak of a step is known only if
-the mark rose in the step. For every other step, the mark is an upper bound of its peak.
+An allocator reports only the highest number of bytes that were ever in use. So the peak of a step is known
+only if this number rose in the step. For every other step, the number is an upper bound of its peak.
 
 A dimension of an input explains the peaks if all of these hold:
 
@@ -29,7 +29,8 @@ FEWEST = 6
 _TOLERANCE = 0.1
 """Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
 _MANY = 12, 0.15
-"""Number of values from which a parabola has a wider tolerance, and this tolerance (as `_TOLERANCE`)."""
+"""Minimum number of different values for which a parabola may be farther from a known peak, and its maximum
+distance then, as a fraction of the peaks' range."""
 _FALLS = 0.05
 """Maximum bytes by which a fit may fall, as a fraction of the peaks' range. A parabola falls a little if the
 peaks of all small inputs are equal."""
@@ -71,7 +72,7 @@ class Relation(NamedTuple):
     """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
     is_linear: bool
     slope: float
-    """Bytes by which the peak rises if the dimension grows by one to its largest value."""
+    """Rise of the fit, in bytes, from one below the dimension's largest value to the largest value."""
     smallest: int
     largest: int
     step: int
@@ -242,9 +243,9 @@ def _holds(
     bounds: Sequence[tuple[float, float]],
     wide: float,
 ) -> bool:
-    """Return True if a fit rises, is near all points and below all bounds.
+    """Return True if a fit rises, is near all points, and is not far above any bound.
 
-    A second fit without the largest point must also predict that point.
+    A second fit without the largest point must also predict that point. ``wide`` is the range of the peaks.
     """
     sizes = sorted({size for size, _ in points})
     fitted = [fit(size) for size in sizes]

@@ -44,8 +44,8 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
         frames: The frames of the failure, the outermost first.
 
     Returns:
-        The tensors that the program's functions held outside the model, then any other arguments of the
-        model.
+        The tensors among the variables of the program's functions outside the model. They are followed by the
+        arguments of the model that are not among them.
     """
     outside: list[FrameType] = []
     inside: list[FrameType] = []

@@ -15,11 +15,13 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Minimum ratio of a new record peak to the last record. The inputs of a record's step are published."""
+"""Minimum ratio of a record peak to the last record peak. The inputs of a step with a record peak are
+published."""
 _RISEN = 1.01
-"""Minimum ratio of a peak to the last risen peak to count as risen. The inputs of such a step are read."""
+"""Minimum ratio of a risen peak to the last risen peak. The inputs of a step with a risen peak are read."""
 _SHARE = 0.002
-"""Maximum fraction of the run's time for reading inputs. Above it, only inputs of risen steps are read."""
+"""Maximum fraction of the run's time for reading inputs. Above it, only the inputs of steps with a risen
+or record peak are read."""
 _EVENTS = 200
 """Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
@@ -27,7 +29,8 @@ _STEPS = 400
 _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Limits for large n: of the sum of 1/k (k = 1 to n) minus ln(n), and of the sum of 1/k²."""
 _SIGMAS = 3
-"""Number of standard deviations above the mean from which the number of rises is not chance."""
+"""Minimum number of standard deviations by which the number of rises must exceed the mean for random order. A
+smaller excess can be chance."""
 
 
 class StepInputsWatch:
@@ -65,7 +68,7 @@ class StepInputsWatch:
         self._steps: list[StepPeak] = []
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Process the end of a step, or remember the capacity of a device. Ignore other events."""
         if isinstance(event, Batch):
             self._step_ended(event)
         elif isinstance(event, Device):
@@ -204,7 +207,9 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return the reading of the accelerator with the highest peak; without accelerator, that of the process.
+    """Return the reading of the accelerator with the highest peak.
+
+    If no accelerator has a known peak, return the reading of the process.
 
     Returns:
         The name, the bytes in use after the step, the peak in bytes, and whether the peak was reached in this

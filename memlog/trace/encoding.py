@@ -11,7 +11,7 @@ FREE          serial             uses                 The storage was freed. The
                                                       type and uses (`memlog.trace.storage_uses`), or 0.
 ENTER         serial             serial               A module's ``forward`` begins. The serials are those
                                                       of its two largest positional tensor arguments.
-                                                      0: unknown. A key of -1: it got no such tensor.
+                                                      A serial of 0: unknown. A key of -1: no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
 PHASE_CHANGE  (unused)           (unused)             From now on, events outside ``forward`` belong to
                                                       ``layer`` and ``phase`` (operations of the backward
@@ -21,7 +21,7 @@ READING       allocated bytes    reserved bytes       A reading of the allocator
 USES          serial             uses                 Like FREE, for a storage still live when the trace ends.
 LINE          serial             number               A line of the program made the storage outside all
                                                       modules; ``number`` counts the trace's ``lines`` from 1.
-                                                      It follows the storage's ALLOC.
+                                                      LINE follows the storage's ALLOC.
 ============  =================  ===================  ==============================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase

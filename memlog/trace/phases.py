@@ -26,8 +26,8 @@ class PhaseLevel(msgspec.Struct):
 def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
     """Return the live bytes of each phase that a traced step reached.
 
-    ``data`` is the time before the first call of a module. ``end`` is the time after a backward pass or an
-    optimizer's step that belongs to no other phase.
+    ``data`` is the time before the first call of a module. ``end`` begins when a backward pass or an
+    optimizer's step ends, and lasts until another phase begins.
 
     Returns:
         The live bytes by phase; ``None`` if the trace does not hold every event, or does not know the live

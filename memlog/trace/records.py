@@ -153,7 +153,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     layers: tuple[LayerFigures, ...]
     """Layers in the order in which they first appear in the model."""
     attributed: float | None
-    """Fraction of the bytes of the forward and backward passes whose module is known, 0 to 1."""
+    """Bytes that modules allocated, as a fraction of all bytes allocated in forward and backward passes."""
     unattributed: dict[str, int]
     """Bytes allocated outside all modules, by phase; empty if the sampler ran."""
     fragmentation: Fragmentation | None

@@ -13,13 +13,13 @@ from memlog.trace.encoding import StreamEvent
 
 UNKNOWN_TYPE: Final = 0
 WIDE: Final = 1
-"""float32, and float32 under autocast too."""
+"""Type of a storage: float32, with and without autocast."""
 HALF: Final = 2
-"""float32, but bfloat16 under autocast."""
+"""Type of a storage: float32 without autocast, bfloat16 under autocast."""
 OTHER_TYPE: Final = 3
-"""Not float32: integers, booleans, float64."""
+"""Type of a storage: neither float32, float16 nor bfloat16, but for example integers or float64."""
 HALF_NOW: Final = 4
-"""bfloat16 or float16."""
+"""Type of a storage: bfloat16 or float16, already in the traced step."""
 
 _BITS: Final = 21
 _MAX_MOMENT: Final = (1 << _BITS) - 1

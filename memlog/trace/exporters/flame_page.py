@@ -84,8 +84,8 @@ def flame_page(
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
         intro: Sentence on the content of the drawing.
-        holder: Column heading of the table of frames that hold bytes: the innermost frames that are no
-            categories.
+        holder: Heading of the column of frames in the table of the frames that hold most. Bytes count for the
+            innermost frame that is not a category.
     """
     profile = document["profiles"][0] if document["profiles"] else {}
     if profile.get("unit") != "bytes" or not profile["endValue"]:

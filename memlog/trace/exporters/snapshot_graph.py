@@ -1,4 +1,4 @@
-"""Export of an allocator's snapshot as flame graphs: the stacks that hold memory now, and at the peak."""
+"""Export of an allocator's snapshot as flame graphs: stacks that held memory at its end, and at the peak."""
 
 from __future__ import annotations
 

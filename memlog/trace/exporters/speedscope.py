@@ -25,7 +25,7 @@ _BOUNDS: dict[Exactness, str] = {
 
 
 def flame_graph(trace: RecordedTrace, where: str = "") -> dict[str, Any]:
-    """Build the document: profiles of live bytes at the peak, bytes allocated in order, and milliseconds.
+    """Build the document, with profiles of live bytes at the peak, of allocations in order, and of time.
 
     Args:
         trace: The trace.

@@ -40,8 +40,9 @@ class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """Storages that checkpointing frees in the forward pass, and the moment at which each is freed. It is the
-    end of a call. For this call's own result, it is the end of the last module that reads the result."""
+    """Storages that checkpointing frees in the forward pass, each with the moment at which it is freed. A
+    storage is freed at the end of the innermost call that allocates it and does not return it. The result of
+    the checkpointed call itself is freed at the end of the last forward that reads it."""
     recompute_at: int
     """Moment at which the second forward begins."""
     recompute_bytes: float
@@ -238,7 +239,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return the moment of the backward pass's last entry into the call's module before ``first_free``."""
+    """Return the moment before ``first_free`` at which the backward pass last entered the call's module."""
     inside = traced.layers.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):
@@ -252,7 +253,7 @@ def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
     """Return the moment at which the backward pass enters the earlier of two calls of a module.
 
     The backward pass reaches the ``later`` call first. It enters both calls at the same layer: the layer that
-    ran last in the module's forward. If no such entry is found, return when ``later`` is released.
+    ran last in the module's forward. If no such entry is found, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

@@ -18,7 +18,8 @@ from memlog.trace.records import RecordedTrace, TraceResult
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 WORTH = 0.01
-"""Minimum bytes that a hint must save, as a fraction of the held bytes, here and in a post-mortem report."""
+"""Minimum bytes that a hint must save, as a fraction of the step's peak or of the bytes that the process (or
+the device's allocator) holds, whichever is larger. A post-mortem report ignores smaller amounts, too."""
 _NAMED = 6
 """Maximum number of modules or optimizers that a sentence names."""
 _LAYERS = 8
@@ -241,7 +242,7 @@ def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
-    """Yield hints that replace all optimizers by lighter ones, or delete the optimizers that did not step."""
+    """Yield hints to delete the optimizers that did not step, and to replace the others by lighter ones."""
     idle = optimizers.idle_bytes(traced)
     if idle:
         what = (

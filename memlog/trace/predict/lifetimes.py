@@ -41,7 +41,7 @@ class StorageLifetime:
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
-        """Moment at which the trace last set the category. For optimizer state: in the optimizer's step."""
+        """Moment when the trace last set the category. For optimizer state, it is in an optimizer step."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 class PhaseChange(NamedTuple):
-    """Moment from which on a thread's work outside modules belongs to ``layer`` and ``phase``."""
+    """Change of the layer and phase to which a thread's work outside modules belongs from ``at`` on."""
 
     at: int
     layer: int
@@ -220,7 +220,7 @@ class TracedStep:
         layers: Names of the layers.
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
-        optimizer_steps: Steps of optimizers, in order; each ends at the moment before its ``end``.
+        optimizer_steps: Interval of each optimizer step, in order. The moment ``end`` is after the step.
         first_activity: Moment at which the first call of a module begins or the phase first changes.
         length: Number of events. It is also the ``end`` of a storage that is never freed.
         records_inputs: True if the trace holds the inputs of modules. Traces of an older memlog lack them.
@@ -281,9 +281,9 @@ class TracedStep:
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
     def between_steps(self, at: int) -> Interval:
-        """Return the time from the last optimizer step before a moment to the first one after it.
+        """Return the time between the last optimizer step before a moment and the first one after it.
 
-        The optimizer step after this time uses the gradients of all passes in it.
+        The later optimizer step uses the gradients of all passes in this time.
         """
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps
@@ -301,7 +301,10 @@ class TracedStep:
         return self._phase_changes[bisect_left(self._phase_changes, at, key=_moment) :]
 
     def backward_after(self, at: int) -> int:
-        """Return the moment at which the first backward pass after ``at`` begins; `length`: there is none."""
+        """Return the moment at which the first backward pass after ``at`` begins.
+
+        Return `length` if there is none.
+        """
         changes = self.phase_changes_from(at)
         return next((change.at for change in changes if change.phase == BACKWARD), self.length)
 

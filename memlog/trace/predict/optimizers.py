@@ -25,8 +25,8 @@ _COUNTERS = 8
 _ALLOCATOR_BLOCK = 512
 """Maximum size of an optimizer's step counter on CUDA and XPU, in bytes: their allocators round up to it."""
 _ALMOST_ALL = 0.95
-"""Minimum fraction of a state's bytes that must have the same whole number of values per parameter. Also the
-minimum fraction of the bytes of parameters with gradients that must have such a state."""
+"""Minimum of two fractions. The first: of a state's bytes, the fraction with the same whole number of values
+per parameter. The second: of the bytes of all parameters with gradients, the fraction that has such state."""
 
 
 class State(NamedTuple):

@@ -73,7 +73,10 @@ def with_autocast(traced: TracedStep) -> int | None:
 
 
 def why_not(traced: TracedStep) -> str | None:
-    """Return the reason why no prediction is possible, as the end of a sentence; ``None``: it is possible."""
+    """Return the reason why no prediction is possible, as the end of a sentence.
+
+    Return ``None`` if a prediction is possible.
+    """
     unknown = _unknown_kinds(traced)
     if unknown and traced.trace.kinds:
         named = ", ".join(unknown[:_NAMED])

@@ -76,7 +76,7 @@ def accumulated(traced: TracedStep, share: float) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the moment at which accumulated gradients replace an old gradient, by the old gradient.
+    """Return the old gradients that accumulated gradients replace, each with the moment of its replacement.
 
     Old gradients are those that end before the new gradients of the same parameters begin.
     """
@@ -110,12 +110,12 @@ def _with_batch(traced: TracedStep, share: float) -> dict[StorageLifetime, float
 
 
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
-    """Return, by layer and phase, the sizes of storages that depend on parameters and not on the batch.
+    """Return, by layer and phase, the sizes of storages whose size depends on parameters, not on the batch.
 
     In the backward pass, such a storage is a gradient before it is accumulated. Under autocast, such a
     storage is a copy of a parameter with half the bytes, or the gradient of the copy. A layer of `PRODUCTS`
-    that is called one time per step allocates no gradient but the final one. Other storages of this size then
-    depend on the batch.
+    that is called one time per step allocates only its final gradient. So the size of its other storages
+    depends on the batch, even if they are as large as a gradient.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
