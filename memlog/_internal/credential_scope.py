@@ -37,7 +37,8 @@ class Home(msgspec.Struct, frozen=True):
     credentials: tuple[str, ...] = ()
     """Variables and files from which the tracker's client would take credentials for any address."""
     own_schemes: frozenset[str] = frozenset()
-    """Schemes of addresses that name an entry in one of the user's own files instead of a host."""
+    """Schemes, such as ``databricks``, of addresses that name no host. Such an address names an entry in
+    one of the user's own files."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def lower_ranks_are_here(place: Place) -> bool:
 def described() -> dict[str, str]:
     """Return this process's place as parameters: ``rank``, ``local_rank``, ``world_size``, ….
 
-    For a process that trains alone the result is empty, or holds the variables that a launcher has set.
+    If `place` returns ``None``, return the values of torchrun's variables, or nothing if they are not set.
     """
     found = place()
     if found is None:
@@ -120,7 +120,8 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 def _in_a_step(environment: Mapping[str, str]) -> bool:
     """Return True if `srun` started this process.
 
-    A batch script has the same variables as its first task, but a step id of SLURM's own.
+    A batch script has the same variables as its first task, except for the step's id. In a batch script,
+    this id is at least `_BATCH_STEP`.
     """
     step = _number(environment, "SLURM_STEP_ID")
     if step is None:

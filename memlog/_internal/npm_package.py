@@ -104,9 +104,9 @@ class NpmPackage:
         return cached
 
     def is_complete(self, folder: Path) -> bool:
-        """Return True if ``folder`` is complete.
+        """Return True if ``folder`` has the file `needed` and the file with the licences.
 
-        Two files are enough for the check, because `fetch` moves the whole folder at once.
+        Then it has all files, because `fetch` moves the whole folder at once.
         """
         return (folder / self.needed).is_file() and (folder / LICENSES).is_file()
 

@@ -60,7 +60,8 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Minimum characters of a secret with blanks that is removed even from a text without its address."""
+"""Minimum number of characters of a secret that is removed wherever it occurs in a text, even outside its
+address. Only secrets that contain blanks are removed in this way."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped: each string is one library's choice."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
@@ -104,15 +105,18 @@ def shell_line(arguments: Sequence[str]) -> str:
 
 
 def bare_address(address: str) -> str:
-    """Return an address, which may contain blanks, without user, password and secrets in its query."""
+    """Return an address without its user, its password and the secrets in its query.
+
+    The address may contain blanks.
+    """
     return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
 
 
 def remember(*addresses: str | None) -> None:
     """Make `without_credentials` remove the users and passwords of these addresses from every later text.
 
-    Clients print an address in several spellings: escaped or not, with several blanks as one, or only the
-    part after a "/" in the password.
+    Clients print an address in several spellings: escaped, not escaped, or with one blank in place of
+    several. If the password contains a "/", some clients print only the part after it.
     """
     global _remembered, _known  # noqa: PLW0603 - replaced when there is a new pattern
     new = [

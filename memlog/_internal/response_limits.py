@@ -23,7 +23,7 @@ MAX_ANSWER = 32 * 1024**2
 _SECONDS = 60.0
 """Maximum seconds for an answer that is read into memory, or whose client sets no limit."""
 RATE = 1024
-"""Minimum bytes a second that an answer must have transferred to continue after its time limit."""
+"""Number of received bytes that extend an answer's time limit by a second."""
 
 
 def bound_answers() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def source_name(file: str) -> str:
-    """Return a source file's name without its folder; for a notebook's cell ``cell In[3]``.
+    """Return the name of a source file without its folder, or of a notebook's cell, such as ``cell In[3]``.
 
-    IPython names the file of a cell with a number, which tells a reader nothing.
+    IPython gives a cell a file name made of numbers, which tells a reader nothing.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()

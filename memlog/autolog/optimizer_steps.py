@@ -37,11 +37,12 @@ _PARTNERS = 32
 class OptimizerClock:
     """Filter that decides which optimizer steps count.
 
-    If optimizers alternate, the first is the clock. Suppose another optimizer steps after the clock has been
-    inactive for longer than ever before. The other optimizer's steps count at once, because it may have
-    replaced the clock. If the old clock steps again within `INACTIVE_AFTER` steps, the two alternate after
-    all. The old clock is then the clock again, and as many of its steps are skipped as were counted
-    meanwhile. So the step number is again the number of the old clock's steps.
+    If optimizers alternate, the first is the clock. Between two steps of the clock, the filter counts the
+    steps of other optimizers. If a step of a new optimizer makes this count larger than ever before, the new
+    optimizer may have replaced the clock. So it becomes the clock, and its steps count at once. If the old
+    clock steps again before `INACTIVE_AFTER` such steps, the two optimizers alternate after all. The old
+    clock then becomes the clock again, and as many of its steps are skipped as were counted meanwhile. So the
+    step number is again the number of the old clock's steps.
 
     Args:
         on_step: Called with the optimizer after each step that counts, on the thread that made the step.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from memlog._internal.diagnostics import Diagnostics
 
 MAX_NUMBER = 2**53
-"""Largest step number that memlog accepts, because trackers and pages store numbers as floats."""
+"""Largest step number that memlog accepts, because trackers and web pages store numbers as floats."""
 
 
 class RunOffsets:

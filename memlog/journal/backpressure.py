@@ -12,7 +12,7 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of a journal that is too large."""
 EVERY = 1_000
-"""Of this number of steps without a new peak, one is written while the journal is too large."""
+"""Number of steps without a new peak of which one is written while the journal is too large."""
 
 
 class Backpressure:

@@ -17,7 +17,7 @@ from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
 
 MAX_ALERTS = 1000
-"""Maximum number of alerts of one run that a tracker shows: the newest."""
+"""Maximum number of alerts of one run that a tracker shows. If there are more, it shows the newest ones."""
 
 MAX_STATE = 64 * 1024**2
 """Maximum bytes of the saved state of an uploader or an in-process writer. A larger file is not memlog's."""
@@ -34,12 +34,13 @@ class Progress(msgspec.Struct, frozen=True):
     sent: Position = START
     """Position in the journal up to which all final points are delivered."""
     resume: Position = START
-    """Position from which a new uploader reads, to restore the plan's open buckets; never after ``sent``."""
+    """Position from which a new uploader reads again, to restore the open buckets of its plan (see
+    `memlog.metrics.Plan`). The position is never after ``sent``."""
     open: dict[Axis, Position] | None = None
-    """Position at which each axis's open bucket begins; an axis without an open bucket is missing.
+    """Position at which the open bucket of each axis begins; an axis without an open bucket is missing.
 
-    The plan does not process earlier events again. Otherwise the plan could open a bucket whose points were
-    already sent, because the event that closed the bucket may have been thinned since.
+    A new uploader feeds no earlier event of the axis to its plan. Such an event could open a bucket whose
+    points were already sent, and the event that closes this bucket may have been removed from the journal.
     """
 
 
@@ -268,9 +269,11 @@ def _wanted_name(run: RunDirectory, backend: str) -> str:
 
 
 class HelperLock(_Lock):
-    """Lock that a run's helper process holds while it lives. Later, code that completes the run takes it.
+    """Lock that a run's helper process holds while it lives.
 
-    The value of the ``with`` statement is True if the lock was free and no uploader of the run is at work.
+    After the helper process has ended, other processes take the lock to complete the run. In
+    ``with HelperLock(run) as is_free``, ``is_free`` is True if the lock was free and no uploader of the run
+    is at work.
     """
 
     def __init__(self, run: RunDirectory) -> None:

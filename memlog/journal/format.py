@@ -54,7 +54,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Start of the process, Unix time in seconds; a change of the system's clock changes it."""
     host: str
     boot: str | None = None
-    """Linux only: together with ``ticks`` the start of the process, independent of the clock. See `Birth`."""
+    """Id of the machine's boot, on Linux only. With ``ticks`` it gives the process's start independently of
+    the clock. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
     """Digest that only earlier versions of memlog wrote."""
@@ -97,7 +98,7 @@ class Compaction(msgspec.Struct, frozen=True):
     window: Int
     """Number of consecutive events of one kind of which only the peaks and the last event were kept."""
     begins: Annotated[int, msgspec.Meta(ge=0, le=MAX_LINE_BYTES)]
-    """Offset of the first record before compaction, in bytes: the length of the header's line."""
+    """Offset, in bytes, that the first record had before the segment was compacted."""
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -108,7 +109,7 @@ class Gap(msgspec.Struct, frozen=True):
 
     events: Int
     delivered: Int
-    """Number of these events that every sink had received."""
+    """Number of the removed events that every sink had received."""
     bytes: Int
     """Length of the removed lines."""
 

@@ -34,12 +34,13 @@ class InProcessState(msgspec.Struct, kw_only=True):
     joined: list[str] = []
     """Ids of the user's runs that were written."""
     whole: list[str] = []
-    """Ids of runs that lack no data: complete ones, those whose series was delivered to a run beside them,
-    those that the user has disabled."""
+    """Ids of runs to which no data is left to deliver. Such a run has all data, or its data was delivered to
+    a run of memlog's own, or the user has disabled it."""
     delivered: int = 0
-    """Number of points put into rows, counted before steps are folded into one row."""
+    """Number of points put into rows. If several steps share a row, the points of each step count."""
     folded: int = 0
-    """Number of steps, evaluations and epochs without a complete row of their own."""
+    """Number of steps, evaluations and epochs that have no complete row of their own. They share a row with a
+    later one, or one of their values came after their row was closed."""
     dropped: dict[str, int] = {}
 
     own_run: None = None
@@ -70,7 +71,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
         return state
 
     def mark_delivered(self, run: RunDirectory) -> None:
-        """Save that each run's series was delivered to a run beside it."""
+        """Save that the data of each joined run was delivered to a run of memlog's own."""
         self.whole = list(self.joined)
         self.stage, self.problem = "done", None
         self.save(run)
@@ -84,7 +85,10 @@ def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
 
 
 def claims_while_in_process(_run_id: str) -> Claim:
-    """Return ``in process`` for every user's run. The helper process uses this: the trainer writes there."""
+    """Return ``in process`` for every user's run.
+
+    The helper process uses this function, because the trainer's process writes to these runs.
+    """
     return "in process"
 
 

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     event: Event
     header: Header
     start: Position
-    """Beginning of the event's line. In a compacted segment, the line's beginning before compaction."""
+    """Beginning of the event's line. In a compacted segment, this is the position before compaction."""
     end: Position
     """Beginning of the next line."""
 
@@ -55,9 +55,9 @@ class JournalFile:
         skipped: Number of lines that this object could not read, by reason: ``torn`` (the writer died or the
             disk was full), ``garbage``, ``too_long``, ``unknown_event`` (from a newer memlog),
             ``newer_schema``.
-        thinned: Number of events, among those read so far, that were removed to keep the journal's size
-            limit.
-        thinned_undelivered: Number of removed events that some sink had not received.
+        thinned: Number of removed events in the part of the journal that was read so far. memlog removed them
+            to keep the journal's size limit.
+        thinned_undelivered: Number of these removed events that some sink had not received.
     """
 
     def __init__(self, directory: Path, process: str) -> None:

@@ -111,7 +111,7 @@ class RunDirectory:
         return max(times, default=self.path.stat().st_mtime)
 
     def end(self) -> End | None:
-        """Return how the run ended; ``None`` if the journal's last segments have no such event."""
+        """Return the event of the run's end; ``None`` if it is not in the journal's last segments."""
         # The trainer's file comes first. The helper process writes the end if the trainer could not.
         for file in self.files():
             last = max(file.segments, default=1)
@@ -209,9 +209,14 @@ def list_runs(root: Path) -> list[RunDirectory]:
 
 
 def find_run(root: Path, name: str) -> RunDirectory:
-    """Return a run by its id, its name or id in a tracker, the beginning of its id, or ``latest``.
+    """Return the run to which a name refers.
 
     An exact name takes precedence over the beginning of another run's id.
+
+    Args:
+        root: Folder that contains the runs' folders.
+        name: The run's id or its beginning, the name passed to ``init``, a name or id in a tracker, or
+            ``latest`` for the newest run.
 
     Raises:
         RunNotFoundError: No run matches.

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from memlog._internal.current_session import Publisher
 
 IDLE_EPOCHS = 2
-"""Number of epochs of another monitor, without a batch of the counting monitor between them, after which the
-other monitor counts. One epoch is not enough, because a validation between two training epochs is one."""
+"""Number of consecutive epochs of one other monitor after which that monitor counts instead. They are
+consecutive if the counting monitor ends no batch and no epoch between them. One epoch is not enough, because
+a validation between two training epochs is an epoch, too."""
 
 
 class EpochOwner:
@@ -48,7 +49,7 @@ class EpochOwner:
         self._epochs_of_other += 1
 
     def next_epoch(self) -> int:
-        """Return the number of the session's epoch that has just ended."""
+        """Count an epoch of the session that has just ended, and return its number, from 0."""
         return next(self._epochs)
 
     def _is_other(self, monitor: object) -> bool:

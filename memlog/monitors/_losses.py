@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 _NAMES = ("loss", "value", "fun")
 """Keys of a mapping that hold its loss."""
 _DEPTH = 4
-"""Maximum number of nested objects that are examined to find a loss; the loss is one of them."""
+"""Maximum number of objects that are examined to find a loss: containers within containers, and the loss."""
 
 
 class LossValue(NamedTuple):

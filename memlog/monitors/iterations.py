@@ -27,10 +27,10 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
-    needs no callback: within the block, ``scipy.optimize.minimize`` reports its iterations in addition to any
-    callback of the caller. This works if the caller looks up ``minimize`` in the module ``scipy.optimize`` at
-    the call, as PhiFlow does. With other optimisers, call the tracker once per iteration. If several problems
-    are solved together, the problem with the most iterations counts.
+    needs no callback, because ``scipy.optimize.minimize`` reports its iterations to the tracker within the
+    block. A callback that the caller passes is called, too. This works if the caller looks up ``minimize`` in
+    the module ``scipy.optimize`` at the call, as PhiFlow does. With other optimisers, call the tracker once
+    per iteration. If several problems are solved together, the problem with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.
@@ -153,7 +153,8 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""Minimum number of positional arguments of ``minimize`` that includes the callback."""
+"""Number of positional arguments of ``minimize`` up to the callback. A call with at least as many positional
+arguments passes the callback by position."""
 
 
 def _combined(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:

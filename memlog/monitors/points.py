@@ -16,7 +16,8 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter, device_index
 
 MAX_POINTS = 10_000
-"""Maximum number of points that a `MemoryTracker` keeps: the newest. The journal keeps all points."""
+"""Maximum number of points that a `MemoryTracker` keeps. After that, each new point replaces the oldest one.
+The journal keeps all points."""
 
 _logger = logging.getLogger("memlog.memory")
 

@@ -11,7 +11,8 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter
 
 MAX_CHECKPOINTS = 10_000
-"""Maximum number of checkpoints that are kept until `BatchMemoryProfiler.reset`: the newest."""
+"""Maximum number of checkpoints that a `BatchMemoryProfiler` keeps. After that, each new checkpoint replaces
+the oldest one."""
 
 
 class BatchMemoryProfiler:

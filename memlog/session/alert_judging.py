@@ -58,7 +58,9 @@ class AlertJudge:
             self.listener.close()
 
     def print_unjudged_rules(self, helper_is_away: bool) -> dict[str, str]:
-        """Print the rules that were not judged, and why, so that silence is not taken for a good result.
+        """Print the rules that were not judged, and why.
+
+        Without this message, missing alerts would look like a good result.
 
         Args:
             helper_is_away: True if the helper process ended too early.

@@ -67,7 +67,9 @@ class Waiting:
 
 
 def print_never_judged(rules: Mapping[str, str]) -> None:
-    """Print the alert rules that were never judged, so that silence is not taken for a good result.
+    """Print the alert rules that were never judged.
+
+    Without this message, missing alerts would look like a good result.
 
     Args:
         rules: Reason why each rule was not judged, by the rule's text.
@@ -78,7 +80,7 @@ def print_never_judged(rules: Mapping[str, str]) -> None:
 
 
 def print_no_longer_judged(rules: Sequence[str]) -> str:
-    """Print the rules that only the ended helper process could judge, and return the reason."""
+    """Print the rules that only the helper process could judge. Return why they are no longer judged."""
     if rules:
         shown = _first(map(repr, rules))
         say(f"alert rules no longer judged since the helper process ended: {shown}")
@@ -92,7 +94,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
-    """Print the number of events that are missing from the journal, which can't store that number itself."""
+    """Print the number of events that could not be written to the journal."""
     lost = sum(n for reason, n in diagnostics.dropped.items() if reason.startswith("journal_"))
     if lost:
         say(f"{lost} events of run {run.id} could not be written and are lost")
@@ -137,7 +139,10 @@ def print_undelivered(
 
 
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
-    """Return a line for each tracker that refuses runs, if the helper has delivered all other data."""
+    """Return a line with the reason for each tracker that refuses runs.
+
+    A tracker is left out if it still lacks data of runs that it does not refuse.
+    """
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 

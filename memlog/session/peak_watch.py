@@ -50,7 +50,7 @@ class PeakWatch:
         self._traced = 0
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Update the peaks, the largest trace, the failure and the last step from an event."""
         if isinstance(event, Batch):
             self.last_step, self.failure = event.step, None
             self._take(event, event.rss_peak, event.rss_peak_source)
@@ -92,10 +92,11 @@ class PeakWatch:
         source: PeakSource | None,
         event: Batch | Epoch | Evaluation | Recorded | Phase,
     ) -> None:
-        """Keep the highest reading of one kind of memory.
+        """Keep a reading if it is higher than all earlier readings of its kind of memory.
 
-        Of equal readings, keep the exact peak of a phase, because the phase tells where the peak was. Of
-        several such phases, keep the first one published, which is the innermost.
+        A phase's exact peak also replaces an equal reading, because the phase tells where the peak was. It
+        does not replace an equal reading of another phase. So of nested phases the innermost one is kept,
+        because it ends first.
         """
         known = self._peaks.get(name)
         if size is None:
@@ -128,7 +129,7 @@ class PeakWatch:
         return f"peak {format_bytes(peak.size)}{of}{where} {_when(peak)}{self._composition()}"
 
     def _composition(self) -> str:
-        """Return text with the categories of the traced step with the highest peak; empty without a trace."""
+        """Return the memory categories of the largest traced step as text; empty if no step was traced."""
         trace = self._trace
         if trace is None or not trace.at_peak:
             return ""

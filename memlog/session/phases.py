@@ -20,8 +20,8 @@ from memlog.probes.peaks import PeakWindow
 class PhaseReader:
     """Reader of memory for the phases of one thread at one depth of nesting.
 
-    One such phase is open at a time. Peak counters are read and never reset. The peak of a phase follows from
-    their change between two readings (`memlog.probes.peaks`).
+    At most one such phase is open at a time. Peak counters are read and never reset. A phase's peak is
+    derived from the change of the counters between two readings (`memlog.probes.peaks`).
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:

@@ -58,7 +58,7 @@ class SessionRank:
 
     @property
     def has_shared_helper(self) -> bool:
-        """True if another rank on the same machine starts the helper process."""
+        """True if the helper process of another rank on this machine also works for this rank."""
         return self.registration is not None and bool(self.registration.place.local_rank)
 
     @property
@@ -91,7 +91,9 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True in the one call that finds for certain that no lower rank has a run.
+        """Return True if this rank becomes the one with runs in trackers, because no lower rank has a run.
+
+        Only one call returns True. No call does if a lower rank may be on another machine.
 
         The ranks wait for each other in their first step. So after the first step, every rank that begins its
         session before its training loop is registered.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RunLines:
     """Printer of one line per run of a tracker, and of the last lines of ``finish``. No method raises.
 
-    If the session is ``quiet``, or another rank's run is delivered, only the verdict is printed.
+    If the session is ``quiet``, or if only another rank has runs in trackers, only the verdict is printed.
 
     Args:
         run: The run's folder.
@@ -98,7 +98,10 @@ class RunLines:
                 say(line)
 
     def _links(self, has_data: bool) -> list[str]:
-        """Return a line for each tracker's run; without such runs, the command that shows memlog's run."""
+        """Return a line for each tracker's run.
+
+        If there is no such run, return the command that shows memlog's run, unless that run has no data.
+        """
         runs = tracker_runs(self._run) if self._run.path.exists() else {}
         if runs:
             return [described(*each) for each in runs.items()]

@@ -281,9 +281,10 @@ def init(
         enabled: ``False`` installs nothing, and every call costs almost nothing.
         initial_step: Number of the first step, for resumed training.
         layers: Trace a training step from time to time, to show each layer's memory. The first and the third
-            step are always traced. A traced step lasts from the first call of ``model`` (without ``model``:
-            of the first module that is called) until every optimizer has stepped.
-        budget: Maximum fraction of training time that later traced steps cost, 0 to 1.
+            step are always traced. A traced step begins with the first call of ``model``. If ``model`` is not
+            passed, it begins with the first call of any module. It ends when every optimizer has stepped.
+        budget: Maximum fraction of training time that traced steps after the third step cost, above 0 and up
+            to 1.
         finish_timeout: Maximum seconds that `finish` waits until the trackers have all data. If no tracker
             can be reached, `finish` returns after 2 s, and the helper process continues to try.
 
