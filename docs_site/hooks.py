@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOG = logging.getLogger("mkdocs.hooks.memlog")  # mkdocs counts warnings of loggers below its own
+_LOG = logging.getLogger(
+    "mkdocs.hooks.memlog"
+)  # mkdocs counts warnings of loggers with this prefix
 
 PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
@@ -43,7 +45,7 @@ _ALTERNATIVE = re.compile(r'alt="([^"]*)"')
 
 
 def on_startup(**_: Any) -> None:
-    """In the commands' help, turn lines that click does not wrap into code blocks, and pages into links."""
+    """In the help of commands, make unwrapped lines code blocks, and make names of pages links."""
     for command in cli.commands.values():
         help_text = inspect.cleandoc(command.help or "")
         help_text = re.sub(r"\bdocs/\s*([\w-]+)\.md", r"[\1](../\1.md)", help_text)

@@ -19,10 +19,10 @@ class Truth(NamedTuple):
 class AllocatorTruth:
     """Recorder of every allocation and every free that torch's CPU allocator reports to ``torch.profiler``.
 
-    A free counts only if its allocation was recorded. torch keeps the sizes of blocks by their addresses,
-    also of blocks from earlier profiles and from the operations that memlog has measured, even if these
-    blocks were freed since. If the garbage collector frees older memory during the profile, torch reports the
-    free with such a size.
+    A free counts only if its allocation was recorded. torch remembers the size of the
+    block at each address, also from earlier profiles and from the operations that memlog has measured, and
+    does not forget the size when the block is freed. If the garbage collector frees memory from before the
+    profile, torch may therefore report the free with the size of another block.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ def _run_here(command: list[str], extra_env: dict[str, str], **_: Any) -> None:
     for name in (
         "mlflow.server",
         "mlflow.server.fastapi_app",
-    ):  # they read the environment variables
+    ):  # these modules read the variables on import
         sys.modules.pop(name, None)
-    uvicorn.main(command[3:])  # behind `python -m uvicorn`
+    uvicorn.main(command[3:])  # without the first words, `python -m uvicorn`
 
 
 os.setsid()

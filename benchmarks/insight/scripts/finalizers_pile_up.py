@@ -1,5 +1,5 @@
-"""A finalizer for each batch's buffer, on the model, which outlives them all: Python's registry of finalizers
-keeps their arguments."""
+"""A finalizer on the model for each batch's buffer. The model outlives all buffers, and until then
+Python's registry of finalizers keeps their arguments, which are the buffers."""
 
 import os
 import weakref

@@ -1,4 +1,4 @@
-"""Causes that a report on an end names: children that run out of memory in several ways."""
+"""Causes of an end that reports name: child processes that run out of memory in several ways."""
 
 import signal
 import sys

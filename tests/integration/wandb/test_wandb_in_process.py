@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
-    """Each value lies in the plan where its row says; no peak is lost; the last level is the last."""
+    """Check each value against the plan up to its row's step, and the peaks and last levels of all rows."""
     points = plan_of(run, "full")
     names = {point.name for point in points}
     for name in names:
