@@ -151,7 +151,7 @@ _PEAK = """
 
 
 def steady(directory: Path, events: int) -> dict[str, float]:
-    """Publish batch events. Return the largest change of each process in MiB, and the bytes per event."""
+    """Publish batch events. Return the largest memory change of each process, and the bytes per event."""
     result = json.loads(_run(_STEADY, directory, str(events)).stdout)
     trainer, helper = (
         max(abs(size - sizes[0]) for size in sizes) for sizes in zip(*result["sizes"], strict=True)

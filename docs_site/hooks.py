@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOG = logging.getLogger(
-    "mkdocs.hooks.memlog"
-)  # mkdocs counts warnings of loggers with this prefix
+# mkdocs counts the warnings of loggers whose names begin with "mkdocs".
+_LOG = logging.getLogger("mkdocs.hooks.memlog")
 
 PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
@@ -45,7 +44,7 @@ _ALTERNATIVE = re.compile(r'alt="([^"]*)"')
 
 
 def on_startup(**_: Any) -> None:
-    """In the help of commands, make unwrapped lines code blocks, and make names of pages links."""
+    """Format the commands' help: unwrapped lines as code blocks, and names of pages as links."""
     for command in cli.commands.values():
         help_text = inspect.cleandoc(command.help or "")
         help_text = re.sub(r"\bdocs/\s*([\w-]+)\.md", r"[\1](../\1.md)", help_text)

@@ -43,7 +43,7 @@ DISTRIBUTIONS = {"traceml_ai": "traceml-ai", "composer": "mosaicml"}
 MEASURED_FROM = SPIKE_STEP + 10
 """First step whose time is measured."""
 BASES = ("Lightning", "Composer")
-"""Arms with a trainer and no tool. Each is the base for the same trainer's arms; other arms have ``bare``."""
+"""Arms of a trainer without a tool: the bases of that trainer's arms. The base of other arms is ``bare``."""
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 
 

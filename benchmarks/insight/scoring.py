@@ -42,7 +42,7 @@ class Truth(NamedTuple):
     Attributes:
         rate: Growth in bytes per step.
         last_step: Number of the last step.
-        room: Bytes left until the limit at the last step; None: unknown.
+        room: Bytes left until the limit at the last step; None if unknown.
     """
 
     rate: float

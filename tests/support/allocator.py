@@ -19,10 +19,9 @@ class Truth(NamedTuple):
 class AllocatorTruth:
     """Recorder of every allocation and every free that torch's CPU allocator reports to ``torch.profiler``.
 
-    A free counts only if its allocation was recorded. torch remembers the size of the
-    block at each address, also from earlier profiles and from the operations that memlog has measured, and
-    does not forget the size when the block is freed. If the garbage collector frees memory from before the
-    profile, torch may therefore report the free with the size of another block.
+    A free counts only if its allocation was recorded. torch remembers the size of the block at each address,
+    also from earlier profiles and from operations that memlog has measured, and also after the block is
+    freed. If the garbage collector frees memory from before the profile, torch reports a remembered size.
     """
 
     def __init__(self) -> None:

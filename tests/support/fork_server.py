@@ -25,11 +25,9 @@ from support import helper_fork
 from support.helper_fork import WaitingChild, as_main, run_main
 
 PRELOADED = {
-    "torch": ("torch", "torch._dynamo"),  # the first optimizer imports torch._dynamo
-    "mlflow": (
-        "mlflow",
-        "mlflow.store.tracking.sqlalchemy_store",
-    ),  # the first run in a file imports the second module
+    "torch": ("torch", "torch._dynamo"),  # the first optimizer imports the second module
+    # The first run in a database file imports the second module.
+    "mlflow": ("mlflow", "mlflow.store.tracking.sqlalchemy_store"),
     "uvicorn": ("mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.protocols.http.auto"),
     "wandb": ("wandb",),
     "accelerate": ("accelerate",),

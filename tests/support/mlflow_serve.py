@@ -11,10 +11,8 @@ from mlflow.cli import cli
 
 def _run_here(command: list[str], extra_env: dict[str, str], **_: Any) -> None:
     os.environ.update(extra_env)
-    for name in (
-        "mlflow.server",
-        "mlflow.server.fastapi_app",
-    ):  # these modules read the variables on import
+    # These modules read the variables when they are imported.
+    for name in ("mlflow.server", "mlflow.server.fastapi_app"):
         sys.modules.pop(name, None)
     uvicorn.main(command[3:])  # without the first words, `python -m uvicorn`
 

@@ -90,7 +90,7 @@ class Postgres:
             self._process = None
 
     def _answers(self) -> bool:
-        """Return True if the server accepts connections. During recovery, it closes each new connection."""
+        """Return True if the server accepts connections. While it recovers, it accepts none."""
         import psycopg2
 
         try:

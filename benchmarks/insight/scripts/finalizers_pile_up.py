@@ -1,5 +1,5 @@
-"""A finalizer on the model for each batch's buffer. The model outlives all buffers, and until then
-Python's registry of finalizers keeps their arguments, which are the buffers."""
+"""A finalizer on the model for each batch's buffer. Python's registry of finalizers keeps
+their arguments, the buffers, as long as the model lives: until the end."""
 
 import os
 import weakref

@@ -123,9 +123,8 @@ def test_an_own_run_gets_through_every_kind_of_trouble(tmp_path: Path, server: W
         server.stop()
         heard = stop(process, tmp_path)
     assert f"delivering the last points (at most {FINISH_TIMEOUT:g} s)" in heard.errors
-    assert (
-        "not everything is delivered" in heard.errors
-    )  # wandb's own client still waits for the server
+    # wandb's own client still waits for the server.
+    assert "not everything is delivered" in heard.errors
     server.start()
     assert_everything_is_there(tmp_path, server)
 

@@ -58,9 +58,8 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
         nursery.close()
     for killed in changing + binding:
         expect_what_was_told(killed)
-    short = [
-        killed for killed in changing if killed.last < 2000
-    ]  # to sync longer runs would take minutes
+    # To sync longer runs would take minutes.
+    short = [killed for killed in changing if killed.last < 2000]
     to_sync = [*chance.sample(short, 5), *chance.sample(binding, 5)]
     for _ in range(2):
         sync_all([killed.directory for killed in to_sync], tmp_path, uri)
@@ -152,7 +151,7 @@ def kill_helpers(root: Path, uri: str, count: int) -> None:
     chance = random.Random(7)  # noqa: S311 - moments, not secrets
     with ThreadPoolExecutor(3) as pool:
         jobs = [
-            pool.submit(kill_both, root / str(at), uri, random.Random(chance.random()), at)  # noqa: S311 - no secret
+            pool.submit(kill_both, root / str(at), uri, random.Random(chance.random()), at)  # noqa: S311 - a seed
             for at in range(count)
         ]
     had = sorted(job.result() for job in jobs)

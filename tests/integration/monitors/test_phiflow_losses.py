@@ -151,9 +151,8 @@ def test_no_error_of_memlogs_own_reaches_the_loss(trouble: str, fault: str, tmp_
     assert calls > 3
     memlog.finish()
     """
-    child.run(
-        script, tmp_path, timeout=100, **SETTINGS
-    )  # the script ends before the time limit, with code 0
+    # The script must end with code 0 before the time limit.
+    child.run(script, tmp_path, timeout=100, **SETTINGS)
     assert fault in events_in(runs_in(tmp_path)[0], Health)[-1].faults
 
 

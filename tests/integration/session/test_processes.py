@@ -155,7 +155,7 @@ def test_a_run_that_is_over_before_its_helper_is_up_is_sampled(tmp_path: Path) -
 
 
 def test_the_helper_is_not_in_the_users_tree(tmp_path: Path) -> None:
-    """Neither the run's own helper counts nor that of the previous run, which may still deliver."""
+    """Neither the run's own helper nor that of the previous run, which may still deliver, is in the tree."""
     script = """
     begin()
     session = begin(config={"memlog": {"sample_interval": 0.05}})

@@ -1,4 +1,4 @@
-"""The native engine against a real device: what could only be read in torch's sources is shown here.
+"""The native engine against a real device: tests of facts that only torch's sources document.
 
 To run all its tests: ``pytest -m gpu tests/integration/tracer/test_tracer_cuda.py``.
 """

@@ -163,7 +163,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
 
 def _wait_for_the_end_of_all(*folders: str | Path) -> None:
-    """Fail if a process that the driver started, directly or not, runs for more than a minute."""
+    """Wait until all processes that the driver started have ended. Fail after a minute."""
     deadline = time.monotonic() + 60
     while left := [each for each in psutil.process_iter() if _names_one(each, folders)]:
         assert time.monotonic() < deadline, [each.cmdline() for each in left]

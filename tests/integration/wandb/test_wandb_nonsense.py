@@ -93,9 +93,8 @@ def test_nonsense_is_an_error_of_memlogs(server: WandbServer, tmp_path: Path, an
         problem_of(lambda: sink.log_artifact(artifact, folder / "file")),
         problem_of(lambda: sink.close("finished")),
     ]
-    assert (
-        all(said[:2]) or answer == "an empty object"
-    )  # wandb accepts an empty object as a run without a name
+    # wandb accepts an empty object as a run without a name.
+    assert all(said[:2]) or answer == "an empty object"
     assert all(len(problem.splitlines()) <= 1 and len(problem) < 1000 for problem in said)
     assert {path.name for path in folder.iterdir()} == {"file"}
     assert {path.name for path in tmp_path.iterdir()} <= {"folder", "wandb"}
