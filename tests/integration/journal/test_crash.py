@@ -169,7 +169,7 @@ def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> 
     trainer = child.start(PACED, directory, MLFLOW_TRACKING_URI=uri)
     assert trainer.stdout is not None
     helper = int(trainer.stdout.readline())
-    # Kill the first helper at any moment, the second after it has delivered, the third when it begins to.
+    # Kill the first helper at any moment, the second after a delivery, the third when delivery begins.
     if number:
         has_begun = attrgetter("delivered" if number == 1 else "own_run")
         wait_for_state(directory, "mlflow", lambda state: bool(has_begun(state)))

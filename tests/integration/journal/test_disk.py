@@ -83,7 +83,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     run = Outcome(tmp_path, FULL.strip())
     lost = run.dropped["journal_write"]
     assert lost > STEPS / 2
-    # The journal has one half of a line that was cut off. The line counts as lost.
+    # The journal has a part of the line that was cut off. The line counts as lost.
     assert in_journal(tmp_path / "runs") == run.published - lost
     assert len(run.warnings) == 2
     assert "could not be written" in run.warnings[0]
@@ -189,7 +189,7 @@ def test_a_disk_that_stays_full_is_reported_once_and_shown(
     assert health.overhead_ms_per_step
 
 
-@pytest.mark.usefixtures("small_disk")  # it skips the test if nothing can be mounted
+@pytest.mark.usefixtures("small_disk")  # skips the test if nothing can be mounted
 def test_a_folder_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
     """If a new segment can't be created, events go to the old one."""
     try:

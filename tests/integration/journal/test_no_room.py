@@ -148,7 +148,7 @@ def test_at_the_limit_of_descriptors_nothing_raises_and_nothing_is_left(tmp_path
     assert outcomes[-1][1] is not None
     assert len(recorded) > len(outcomes) / 2
     runs = {run.id: summarize(run) for run in list_runs(tmp_path / "runs")}
-    assert set(runs) == set(recorded)  # and no run of a failed `init` is listed
+    assert set(runs) == set(recorded)  # no run of a failed `init` is listed
     assert {(run.status, run.steps) for run in runs.values()} == {("finished", 1)}
 
 

@@ -84,7 +84,7 @@ def test_under_torchrun_rank_0_alone_has_a_trackers_run(
         "train.py",
         options=("--backend", "mlflow"),
     )
-    assert "recorded" not in done.err  # no line says that nothing, or that a rank is not recorded
+    assert "recorded" not in done.err  # no line says that a rank is not recorded
     runs = recorded(tmp_path / "memlog_runs")
     assert [run.steps for run in runs] == [list(range(6))] * 2
     told = {run.parameters["rank"]: run.parameters for run in runs}
@@ -213,7 +213,7 @@ BELOW = "import sys; print(sorted(sys.modules), [repr(f).split(' at ')[0] for f 
 def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
     tmp_path: Path,
 ) -> None:
-    """The process imports no additional module. It has one additional import finder."""
+    """memlog adds no imported module to such a process, and only one import finder."""
     bare = subprocess.run(
         [PYTHON, "-c", BELOW], env=environment(), capture_output=True, text=True, timeout=TIMEOUT,
         check=True,

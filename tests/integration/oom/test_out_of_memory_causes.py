@@ -1,4 +1,4 @@
-"""Causes of an end that reports name: child processes that run out of memory in several ways."""
+"""Causes that reports name for child processes that run out of memory in several ways."""
 
 import signal
 import sys

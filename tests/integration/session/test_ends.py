@@ -96,7 +96,7 @@ def test_a_run_ends_where_its_process_becomes_another_program(tmp_path: Path, be
 
 
 def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> None:
-    """The live run looks dead: the clock was set, and the journal knows the process only by its time."""
+    """The live run looks dead: the clock was set, and the journal has only a start time by the clock."""
     script = """
     import psutil
     from memlog.journal import format

@@ -66,7 +66,7 @@ def test_the_first_step_and_a_warm_one_are_traced() -> None:
 
 
 def test_a_sessions_first_step_is_shown_as_a_tracer_shows_it() -> None:
-    """The session closes its window in the step's own hook, before torch tells the tracer that it ended."""
+    """The session closes its window in the step's own hook. torch tells the tracer of the end later."""
     alone, loop = Loop(), Loop()
     tracer = memlog.MemoryTracer()
     with tracer.trace(alone.model):
@@ -113,7 +113,7 @@ def test_without_layers_a_snapshot_traces_one_step() -> None:
     memlog.finish()
     [trace] = traces(session)
     assert trace.step == 1
-    # The session was given no model. It takes the model that was called, with its earlier state.
+    # The session was given no model. It traces the called model with its optimizer's state.
     numbers = sum(parameter.numel() for parameter in loop.model.parameters())
     assert trace.at_peak["parameters"] == 4 * numbers
     assert trace.at_peak["optimizer state"] >= 2 * 4 * numbers

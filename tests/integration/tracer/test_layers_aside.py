@@ -319,7 +319,7 @@ def test_a_trace_does_not_wait_for_the_optimizer_of_another_thread() -> None:
 
 
 def test_a_trace_leaves_out_the_optimizer_that_is_at_work_on_another_thread() -> None:
-    """A window that ends while the other optimizer works ends only the step of its own optimizer."""
+    """The window ends while the other optimizer works. It then ends only the step of its own optimizer."""
 
     class Waiting(torch.optim.Adam):
         def step(self, closure: Any = None) -> Any:

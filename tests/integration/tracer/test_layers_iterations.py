@@ -145,7 +145,7 @@ def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
 
 
 def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
-    """After an evaluation before one traced step, memlog expects another before the next. There is none."""
+    """memlog sees an evaluation before a traced step. Before the next traced step there is no evaluation."""
     session = memlog.init("local", layers=True, budget=1.0)
     loop = Single()
     for number in range(60):

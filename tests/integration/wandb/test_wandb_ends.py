@@ -161,7 +161,7 @@ def test_all_runs_that_lack_something_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_just_before_the_end_of_each_run_reaches_it(tmp_path: Path) -> None:
-    """The writer may be busy when the user ends a run. The run's end waits until it has read all files."""
+    """The writer may be busy when the user ends a run. The end waits until the writer has read all files."""
     errors = train(
         """
     from pathlib import Path
