@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True):
         memlog: Blocks with memlog; each one is next to the bare block of the same index.
         setting_up: The first block with memlog, in which tracing is set up. It is not in `memlog`.
         traced: Numbers of the traced steps.
-        tracing_cost: Seconds that tracing cost by memlog's own measurement, without setting up.
+        tracing_cost: Seconds spent on tracing, as measured by memlog itself, without the time of setting up.
     """
 
     bare: list[Block]
@@ -125,7 +125,7 @@ class Pause:
         self._since = 0.0
 
     def tracing_cost(self) -> float:
-        """Return the seconds that tracing cost, as `memlog show` prints them."""
+        """Return the seconds spent on tracing, as `memlog show` prints them."""
         spent, _ = self._tracer.costs.seconds()
         return spent
 

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
-"""Width and number of blocks (He et al., Deep Residual Learning for Image Recognition, table 1)."""
+"""Width and number of blocks of each stage.
+
+He et al., Deep Residual Learning for Image Recognition, table 1.
+"""
 _WIDENING = 4
 
 

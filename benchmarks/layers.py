@@ -175,7 +175,7 @@ class Result:
 
 
 def medians(training: Training, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Measure the blocks of each way, in milliseconds per step."""
+    """Return each way's block medians, in milliseconds per step."""
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for tracing in WAYS.values():
         block(training, tracing, 2)  # not measured: imports, scratch space, the optimizer's state
@@ -211,7 +211,7 @@ def _below_the_aim(ratio: Estimate) -> str:
 
 
 def _times(times: float) -> str:
-    """Format a factor; an infinite one means that the added time is below the noise."""
+    """Format a factor. An infinite factor means that the added time is below the noise."""
     return f"{times:.1f}" if math.isfinite(times) else "(below the noise)"
 
 

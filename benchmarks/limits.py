@@ -151,7 +151,7 @@ _PEAK = """
 
 
 def steady(directory: Path, events: int) -> dict[str, float]:
-    """Publish batch events of one device; return both processes' change in MiB, and the bytes per event."""
+    """Publish batch events. Return the largest memory change of each process, and the bytes per event."""
     result = json.loads(_run(_STEADY, directory, str(events)).stdout)
     trainer, helper = (
         max(abs(size - sizes[0]) for size in sizes) for sizes in zip(*result["sizes"], strict=True)
@@ -166,9 +166,10 @@ def steady(directory: Path, events: int) -> dict[str, float]:
 def keeping_up(directory: Path, rate: int, seconds: float) -> dict[str, Any]:
     """Publish steps at a rate to MLflow on SQLite, and measure how far delivery was behind.
 
-    ``behind_lowest`` is the smallest number of undelivered steps at any check in the second half, when
-    delivery has caught up with the steps that were published while the client was imported.
-    ``behind_settled`` is the number of undelivered steps some time after the last step, before the run ends.
+    ``behind_lowest`` is the smallest number of undelivered steps in the second half of the time. In the first
+    half, delivery catches up with the steps that were published while MLflow's client was imported.
+    ``behind_settled`` is the number of undelivered steps before the run ends. It is read when at most 20 are
+    left, or 60 s after the last step.
     """
     result: dict[str, Any] = json.loads(_run(_PACED, directory, str(rate), str(seconds)).stdout)
     return result
@@ -198,7 +199,7 @@ def _run(script: str, directory: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def commands(directory: Path) -> dict[str, float]:
-    """Return the peak MiB of the commands that print and that deliver the newest run in a directory."""
+    """Return the peak MiB of `memlog show` and of `memlog sync`, each on the newest run in a directory."""
     run = find_run(directory / "runs", "latest").id
     where = ("--dir", str(directory / "runs"))
     return {

@@ -27,7 +27,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Return the median of ``values`` with the distribution-free interval between two order statistics.
 
     The number of values below the true median is binomial with p = 1/2, whatever the distribution
-    (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2). Needs six values for 95 %.
+    (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2). At least six values are needed.
     """
     ordered = sorted(values)
     rank = _rank(len(ordered))

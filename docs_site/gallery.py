@@ -22,7 +22,7 @@ class Report(NamedTuple):
     """A report of the gallery."""
 
     page: str | None
-    """Page whose ``train.py`` is run; ``None``: the demo."""
+    """Page whose ``train.py`` is run, or ``None`` for the demo."""
     arguments: tuple[str, ...] = ("",)
     """Arguments of the program, one text for each run of it. The report covers all runs."""
     fails: bool = False
@@ -59,7 +59,7 @@ def make(name: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Make the reports that are named, or all."""
+    """Make the reports that are named on the command line; all reports if none is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(REPORTS))
     for name in parser.parse_args().names or REPORTS:

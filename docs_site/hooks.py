@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOG = logging.getLogger("mkdocs.hooks.memlog")  # mkdocs counts warnings of loggers below its own
+# mkdocs counts the warnings of loggers whose names begin with "mkdocs".
+_LOG = logging.getLogger("mkdocs.hooks.memlog")
 
 PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
@@ -43,7 +44,7 @@ _ALTERNATIVE = re.compile(r'alt="([^"]*)"')
 
 
 def on_startup(**_: Any) -> None:
-    """In the commands' help, turn lines that click does not wrap into code blocks, and pages into links."""
+    """Format the commands' help: unwrapped lines as code blocks, and names of pages as links."""
     for command in cli.commands.values():
         help_text = inspect.cleandoc(command.help or "")
         help_text = re.sub(r"\bdocs/\s*([\w-]+)\.md", r"[\1](../\1.md)", help_text)

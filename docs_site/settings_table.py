@@ -18,7 +18,7 @@ _CONFIG_NAMES = {
     "on_alert": None,
     "config": None,
 }
-"""Keys in a configuration, by argument; ``None``: no key. Other arguments have their name as key."""
+"""Key in a configuration, by argument; ``None`` if there is no key. Other keys are the arguments' names."""
 _FIELDS = {"backend": "backends", "dir": "directory"}
 _OLD_KEYS = {"enabled": "enable_memory_monitoring", "verbose_batches": "memory_monitor_batches"}
 _ENVIRONMENT = {"backend": "MEMLOG_BACKEND", "dir": "MEMLOG_DIR", "enabled": "MEMLOG_ENABLED"}

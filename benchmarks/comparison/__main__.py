@@ -38,12 +38,12 @@ PACKAGES = {
     "Lightning": "lightning",
     "Composer": "composer",
 }
-"""The module of each tool, by the first word of its arms' names."""
+"""Name of each tool's Python module, by the first word in the names of the arms that use the tool."""
 DISTRIBUTIONS = {"traceml_ai": "traceml-ai", "composer": "mosaicml"}
 MEASURED_FROM = SPIKE_STEP + 10
 """First step whose time is measured."""
 BASES = ("Lightning", "Composer")
-"""Arms of a trainer alone. A trainer's arms with a tool are compared with it, other arms with ``bare``."""
+"""Arms of a trainer without a tool: the bases of that trainer's arms. The base of other arms is ``bare``."""
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 
 
@@ -188,7 +188,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def cost_table(done: Mapping[str, list[Done]]) -> str:
-    """Return the table of costs: time of a run with each tool, and time added to the trainer without it."""
+    """Return the table of costs: each arm's times, and the processor time that its tool adds to its base."""
     lines = [
         "| tool | whole run, s | step on the clock, ms | added processor time per step, ms |",
         "|---|---|---|---|",
@@ -208,7 +208,7 @@ def cost_table(done: Mapping[str, list[Done]]) -> str:
 
 
 def found_table(done: Mapping[str, Mapping[str, list[Done]]]) -> str:
-    """Return the table of each tool's findings: on one step's peak, after a SIGKILL, and on a leak."""
+    """Return the table of what each tool finds: one step's peak, readings before a SIGKILL, and a leak."""
     head = (
         "tool",
         "readings of a run",

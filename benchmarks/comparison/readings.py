@@ -44,7 +44,7 @@ def mlflow(folder: Path) -> Iterator[Reading]:
             "select step from metrics where key = 'system/system_memory_usage_megabytes'"
         ).fetchall()
     for _ in rows:
-        yield Reading(None, None)  # MLflow's step counts readings, not the training's steps
+        yield Reading(None, None)  # MLflow's step is the reading's number, not the training's step
 
 
 def wandb(folder: Path) -> Iterator[Reading]:

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """True if a job with the estimate and the margin as its limit would have failed."""
+        """True if a job would have failed with a memory limit of the estimate plus the margin."""
         return self.measured > self.estimated * (1 + MARGIN)
 
 
@@ -71,7 +71,7 @@ def main() -> None:
 def measured(only: str) -> Iterator[Row]:
     for at, case in enumerate(one for one in cases() if only in one.name):
         names = list(OPTIMIZERS)
-        # Two optimizers for each model, in turn, so that each meets every kind of model.
+        # Each model trains with two of the four optimizers. The next model begins with the next optimizer.
         for name, batch in zip((names[at % 4], names[(at + 2) % 4]), case.batches, strict=True):
             try:
                 yield compared(case, name, batch)

@@ -220,7 +220,7 @@ def of_torchvision() -> Iterator[Case]:
 
 
 def _torchvision() -> Any:
-    """Import torchvision's models; ``None``: it is not installed.
+    """Return the module of torchvision's models, or ``None`` if torchvision is not installed.
 
     With a torch without CUDA, torchvision's wheel for CUDA can't load its own operations. The models need
     none of these, but the import fails if their names are not defined.

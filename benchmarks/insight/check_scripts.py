@@ -14,9 +14,9 @@ from benchmarks.insight.expected import Expected, load
 from benchmarks.insight.series import MIB, Series, measure
 
 LEAST_RATE = 0.3 * MIB
-"""Minimum growth, in bytes per step, with which a script counts as growing, whatever its memory level."""
+"""Minimum growth in bytes per step. A script that grows so fast counts as growing at any level of memory."""
 LEAST_GROWTH = 0.2
-"""Minimum growth over the run, as a fraction of the level, of a script slower than `LEAST_RATE`."""
+"""Minimum growth over the run, divided by the level, for a script that grows slower than `LEAST_RATE`."""
 
 
 def main() -> None:

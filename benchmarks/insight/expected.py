@@ -63,7 +63,7 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path = HERE / "expected.toml") -> dict[str, Expected]:
     """Return the expected results by the name of their script."""
-    # Not tomllib: Python 3.10 has none.
+    # Not tomllib: Python 3.10 does not have it.
     table: dict[str, Any] = msgspec.toml.decode(path.read_text())
     return {name: msgspec.convert(record, Expected) for name, record in table.items()}
 

@@ -181,7 +181,7 @@ def _truth(
 
 
 def _room(findings: Sequence[Finding], document: dict[str, Any]) -> float | None:
-    """Return the bytes that were left until the limit when the run ended; ``None``: unknown.
+    """Return the bytes that were left until the limit when the run ended, or ``None`` if unknown.
 
     If no forecast names a limit, the machine's available memory is returned.
     """

@@ -42,7 +42,7 @@ class Truth(NamedTuple):
     Attributes:
         rate: Growth in bytes per step.
         last_step: Number of the last step.
-        room: Bytes left until the limit at the last step; None: unknown.
+        room: Bytes left until the limit at the last step; None if unknown.
     """
 
     rate: float
@@ -78,7 +78,7 @@ class Score(NamedTuple):
 
 
 def findings_of(document: dict[str, Any]) -> list[Finding]:
-    """Return the findings of a document of `memlog show --json`, none if it has no such field."""
+    """Return the findings in a document of `memlog show --json`, or an empty list if the field is missing."""
     return msgspec.convert(document.get("findings") or [], list[Finding])
 
 
@@ -90,15 +90,15 @@ def judge(
 ) -> Score:
     """Compare the findings of a run with the truth about its script.
 
-    If memory grows, only a finding with a rate counts as detection, whatever its kind. If the script wastes
-    memory once, only a finding of an expected kind does, and a finding with a rate and another kind is a
-    false alarm. Any finding about a healthy script is a false alarm.
+    If memory grows, each finding with a rate counts as detection, and no other finding does. If the script
+    wastes memory once, each finding of an expected kind counts as detection, and a finding with a rate and
+    another kind is a false alarm. Any finding about a healthy script is a false alarm.
 
     Args:
         expected: The truth about the script.
         findings: The findings, the most important one first.
         truth: The measured growth.
-        marks: The marked lines as ``script.py:12``, which name the place, too.
+        marks: The marked lines, such as ``script.py:12``. A finding that contains one names the place.
     """
     if not expected.faulty:
         return Score(None, bool(findings), kind=findings[0].kind if findings else None)

@@ -35,7 +35,7 @@ class Series(NamedTuple):
     seconds: float
 
     def rate(self, begin: float = 0.4) -> float:
-        """Return the growth in bytes per step from the share ``begin`` of the steps on.
+        """Return the growth in bytes per step, after the share ``begin`` (0 to 1) of the steps.
 
         The result is the slope between the medians of the first and of the last quarter of this range. A few
         outliers do not change it, and neither does a rise in the middle that ends before the last quarter.
@@ -46,7 +46,7 @@ class Series(NamedTuple):
         return rise / max(len(regime) - quarter, 1)
 
     def growth(self, begin: float = 0.4) -> float:
-        """Return the growth from the share ``begin`` of the steps on, divided by the level at that step."""
+        """Return the growth after the share ``begin`` of the steps, divided by the level at that point."""
         regime = self.levels[int(len(self.levels) * begin) :]
         return self.rate(begin) * len(regime) / regime[0]
 
@@ -101,7 +101,7 @@ def _family(pid: int) -> list[int]:
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
-        return []  # it has just ended
+        return []  # the process has just ended
     return [pid, *(one for child in text.split() for one in _family(int(child)))]
 
 

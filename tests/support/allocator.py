@@ -19,10 +19,9 @@ class Truth(NamedTuple):
 class AllocatorTruth:
     """Recorder of every allocation and every free that torch's CPU allocator reports to ``torch.profiler``.
 
-    A free counts only if its allocation was recorded. torch keeps the sizes of blocks by their addresses,
-    also of blocks from earlier profiles and from the operations that memlog has measured, even if these
-    blocks were freed since. If the garbage collector frees older memory during the profile, torch reports the
-    free with such a size.
+    A free counts only if its allocation was recorded. torch remembers the size of the block at each address,
+    also from earlier profiles and from operations that memlog has measured, and also after the block is
+    freed. If the garbage collector frees memory from before the profile, torch reports a remembered size.
     """
 
     def __init__(self) -> None:

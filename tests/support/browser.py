@@ -34,7 +34,7 @@ SOFTWARE_GL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
 
 @contextlib.contextmanager
 def mlflow_ui(uri: str, port: int) -> Iterator[str]:
-    """``mlflow ui`` over a store, as a user starts it; yields its address."""
+    """Run ``mlflow ui`` with a store, as a user does, and yield its address."""
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
     process = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
@@ -85,7 +85,7 @@ def _running() -> list["subprocess.Popen[bytes]"]:
     return [process for process in found if process.returncode is None]
 
 
-# The page opens with its assistant and in the view for language models, which a person puts away once.
+# On the first visit, the page opens an assistant and the view for language models. A user closes both.
 PUT_AWAY = """
 localStorage.setItem("mlflow.workflowType_v1", '"machine_learning"');
 localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");

@@ -72,7 +72,7 @@ def start_program(
 def _has_clients(
     libraries: tuple[str, ...], named: tuple[str, ...]
 ) -> Literal[False, True, "alone"]:
-    """Return True if the helper of a script that names these trackers has imported their clients already."""
+    """Return True if script and helper have imported a named client; "alone" if only the helper has."""
     if not libraries and named:
         return "alone"
     return not {*named}.isdisjoint(libraries)
@@ -154,7 +154,7 @@ def kill_helper(run: RunDirectory) -> None:
         time.sleep(0.02)
     pid = int(helpers[0].process.removeprefix("helper-"))
     os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):  # no such file: it is gone
+    with contextlib.suppress(OSError):  # no such file: the process is gone
         while " Z " not in Path(f"/proc/{pid}/stat").read_text():
             time.sleep(0.02)
 

@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def events_in(folder: str | Path) -> EventAccumulator:
-    """Return all data in a run's folder. With TensorBoard's default sizes, its reader returns a sample."""
+    """Return all data in a run's folder. By default, TensorBoard's reader drops a part of many points."""
     everything = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
     reader = EventAccumulator(str(folder), size_guidance=everything)
     reader.Reload()

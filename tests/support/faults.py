@@ -22,7 +22,7 @@ class Fault:
     status: int | None = None
     """HTTP status of the answer. The request is not passed on."""
     body: bytes | None = None
-    """Body of the answer; ``None``: a few bytes that are no valid answer."""
+    """Body of the answer. With ``None``, the body is a few bytes that are no valid answer."""
     delay: float = 0.0
     """Seconds before the request is passed on."""
     loses_answer: bool = False

@@ -36,7 +36,7 @@ def evented() -> dict[str, Any]:
 
 
 def document(*profiles: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole file; by default with the two profiles above."""
+    """Return a whole file with these profiles, by default with those of `sampled` and `evented`."""
     names = ["model", "encoder.attention", "encoder.mlp", "[parameters]", "[activations]"]
     return {
         "$schema": SCHEMA,

@@ -25,11 +25,9 @@ from support import helper_fork
 from support.helper_fork import WaitingChild, as_main, run_main
 
 PRELOADED = {
-    "torch": ("torch", "torch._dynamo"),  # the second is imported by the first optimizer
-    "mlflow": (
-        "mlflow",
-        "mlflow.store.tracking.sqlalchemy_store",
-    ),  # the second by the first run in a file
+    "torch": ("torch", "torch._dynamo"),  # the first optimizer imports the second module
+    # The first run in a database file imports the second module.
+    "mlflow": ("mlflow", "mlflow.store.tracking.sqlalchemy_store"),
     "uvicorn": ("mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.protocols.http.auto"),
     "wandb": ("wandb",),
     "accelerate": ("accelerate",),
@@ -60,7 +58,7 @@ def libraries_of(script: str) -> tuple[str, ...]:
 
 
 def server_pids() -> set[int]:
-    """The servers of this process."""
+    """Return the process ids of the servers that this process has started."""
     return {server.pid for server in _SERVERS.values()}
 
 
@@ -84,7 +82,7 @@ class ForkServer:
     """A process that forks for each request.
 
     Args:
-        base: The server of which this server becomes a fork; None: this server is a new process.
+        base: The server of which this server becomes a fork, or None to start a new process.
         libraries: Names in `PRELOADED` of the libraries that the server imports first.
         settings: Variables that Python itself reads as it starts.
     """
@@ -119,9 +117,9 @@ class ForkServer:
         """Return the process id of a new child of this process.
 
         Args:
-            request: Its ``directory`` and ``environment``, and ``script``, ``arguments``, ``path`` and
-                ``helper``. With ``modules`` instead of these, the child becomes a server: its standard input
-                is its socket.
+            request: ``directory`` and ``environment`` of the child. To run a script, also ``script``,
+                ``arguments``, ``path`` and ``helper``. To become a server, whose standard input is its
+                socket, ``modules`` instead of these four.
             streams: Descriptors of the child's standard streams.
         """
         data = json.dumps(request).encode()
@@ -155,13 +153,13 @@ class ForkedProcess(subprocess.Popen[str]):
 
     Args:
         libraries: Names in `PRELOADED` of the libraries that are imported before the script begins, in order.
-        script: Its path.
+        script: Path of the script.
         arguments: Arguments after the script in ``sys.argv``.
-        directory: Its working directory.
+        directory: Working directory of the script.
         modules: The folder that is the first on ``sys.path``.
         environment: All environment variables of the script.
-        helper: True if memlog's helper has imported the libraries, too; "alone": only the helper has.
-        **options: Of `subprocess.Popen`: the standard streams.
+        helper: True if memlog's helper, too, has imported the libraries; "alone" if only the helper has.
+        **options: Arguments of `subprocess.Popen` for the standard streams.
     """
 
     def __init__(
@@ -197,7 +195,7 @@ class ForkedProcess(subprocess.Popen[str]):
 
 
 def _request_in_fork(requests: socket.socket) -> dict[str, Any] | None:
-    """Serve requests. In each fork, return the fork's request; in the server, return ``None`` at its end."""
+    """Serve requests. Return the request in each fork, and ``None`` in the server when the server ends."""
     while True:
         head, streams, _, _ = socket.recv_fds(requests, 4, 3)
         if not head:
@@ -255,9 +253,9 @@ def _serve(descriptor: int) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # a collection writes to each object, so that no fork would share its memory
-    # The last exit handler of each fork. Else the interpreter's end would search the million objects of the
-    # libraries for garbage, which takes a second or two.
+    gc.disable()  # a collection writes to each object, and forks would then share no memory
+    # The last exit handler of each fork. Without this handler, Python would search the million objects of
+    # the libraries for garbage at its end, which takes a second or two.
     atexit.register(gc.freeze)
 if __name__ == "__main__" and (_request := _serve(int(sys.argv[1]))):
     run_main(_request["script"])

@@ -75,7 +75,7 @@ def meet(root: Path, seed: int) -> None:
 
 def _source(root: Path) -> dict[str, bytes]:
     if not _SOURCES:
-        # A machine's own names and numbers have other lengths, so damage would hit other places.
+        # This machine's own names and numbers change the lengths of lines. A seed would damage other places.
         with patch.object(ProcessIdentity, "own", return_value=_NOBODY):
             run = full_run(root / "source").closed()
         segments = sorted(run.path.glob("*.jsonl"))
@@ -128,7 +128,7 @@ def _line(data: bytes, chance: random.Random) -> bytes:
 
 
 def _compaction(data: bytes, chance: random.Random) -> bytes:
-    """Give a segment a header with wrong data on a compaction, and a wrong gap."""
+    """Write wrong data about a compaction into a segment: into its header, and into the line of a gap."""
     begins = chance.choice((-5, 0, 10**9, 2**63 - 1))
     gap = chance.choice((-1, 0, 10**18, 2**63 - 1, "x"))
     head, _, rest = data.partition(b"\n")

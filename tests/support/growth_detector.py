@@ -8,7 +8,7 @@ from memlog.leaks.suspicion import Suspicion
 from support.journals import GIB, MIB, at
 
 NOBODY = 2**22 + 1
-"""A process number above the kernel's largest: its limits are the machine's."""
+"""A process id that no process can have. The memory limits found for it are those of the machine."""
 
 
 class Told(NamedTuple):
@@ -35,7 +35,7 @@ class Judge(NamedTuple):
         self.detector(event)
 
     def step(self, step: int, anon: float, shared: float = 0, device: float | None = None) -> None:
-        """Take a step with these MiB. The resident set also grows at every step, by a mapped file."""
+        """End a step with this memory in MiB. At every step the resident set also grows, by a mapped file."""
         self.memory.anon, self.memory.shared = int(anon * MIB), int(shared * MIB)
         devices = () if device is None else (reading(device),)
         self(Batch(at(step), step, (step + 1) * GIB, None, None, devices))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 Family: TypeAlias = Callable[[random.Random, int], list[float]]
-"""Function that makes a number of levels."""
+"""Function that returns a series of memory levels, as many as its second argument says."""
 
 
 def _noise(rng: random.Random, steps: int, *, largest: float = 3.0) -> Iterator[float]:

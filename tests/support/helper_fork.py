@@ -31,8 +31,8 @@ class WaitingChild:
     """The child beside a script, started before the script.
 
     Args:
-        descriptor: Descriptor of the child's socket, in the script's process; -1: the child has not started.
-        pid: Its pid.
+        descriptor: Descriptor of the child's socket in the script's process, or -1 to start the child.
+        pid: Process id of the child, if it has been started.
     """
 
     def __init__(self, descriptor: int = -1, pid: int = 0) -> None:
@@ -54,13 +54,13 @@ class WaitingChild:
         return str(self._socket.detach()), str(self.pid)
 
     def serve(self) -> None:
-        """Let the first helper that this process starts be a fork."""
+        """Make the first helper that this process starts a fork of the waiting child."""
         self._real = subprocess.Popen._execute_child  # type: ignore[attr-defined] - not in typeshed
 
         def execute(process: Any, *arguments: Any) -> None:
             self._execute(process, *arguments)
 
-        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined] - likewise
+        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined] - not in typeshed
 
     def _execute(self, process: Any, *arguments: Any) -> None:
         """Let the waiting child become the helper. Popen has made the pipes."""
@@ -69,7 +69,7 @@ class WaitingChild:
         if command[1:] != _HELPER or os.getpid() != self._owner:
             self._real(process, *arguments)
             return
-        subprocess.Popen._execute_child = self._real  # type: ignore[attr-defined] - likewise
+        subprocess.Popen._execute_child = self._real  # type: ignore[attr-defined] - not in typeshed
         streams = [arguments[at] for at in (10, 13, 15)]
         request = [variables, str(Path.cwd()), list(pass_fds)]
         libc = ctypes.CDLL(None)
@@ -78,7 +78,7 @@ class WaitingChild:
         with self._socket:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [*streams, *pass_fds])
             process.pid = int(self._socket.recv(16))
-        with contextlib.suppress(ChildProcessError):  # it ignores SIGCHLD
+        with contextlib.suppress(ChildProcessError):  # the script may ignore SIGCHLD
             os.waitpid(self.pid, 0)
         libc.prctl(_SET_CHILD_SUBREAPER, 0)
         process._child_created = True
@@ -87,7 +87,7 @@ class WaitingChild:
 def _wait(requests: socket.socket) -> None:
     """In the waiting child: become the helper, or end with the script."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # who reads what the script prints would wait for this process
+    for stream in range(3):  # otherwise a reader of the script's output would wait for this process
         os.dup2(nothing, stream)
     data, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 32)
     if not data:

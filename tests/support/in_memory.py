@@ -14,7 +14,7 @@ from support.sinks import ListSink, ListTracker
 
 
 class IdempotentSink(ListSink):
-    """A `ListSink` that stores each point once, as a real sink does; `ListSink` itself keeps what it gets."""
+    """A `ListSink` that stores each point once, as a real sink does. `ListSink` itself also keeps copies."""
 
     max_points = 40
 

@@ -35,7 +35,7 @@ MIB = 1024**2
 
 
 class MadeRun:
-    """A run's folder with a trainer's journal, and a helper's if it is used.
+    """A run's folder with the trainer's journal and, after a call of `sampled`, the helper's.
 
     The run's trainer has ended. With ``alive``, the trainer is this process.
     """
@@ -110,12 +110,12 @@ def bury(run: RunDirectory) -> None:
 
 
 def at(seconds: float) -> int:
-    """A time of the run, Unix time in microseconds."""
+    """Return a time after the run's start as Unix time in microseconds."""
     return BEGUN_US + round(seconds * 1e6)
 
 
 def batch(step: int, rss: int | None, *devices: DeviceReading) -> Batch:
-    """A step of 0.1 s whose resident set rose just now."""
+    """Return a batch event. Steps take 0.1 s, and the resident set is at its peak."""
     return Batch(at(step / 10), step, rss, rss, "exact" if rss else None, devices)
 
 

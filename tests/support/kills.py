@@ -82,7 +82,7 @@ class Nursery:
     def __init__(self, directory: Path, uri: str, users: list[str]) -> None:
         os.mkfifo(directory / "wanted")
         self._process = child.start(NURSERY, directory, ",".join(users), MLFLOW_TRACKING_URI=uri)
-        self._wanted = (directory / "wanted").open("w")  # waits until it is ready
+        self._wanted = (directory / "wanted").open("w")  # `open` waits until the nursery reads
 
     def kill_one(self, directory: Path, kind: str, seconds: float) -> Killed:
         """Start a trainer, and kill it and its helper ``seconds`` after its first step."""

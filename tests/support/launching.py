@@ -76,7 +76,7 @@ def launch(
     code: int | None = 0,
     **more: str,
 ) -> Done:
-    """Run a command below ``memlog run`` to its end. Fail unless it exits with ``code``; None: any code."""
+    """Run a command below ``memlog run`` to its end. Unless ``code`` is ``None``, check the exit code."""
     with start(directory, *command, options=options, **more) as process:
         try:
             out, err = process.communicate(stdin, timeout=TIMEOUT)

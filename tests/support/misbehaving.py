@@ -20,7 +20,7 @@ class Misbehaving:
 
     Attributes:
         sent: Bytes that clients took.
-        asked_at: Time of the first request by `time.monotonic`; ``None``: no request came.
+        asked_at: Time of the first request by `time.monotonic`, or ``None`` if no request came.
     """
 
     def __init__(self, answer: Callable[[Misbehaving], Iterator[bytes]]) -> None:

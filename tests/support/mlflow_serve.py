@@ -11,12 +11,10 @@ from mlflow.cli import cli
 
 def _run_here(command: list[str], extra_env: dict[str, str], **_: Any) -> None:
     os.environ.update(extra_env)
-    for name in (
-        "mlflow.server",
-        "mlflow.server.fastapi_app",
-    ):  # they read the environment variables
+    # These modules read the variables when they are imported.
+    for name in ("mlflow.server", "mlflow.server.fastapi_app"):
         sys.modules.pop(name, None)
-    uvicorn.main(command[3:])  # behind `python -m uvicorn`
+    uvicorn.main(command[3:])  # without the first words, `python -m uvicorn`
 
 
 os.setsid()

@@ -40,7 +40,7 @@ START_US = 1_795_000_000_000_000
 IN_PROCESS = [
     pytest.mark.integration,
     pytest.mark.usefixtures("without_mlflows_environment"),
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
+    # A warning of SQLAlchemy 2.1 about MLflow 3.17's own models.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 """Marks of tests that call MLflow in this process."""
@@ -196,7 +196,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_POST = do_GET  # noqa: N815 - http.server's name
-    do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - likewise
+    do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         """Log nothing."""

@@ -186,9 +186,9 @@ def masked(text: str) -> list[str]:
 
 
 def missing(shown: str, printed: str) -> list[str]:
-    """Lines that a page shows and that are not among the printed ones, in their order.
+    """Return the lines that a page shows and the program did not print. The order of lines counts.
 
-    A shown line that ends with an ellipsis is the beginning of a printed one.
+    A shown line that ends with an ellipsis is the beginning of a printed line.
     """
     rest = iter(masked(printed))
     return [line for line in masked(shown) if line.strip("…") and not any(map(_fits(line), rest))]

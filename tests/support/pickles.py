@@ -127,7 +127,7 @@ def _call(module: str, name: str, chance: random.Random) -> bytes:
             b"c" + by_name + b")}\x92",  # NEWOBJ_EX
             as_text + b"\x93" + text + b"\x85R",  # STACK_GLOBAL
             as_text + b"\x93" + b"}b",  # BUILD
-            b"c" + by_name + b"0",  # and thrown away again
+            b"c" + by_name + b"0",  # import, and drop the object
             b"P" + name.encode() + b"\n",  # a persistent id
             text + b"Q",
             b"\x82\x01",  # an extension's code

@@ -76,9 +76,9 @@ class Postgres:
             time.sleep(0.1)
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
-        """End the server: at once, without writing unsaved data, or in order with ``SIGINT``.
+        """End the server: with ``SIGQUIT`` without saving its data, with ``SIGINT`` after saving the data.
 
-        Do nothing if it has ended already.
+        Do nothing if the server has ended already.
         """
         if self._process is not None:
             self._process.send_signal(number)
@@ -90,7 +90,7 @@ class Postgres:
             self._process = None
 
     def _answers(self) -> bool:
-        """Return True if the server answers; False also if it recovers and closes each new connection."""
+        """Return True if the server accepts connections. While it recovers, it accepts none."""
         import psycopg2
 
         try:
@@ -119,7 +119,7 @@ def _program(name: str) -> str:
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
-    """Return the user to run the server as; ``None``: the user who runs the tests."""
+    """Return the user to run the server as, or ``None`` if the user who runs the tests is not root."""
     if os.geteuid() != 0:
         return None
     known = {user.pw_name: user for user in pwd.getpwall()}

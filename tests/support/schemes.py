@@ -42,7 +42,7 @@ class Change(NamedTuple):
     """A change of the training, compared with the traced step."""
 
     parts: int = 1
-    """Number of parts of the batch; the step trains with one part."""
+    """Number of parts into which the batch is divided. The step trains with one part."""
     accumulate: int = 1
     autocast: bool = False
     checkpointed: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ def _trace(scheme: Scheme, change: Change) -> RecordedTrace:
 
 
 _WARM: set[tuple[Callable[[], Models], bool]] = set()
-"""Models that this process has trained before, with True for those under autocast."""
+"""Models that this process has trained before, each with True if it trained under autocast."""
 
 
 def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:

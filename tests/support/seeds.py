@@ -65,7 +65,7 @@ def unshown(
 class SeedsPlugin:
     """Plugin that collects marks and results, and judges them at the end.
 
-    Tests may run in worker processes: each test's rows travel in its reports, and the controller judges.
+    Tests may run in worker processes. Their reports contain each test's rows, and the controller judges.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ def check(document: Any) -> None:
 
 
 def entries(document: Any) -> int:
-    """Samples and events of all profiles."""
+    """Return the number of samples and events in all profiles."""
     return sum(
         len(profile["samples"] if profile["type"] == "sampled" else profile["events"])
         for profile in document["profiles"]

@@ -15,8 +15,8 @@ class DictStore:
 
     Args:
         contents: Bytes of each file, by its name.
-        listed: Artifacts that the store claims to have; by default the true list, with sizes.
-        bring: Called in place of an honest download with the path that is wanted; returns what it made.
+        listed: Artifacts that the store claims to have. By default, it lists all contents with their sizes.
+        bring: Function that replaces the download. It gets the wanted path and returns the path made.
     """
 
     def __init__(

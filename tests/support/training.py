@@ -134,7 +134,7 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
 
 
 _WARM: set[tuple[Any, bool]] = set()
-"""Models that this process has trained before, with True for those under autocast."""
+"""Models that this process has trained before, each with True if it trained under autocast."""
 
 
 def measured_peak(

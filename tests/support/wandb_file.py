@@ -42,7 +42,7 @@ class WandbFile:
         return [row for row in cleaned if set(row) - {"_step"}]
 
     def memlogs_rows(self) -> list[Row]:
-        """Return the columns of rows that memlog wrote."""
+        """Return the rows that have values of memlog's, each with these values only."""
         cleaned = ({k: v for k, v in row.items() if is_memlogs(k)} for row in self.rows)
         return [row for row in cleaned if row]
 

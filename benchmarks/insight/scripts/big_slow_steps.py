@@ -1,4 +1,4 @@
-"""A model with 12 million parameters and Adam: few steps, each slow, with a high level from the second step on."""
+"""A model with 12 million parameters and Adam: few and slow steps. Memory is high from the second step on."""
 
 import os
 

@@ -1,5 +1,5 @@
 """Graphs of nodes that refer to each other: garbage cycles with tensors. Python's collector, left on, frees them
-now and then; memory goes up and down like a saw."""
+now and then. Memory rises until each collection, and then falls."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""A curriculum of sequence length: from 16 tokens to 112 in the first two fifths of the training, then constant. It
-grows, and it stops."""
+"""A curriculum of sequence length: from 16 tokens to 112 in the first two fifths of the training, then
+constant. Memory grows with the length, and then stops growing."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""itertools.cycle over a DataLoader, to have an endless one: it keeps every batch of its first pass."""
+"""itertools.cycle makes a DataLoader endless, but cycle keeps every batch of the first pass."""
 
 import itertools
 import os

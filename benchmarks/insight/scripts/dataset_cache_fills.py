@@ -1,5 +1,5 @@
-"""A dataset that caches decoded items in memory. It grows through the first epoch, until each item has been seen
-once, and then stays."""
+"""A dataset that caches decoded items in memory. The cache grows through the first epoch, until
+each item has been read once, and then stays the same."""
 
 import os
 

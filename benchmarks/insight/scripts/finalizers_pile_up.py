@@ -1,5 +1,5 @@
-"""A finalizer for each batch's buffer, on the model, which outlives them all: Python's registry of finalizers
-keeps their arguments."""
+"""A finalizer on the model for each batch's buffer. Python's registry of finalizers keeps
+their arguments, the buffers, as long as the model lives: until the end."""
 
 import os
 import weakref

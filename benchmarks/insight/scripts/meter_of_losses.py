@@ -1,4 +1,4 @@
-"""A new meter for each epoch, but its list belongs to the class; it gets losses with their graphs."""
+"""A new meter for each epoch, but all meters share their class's list. The list gets losses with graphs."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Outputs are gathered through each epoch for a metric that needs all of them, and the list is emptied at its end:
-a saw with ten teeth."""
+"""Outputs are gathered through each epoch for a metric that needs all of them, and the list is emptied at the
+end of each of the ten epochs."""
 
 import os
 

@@ -1,5 +1,5 @@
 """A perceptual loss: the network whose features are compared is in eval mode, but its parameters still require
-gradients. They pile up in value, take memory once, and no optimizer uses them."""
+gradients. These gradients grow in value and take memory once. No optimizer uses them."""
 
 import os
 

@@ -1,5 +1,5 @@
 """A learning-rate schedule, gradient clipping, and a history of floats in lists: some hundred bytes per step, which
-is not worth a word."""
+is too little to report."""
 
 import os
 

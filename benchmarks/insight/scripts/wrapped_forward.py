@@ -1,5 +1,5 @@
-"""Noise on the embeddings, injected by wrapping model.forward: the wrapper is put around the last one at every
-step, and each keeps its noise in its closure."""
+"""Noise on the embeddings, injected by wrapping model.forward: each step puts a new wrapper around the
+previous one, and each wrapper keeps its noise in its closure."""
 
 import os
 

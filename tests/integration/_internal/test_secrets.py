@@ -105,7 +105,7 @@ def family(pid: int) -> Iterator[str]:
 
 
 def lines_until(process: "subprocess.Popen[str]", holds: Callable[[], object]) -> set[str]:
-    """The command lines of a trainer's family until something holds."""
+    """Collect the command lines of a trainer and its descendants until ``holds`` returns true."""
     deadline = time.monotonic() + 120
     lines = set(family(process.pid))
     while not holds():
@@ -137,7 +137,7 @@ def whole_session(
         directory,
         *arguments,
         stdin=subprocess.PIPE,
-        fork=False,  # these command lines are looked at
+        fork=False,  # the test searches the command lines of these processes
         WHERE=where,
         **environment,
     )
@@ -168,7 +168,7 @@ def test_no_secret_appears_when_all_goes_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("how", "status"), [("own", None), ("in process", None), ("own", 401)])
 def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
-    """The server either works or refuses every request except the one that opens a run."""
+    """The server either accepts everything or refuses the uploads of rows."""
     with WandbServer() as server:
         if status is not None:
             server.fault = Fault(status=status, hits=lambda path: "file_stream" in path)
@@ -191,7 +191,7 @@ def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | No
     [(200, "me:sekret/u@ri"), (401, "me:a b\tsekret uri")],
 )
 def test_no_secret_appears_when_the_tracker_fails(tmp_path: Path, status: int, user: str) -> None:
-    """Clients' errors often contain addresses."""
+    """The clients' errors often contain the tracker's address."""
     with answering_server() as server:
         server.status = status
         url = server.url.replace("//", f"//{user}@") + "/?api_key=sekret-query"

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
+    # A warning of SQLAlchemy 2.1 about MLflow 3.17's own models.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 
@@ -39,7 +39,7 @@ def server() -> Iterator[WandbServer]:
 
 
 def pull(directory: Path, run: str, *options: str, **environment: str) -> str:
-    """Return the command's output; the folder around ``here`` must not change."""
+    """Run ``memlog pull``, and return its output. It may make files in its output folder only."""
     here = directory / "deep" / "here"
     here.mkdir(parents=True)
     before = everything(directory)

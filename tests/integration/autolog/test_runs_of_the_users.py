@@ -45,7 +45,7 @@ def client_of(directory: Path) -> "MlflowClient":
 
 
 def runs_in(directory: Path) -> dict[str, tuple[str, int]]:
-    """Status and number of memlog's points of every run in a folder's store, by name."""
+    """Return each run's status and number of memlog's points in a folder's store, by the run's name."""
     client = client_of(directory)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     return {
@@ -155,9 +155,9 @@ def sync(directory: Path, *arguments: str) -> tuple[int, str]:
 
 
 def purge(directory: Path, run_id: str) -> None:
-    """``mlflow gc``, in this process."""
+    """Run ``mlflow gc`` in this process."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what its other commands import
+        warnings.simplefilter("ignore")  # of modules that mlflow's other commands import
         from mlflow.cli import cli as mlflow
 
     store = f"sqlite:///{directory}/mlflow.db"
@@ -181,7 +181,7 @@ def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None
     assert runs_in(tmp_path) == others
     restore = "the MLflow run {0} is deleted (`mlflow runs restore --run-id {0}`)".format
     assert f"memlog: mlflow: {restore(gone['r0'])}" in errors
-    assert "not everything is delivered" not in errors  # they were not waited for
+    assert "not everything is delivered" not in errors  # `finish` did not wait for the deleted runs
     assert restore(gone["r0"]) in memlog(tmp_path, "runs")[1]
     code, said = sync(tmp_path)
     assert code != 0
@@ -252,7 +252,7 @@ def test_a_deleted_experiment_is_not_waited_for(tmp_path: Path) -> None:
     """,
         tmp_path,
     )
-    _, errors = process.communicate(timeout=100)  # it would take 120 s
+    _, errors = process.communicate(timeout=100)  # `finish` would wait 120 s for the experiment
     assert "mlflow experiments restore --experiment-id 1" in errors
     client_of(tmp_path).restore_experiment("1")
     assert sync(tmp_path)[0] == 0

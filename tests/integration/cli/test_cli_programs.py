@@ -256,7 +256,7 @@ def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 3])
 def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
-    """This holds also while the command prints the address."""
+    """Ctrl-C ends the command with exit code 0, also while it prints the address."""
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "shared": {"frames": [{"name": "a"}]},

@@ -1,4 +1,4 @@
-"""An empty run prints that nothing was recorded and what to call; other runs don't."""
+"""An empty run prints that nothing was recorded and what to call. Other runs print no such line."""
 
 import os
 import subprocess

@@ -93,7 +93,7 @@ def contains(whole: Any, part: Any) -> bool:
 
 
 def test_the_commands_are_those_that_hycos_tests_run() -> None:
-    """tests/slow/test_hyco.py runs them, and looks at their lines."""
+    """tests/slow/test_hyco.py runs the page's commands and checks their output."""
     commands = [
         line for block in BLOCKS if block.language == "bash" for line in block.code.splitlines()
     ]

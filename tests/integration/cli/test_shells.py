@@ -21,7 +21,7 @@ ASK = {
         _memlog_completion memlog
         printf '%s\\n' "${COMPREPLY[@]}"
     """,
-    # What zsh's completion calls with the candidates is printed.
+    # zsh's completion calls these functions; `_describe` gets the candidates, and prints them here.
     "zsh": """
         compdef() { print "compdef $*" }
         compadd() { :; }

@@ -137,7 +137,8 @@ def test_init_steps_alerts_a_full_disk_and_finish_go_on(
     run = find_run(tmp_path / "runs", "latest")
     assert summarize(run).status == "finished"
     events = list(run.events())
-    assert any(isinstance(event, Alert) for event in events)  # what could not be printed is here
+    # The journal has the alert that could not be printed.
+    assert any(isinstance(event, Alert) for event in events)
 
 
 def test_a_log_handler_that_raises_breaks_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Servers that answer the trackers' real clients without end: a command ends soon and small, in one line."""
+"""Servers that answer the trackers' real clients without end: a command fails soon, with little memory."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ COMMAND = """
 
 class Ended(NamedTuple):
     took: float
-    """Seconds since the server was first asked."""
+    """Seconds from the first request to the command's end."""
     peak: int
-    """Highest memory of the process, in bytes."""
+    """Peak resident set of the process, in bytes."""
     line: str
 
 
 def command(server: Misbehaving, directory: Path, *arguments: str) -> Ended:
-    """A command that fails, in one line."""
+    """Run a command that must fail and print one line."""
     process = child.start(
         COMMAND,
         directory,

@@ -1,4 +1,4 @@
-"""A tracker that goes away, and comes back, costs nothing: a real ``mlflow server`` on SQLite."""
+"""A tracker that goes away and comes back loses no point: a real ``mlflow server`` on SQLite."""
 
 import time
 from collections.abc import Iterator
@@ -93,9 +93,9 @@ def test_a_server_killed_in_mid_run_and_started_again_has_every_point(
 TROUBLES = (
     (Fault(status=500), "answers 500"),
     (Fault(status=503), "answers 503"),
-    # As MLflow's own basic-auth app does it: /health is open to all.
+    # MLflow's own basic-auth app leaves /health open to all, too.
     (Fault(status=401, hits=lambda path: "/api/" in path), "refuses the credentials"),
-    # What was asked for has happened all the same.
+    # The server carries out the request although its answer is lost.
     (
         Fault(loses_answer=True, hits=lambda path: path.endswith("/log-batch")),
         "connection was closed",
@@ -120,7 +120,7 @@ def test_a_server_in_every_kind_of_trouble_has_everything_once(
             proxy.fault = FINE
             wait_until_it_goes_on(tmp_path, "mlflow")
         proxy.fault = Fault(delay=SLOW)
-        wait_until_it_goes_on(tmp_path, "mlflow")  # a slow server is no trouble
+        wait_until_it_goes_on(tmp_path, "mlflow")  # a slow server does not count as unreachable
         proxy.fault = Fault(status=403)
         wait_until_unreachable(tmp_path, "mlflow", "refuses the credentials (403)")
         told = stop(process, tmp_path)
@@ -156,7 +156,7 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
     assert f"`memlog sync {run.id} --dir {run.path.parent}` delivers the rest" in errors
     kill_helper(run)
     proxy.start()
-    # From a shell that knows nothing of the address that the script had in its code.
+    # The command gets no address; the script has the address in its code.
     said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
     own = wait_until_delivered(tmp_path / "runs").own_run
     assert own is not None
@@ -165,7 +165,7 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
 
 
 def test_sync_takes_over_from_a_helper_that_waits(tmp_path: Path, proxy: Proxy) -> None:
-    """The helper would try for an hour. It ends instead, and every point arrives one time."""
+    """The helper, which would try for an hour, ends. Every point arrives one time."""
     script = ABSENT.replace('"linger": 2', '"linger": 3600').replace("ENDS", "")
     process = child.start(script, tmp_path, MLFLOW_TRACKING_URI=proxy.url)
     output, errors = process.communicate(timeout=60)
@@ -214,7 +214,7 @@ ENDINGS = {
 def test_a_program_ends_and_so_does_its_helper_where_the_server_is_absent(
     tmp_path: Path, proxy: Proxy
 ) -> None:
-    """However it ends; all at once, since they do little but wait."""
+    """A program ends in each of several ways. All programs run at once, because they mostly wait."""
     programs = []
     for how, (ends, code) in ENDINGS.items():
         (folder := tmp_path / how).mkdir()

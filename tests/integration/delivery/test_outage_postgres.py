@@ -1,4 +1,4 @@
-"""MLflow as teams run it, on PostgreSQL with an S3-compatible store: each part goes away in its turn."""
+"""MLflow as teams run it, on PostgreSQL with an S3-compatible store: one part after the other goes away."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,7 @@ def server(
 def test_each_part_ends_in_mid_run_and_nothing_is_lost(
     tmp_path: Path, server: MlflowServer, postgres: Postgres, s3: S3Server
 ) -> None:
-    """The server, the database, and the store that clients write to themselves."""
+    """The parts are the server, the database, and the store to which clients write directly."""
     from mlflow import MlflowClient
 
     MlflowClient(server.url).create_experiment("direct", f"s3://{BUCKET}/direct")

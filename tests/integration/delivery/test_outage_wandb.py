@@ -84,7 +84,14 @@ def strike(server: WandbServer, fault: Fault) -> None:
 def assert_everything_is_there(
     directory: Path, server: WandbServer, *, times: int = 1, rows_alone: bool = False
 ) -> None:
-    """The run comes to have what the journal says; what may repeat, at most so many times."""
+    """Wait for the end of delivery, and check that the run in W&B has all of the journal.
+
+    Args:
+        directory: Folder in which the script ran.
+        server: The double of W&B's server.
+        times: Maximum number of copies of each point and of the alert.
+        rows_alone: True if the script has neither an alert nor a file.
+    """
     wait_for_state(directory, "wandb", lambda state: state.stage == "done", 150)
     (held,) = server.runs.values()
     got, wanted = told(held), planned(newest_run(directory))
@@ -116,7 +123,8 @@ def test_an_own_run_gets_through_every_kind_of_trouble(tmp_path: Path, server: W
         server.stop()
         heard = stop(process, tmp_path)
     assert f"delivering the last points (at most {FINISH_TIMEOUT:g} s)" in heard.errors
-    assert "not everything is delivered" in heard.errors  # wandb itself waits for its server here
+    # wandb's own client still waits for the server.
+    assert "not everything is delivered" in heard.errors
     server.start()
     assert_everything_is_there(tmp_path, server)
 
@@ -135,7 +143,7 @@ def test_a_server_that_refuses_for_a_while_in_mid_run_has_everything(
 ROWS_ALONE = "\n".join(
     line for line in OWN_RUN.splitlines() if not re.search("save_artifact|publish", line)
 )
-"""wandb's own end takes longer than it was given where an alert waits for the server."""
+"""Script without alert and file: if an alert waits for the server, wandb ends later than its time limit."""
 
 
 def test_an_upload_that_was_given_up_is_made_good_by_the_helper(
@@ -147,7 +155,7 @@ def test_an_upload_that_was_given_up_is_made_good_by_the_helper(
         wait_for_rows(server)
         server.stop()
         stop(process, tmp_path)
-    # Met by a sink of its own, or still by wandb's process, which waits with the report for the server.
+    # The error is that of a new sink, or that of wandb's process, which still waits to upload the report.
     wait_until_unreachable(tmp_path, "wandb", "not available")
     server.start()
     assert_everything_is_there(tmp_path, server, times=2, rows_alone=True)
@@ -210,7 +218,7 @@ def test_writing_to_a_users_run_whose_server_is_down_slows_nothing(
         server.stop()
         (tmp_path / "is down").touch()
         wait_for((tmp_path / "notes.txt").exists)
-        time.sleep(2)  # the trainer's steps meanwhile
+        time.sleep(2)  # meanwhile the trainer makes steps
         (tmp_path / "stop").touch()
         wait_for((tmp_path / "finished").exists)
         server.start()
@@ -224,7 +232,7 @@ def test_writing_to_a_users_run_whose_server_is_down_slows_nothing(
     assert [row["loss"] for row in written if "loss" in row] == list(range(int(steps)))
     arguments = ("latest", "--dir", "runs")
     shown = child.memlog("show", *arguments, directory=tmp_path)
-    if "`memlog sync" not in shown:  # the file came through as the server came back
+    if "`memlog sync" not in shown:  # the file arrived when the server came back
         assert {alert["title"] for alert in server.alerts} == {"Host memory"}
         return
     child.memlog("sync", *arguments, directory=tmp_path, **server.environment)

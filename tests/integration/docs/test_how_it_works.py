@@ -29,7 +29,7 @@ FIRST_OF_THE_UPLOADER = 9
 
 
 def stops() -> list[tuple[int, str, str]]:
-    """Number, file and last part of the function's name of each stop on the page."""
+    """Return each stop on the page: its number, its file, and the last part of its function's name."""
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [(int(number), file, name.rpartition(".")[2]) for number, file, name in rows]
 
@@ -64,7 +64,7 @@ def expect_in_order(calls: list[tuple[str, str]], road: list[tuple[int, str, str
     assert positions == sorted(positions)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, about mlflow's classes
 def test_a_batch_event_passes_the_stops_that_the_page_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_batch_event_passes_the_stops_that_the_page_names(
     assert session._live is not None
     for _ in range(3):
         optimizer.step()
-    session._live._helper_check_due = 0  # the check of once a second falls into this step
+    session._live._helper_check_due = 0  # the check that runs once a second is due in this step
     step: list[tuple[str, str]] = []
     with entered(step, sys.setprofile):
         optimizer.step()

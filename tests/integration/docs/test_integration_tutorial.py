@@ -1,4 +1,4 @@
-"""The integration that integrations/README.md writes keeps the contract that the page runs."""
+"""The integration in the tutorial integrations/README.md keeps the contract that the tutorial checks."""
 
 import re
 import sys

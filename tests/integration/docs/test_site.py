@@ -1,4 +1,4 @@
-"""The documentation's site builds strictly, from everything that it shows, and fetches nothing."""
+"""The documentation's site builds without a warning, and its pages fetch nothing from other servers."""
 
 import http.server
 import re

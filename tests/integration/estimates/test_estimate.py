@@ -241,7 +241,7 @@ def test_a_wrong_argument_is_one_clear_line() -> None:
 
 
 class Sign(torch.autograd.Function):
-    """Keeps a mask of booleans, with which its backward pass multiplies fractions."""
+    """Function that keeps a mask of booleans. Its backward pass multiplies the gradient by the mask."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

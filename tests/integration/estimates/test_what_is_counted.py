@@ -91,7 +91,7 @@ def test_a_learned_mask_of_attention_gets_one_gradient_a_score() -> None:
 
 
 class Recurrent(nn.Module):
-    """An LSTM after one that is not trained."""
+    """A trained LSTM, which gets the output of an LSTM that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def test_what_an_lstm_keeps_is_counted(length: int) -> None:
 
 
 def test_tensors_and_models_around_the_step_are_counted_once() -> None:
-    """A tensor that the step does not get as an argument has a fake one, which stands for it."""
+    """If the step uses a tensor that is not its argument, one fake tensor replaces that tensor."""
     model, teacher = nn.Linear(1000, 10), nn.Linear(1000, 10)
     inputs, table = torch.zeros(64, 1000), torch.zeros(500, 1000)
 

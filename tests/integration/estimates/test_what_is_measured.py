@@ -9,7 +9,7 @@ from support.child import start
 
 MIB = 1024**2
 BESIDE = 128 * MIB
-"""Real memory that measured operations may take, and what estimating loads."""
+"""Maximum bytes of real memory for the measured operations and for what estimating loads."""
 PROGRAM = """
 import resource
 import sys

@@ -30,7 +30,7 @@ def test_the_update_makes_the_peak_and_the_table_says_so(tmp_path: Path) -> None
     made = {label: each["peaks"]["host"]["made_the_peak"] for label, each in phases.items()}
     assert made == {"rollout": False, "learn": False, "advantages": False, "update": True}
     update, rollout = (phases[label]["peaks"]["host"] for label in ("update", "rollout"))
-    # Three activations of 64 MiB each stand in the update alone, for each of the two networks.
+    # Only the update holds three activations of 64 MiB for each of the two networks.
     assert update["exact_bytes"] - rollout["at_least_bytes"] > 128 * 2**20
 
     shown = CliRunner().invoke(cli, ["show", *runs]).output

@@ -39,10 +39,10 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -> None:
-    """At 26 random moments or more, some of them on a change of segment or of the user's run.
+    """At least 26 trainers are killed at random moments, some when the segment or the user's run changes.
 
-    What the journals give, MLflow then has, each point once, in memlog's own runs and the user's: ten of
-    the runs are synced, twice.
+    Ten of the runs are then synced twice. MLflow has all points of their journals, each point once, in
+    memlog's own runs and in the user's.
     """
     from mlflow import MlflowClient
 
@@ -58,7 +58,8 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
         nursery.close()
     for killed in changing + binding:
         expect_what_was_told(killed)
-    short = [killed for killed in changing if killed.last < 2000]  # or it would take minutes
+    # To sync longer runs would take minutes.
+    short = [killed for killed in changing if killed.last < 2000]
     to_sync = [*chance.sample(short, 5), *chance.sample(binding, 5)]
     for _ in range(2):
         sync_all([killed.directory for killed in to_sync], tmp_path, uri)
@@ -84,7 +85,7 @@ def at_a_beginning(killed: Killed) -> bool:
 
 
 def expect_what_was_told(killed: Killed) -> None:
-    """Check that the journal has all steps whose call had returned, in order, and at most one more."""
+    """Check that the journal has, in order, all steps whose call had returned and at most one more."""
     steps = steps_in(killed.run)
     assert steps[: killed.last + 1] == list(range(killed.last + 1))
     assert len(steps) - killed.last in (1, 2)
@@ -92,7 +93,7 @@ def expect_what_was_told(killed: Killed) -> None:
 
 
 def expect_all_once(runs: list[RunDirectory], uri: str) -> None:
-    """MLflow has what the journals give, each point once and in the run that it belongs to."""
+    """Check that MLflow has all points of the journals, each point once and in the right run."""
     from mlflow import MlflowClient
 
     expected: dict[str, Counter[Row]] = {}
@@ -110,7 +111,7 @@ def expect_all_once(runs: list[RunDirectory], uri: str) -> None:
 
 
 def expect_the_plan(run: RunDirectory, uri: str) -> None:
-    """MLflow has what the journal gives, each point once."""
+    """Check that memlog's own run in MLflow has all points of the journal, each point once."""
     own = UploadState.load(run, "mlflow").own_run
     assert own is not None
     assert rows_in_mlflow(uri, own.run_id) == rows_of(plan_of(run))
@@ -132,14 +133,14 @@ PACED = """
 
 @pytest.mark.slow
 def test_a_helper_killed_at_random_moments_doubles_nothing(tmp_path: Path) -> None:
-    """A helper is killed before, while or after it sends its first points, before or after its trainer."""
+    """Each helper is killed before, while or after it sends its first points. Its trainer is killed, too."""
     kill_helpers(tmp_path / "runs", sqlite_store(tmp_path), 3)
 
 
 @pytest.mark.slow
 def test_a_killed_helper_that_delivers_to_a_server_doubles_nothing(tmp_path: Path) -> None:
     """A server still carries out the requests of a client that was killed."""
-    sqlite_store(tmp_path)  # its tables take seconds
+    sqlite_store(tmp_path)  # to create the store's tables takes seconds
     with running_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db") as server:
         kill_helpers(tmp_path / "runs", server.url, 2)
 
@@ -150,7 +151,7 @@ def kill_helpers(root: Path, uri: str, count: int) -> None:
     chance = random.Random(7)  # noqa: S311 - moments, not secrets
     with ThreadPoolExecutor(3) as pool:
         jobs = [
-            pool.submit(kill_both, root / str(at), uri, random.Random(chance.random()), at)  # noqa: S311 - likewise
+            pool.submit(kill_both, root / str(at), uri, random.Random(chance.random()), at)  # noqa: S311 - a seed
             for at in range(count)
         ]
     had = sorted(job.result() for job in jobs)
@@ -168,9 +169,8 @@ def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> 
     trainer = child.start(PACED, directory, MLFLOW_TRACKING_URI=uri)
     assert trainer.stdout is not None
     helper = int(trainer.stdout.readline())
-    if (
-        number
-    ):  # the first at any moment, the second once it has delivered, the third once it begins to
+    # Kill the first helper at any moment, the second after a delivery, the third when delivery begins.
+    if number:
         has_begun = attrgetter("delivered" if number == 1 else "own_run")
         wait_for_state(directory, "mlflow", lambda state: bool(has_begun(state)))
         time.sleep(chance.uniform(0, 1))
@@ -221,7 +221,7 @@ def kill_first_helper(directory: Path, *arguments: str) -> "tuple[subprocess.Pop
 
 
 def test_a_helper_that_was_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
-    """Its points and alerts arrive once. Its end is printed once, and `memlog show` has it."""
+    """The run's points and alerts arrive once. The helper's end is printed once, and `memlog show` has it."""
     trainer, _ = kill_first_helper(tmp_path)
     _, errors = trainer.communicate(timeout=120)
     assert trainer.returncode == 0

@@ -83,13 +83,13 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     run = Outcome(tmp_path, FULL.strip())
     lost = run.dropped["journal_write"]
     assert lost > STEPS / 2
-    # A line that was cut off is in the journal by half, and counts as lost.
+    # The journal has a part of the line that was cut off. The line counts as lost.
     assert in_journal(tmp_path / "runs") == run.published - lost
     assert len(run.warnings) == 2
     assert "could not be written" in run.warnings[0]
     assert f"{lost} events" in run.warnings[1]
     summary = summarize(find_run(tmp_path / "runs", "latest"))
-    assert summary.status == "finished"  # the helper process writes down what found no room
+    assert summary.status == "finished"  # the helper process writes the end and the counts
     assert summary.health.dropped["journal_write"] == lost
 
 
@@ -112,12 +112,12 @@ def test_a_full_disk_and_room_again(tmp_path: Path, small_disk: Path) -> None:
     run = Outcome(tmp_path, f"{fill}\n        {room}", runs=small_disk)
     lost = run.dropped["journal_write"]
     assert 0 < lost < 2_000
-    # A line that lacks only its newline counts as lost, and can be read once the next one begins with it.
+    # A line without its newline counts as lost. It can be read if the next write begins with a newline.
     assert in_journal(small_disk) - (run.published - lost) in (0, 1)
     assert len(run.warnings) == 2
     assert "No space left on device" in run.warnings[0] or "disk is full" in run.warnings[0]
     summary = summarize(find_run(small_disk, "latest"))
-    assert summary.steps == STEPS  # what came after there was room again is there
+    assert summary.steps == STEPS  # steps are recorded again after there is room
     assert summary.health.dropped["journal_write"] == lost
 
 
@@ -189,7 +189,7 @@ def test_a_disk_that_stays_full_is_reported_once_and_shown(
     assert health.overhead_ms_per_step
 
 
-@pytest.mark.usefixtures("small_disk")  # it says whether anything can be mounted
+@pytest.mark.usefixtures("small_disk")  # skips the test if nothing can be mounted
 def test_a_folder_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
     """If a new segment can't be created, events go to the old one."""
     try:
@@ -252,7 +252,7 @@ BUSY = """
 
 
 def test_threads_that_compute_are_no_slow_disk(tmp_path: Path) -> None:
-    """They hold the GIL during a write, which then takes many ms by the clock."""
+    """The threads hold the GIL during a write. The write then takes many ms, although the disk is fast."""
     process = child.start(BUSY, tmp_path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
@@ -304,7 +304,7 @@ FROZEN = """
 def test_a_file_system_that_stands_still_holds_one_step_for_as_long(
     tmp_path: Path, freezing_disk: Path
 ) -> None:
-    """This is the only wait without a limit, because nothing shows whether a write will return."""
+    """A write that hangs holds up a step without a limit: nothing shows whether the write will return."""
     output = child.run(FROZEN, tmp_path, str(freezing_disk), timeout=120)
     run_id, steps, longest, second, *dropped = output.split()
     assert dropped == []

@@ -78,7 +78,7 @@ def for_everybody() -> Iterator[Path]:
 def test_at_the_limit_of_threads_a_run_is_recorded_and_nothing_is_left(
     for_everybody: Path,
 ) -> None:
-    """Neither the thread that hears of alerts nor the helper process can begin."""
+    """Neither the thread that listens for alerts nor the helper process can start."""
     output = child.run(PREFACE + THREADS, for_everybody, timeout=AT_MOST)
     faults, more, helpers = json.loads(output)
     assert "listening for the helper process's alerts: RuntimeError" in faults
@@ -148,7 +148,7 @@ def test_at_the_limit_of_descriptors_nothing_raises_and_nothing_is_left(tmp_path
     assert outcomes[-1][1] is not None
     assert len(recorded) > len(outcomes) / 2
     runs = {run.id: summarize(run) for run in list_runs(tmp_path / "runs")}
-    assert set(runs) == set(recorded)  # and no run that did not come about is listed
+    assert set(runs) == set(recorded)  # no run of a failed `init` is listed
     assert {(run.status, run.steps) for run in runs.values()} == {("finished", 1)}
 
 

@@ -32,7 +32,7 @@ def expected(name: str) -> Any:
 def test_show_gives_the_same_document(runs: Path, run: str) -> None:
     told = json.loads(child.memlog("show", run, "--json", directory=runs))
     del told["run"]["directory"]  # the folder of the copy
-    assert told.pop("findings") == []  # these four were added
+    assert told.pop("findings") == []  # newer code has added these four keys
     assert told.pop("phases") == {}
     assert told.pop("largest_step") is None
     assert told.pop("verdict").startswith(("No growth", "Too few steps"))
@@ -44,7 +44,7 @@ def test_compare_gives_the_same_document(runs: Path) -> None:
     assert told == expected("compare")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, about mlflow's classes
 def test_sync_gives_the_same_points(runs: Path) -> None:
     address = sqlite_store(runs)
     child.memlog(*("sync", FIRST, "--to", "mlflow"), directory=runs, MLFLOW_TRACKING_URI=address)
@@ -85,7 +85,7 @@ def only_run(client: MlflowClient) -> Any:
     return run
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, about mlflow's classes
 def test_an_older_store_gives_its_files_and_gets_no_point_twice(stored: Path) -> None:
     client = client_of(stored)
     runs = {FIRST: "by-its-id", only_run(client).info.run_id: "by-mlflows"}

@@ -24,7 +24,7 @@ PYTHON = sys.executable
 
 
 def test_each_python_of_a_shell_script_is_recorded_from_its_first_step_on(tmp_path: Path) -> None:
-    """The runs stand where the launcher was called, wherever a script goes; one is a module."""
+    """The runs are stored where the launcher was called, also if a script changes its folder."""
     (tmp_path / "outputs").mkdir()
     write(tmp_path, TRAIN + "\n    import os\n    os.chdir('outputs')\n    train(7)\n", "first.py")
     write(tmp_path, TRAIN + "\n    train(3)\n", "second.py")
@@ -84,7 +84,7 @@ def test_under_torchrun_rank_0_alone_has_a_trackers_run(
         "train.py",
         options=("--backend", "mlflow"),
     )
-    assert "recorded" not in done.err  # by nobody, or not by one of them
+    assert "recorded" not in done.err  # no line says that a rank is not recorded
     runs = recorded(tmp_path / "memlog_runs")
     assert [run.steps for run in runs] == [list(range(6))] * 2
     told = {run.parameters["rank"]: run.parameters for run in runs}
@@ -168,7 +168,7 @@ CHILDREN = (
 def test_a_child_process_that_trains_has_a_run_of_its_own(
     tmp_path: Path, parent_steps: int, methods: tuple[str, ...]
 ) -> None:
-    """This also holds if its parent trains; each run has its own end."""
+    """A child has its own run, also if its parent trains. Each run has its own end."""
     write(tmp_path, CHILDREN)
     launch(tmp_path, PYTHON, "train.py", str(parent_steps), *methods)
     runs = [(len(run.steps), run.status) for run in recorded(tmp_path / "memlog_runs")]
@@ -199,7 +199,7 @@ def test_a_process_that_only_publishes_is_recorded(
     assert done.err.startswith("memlog: nothing was recorded: ")
     assert not (tmp_path / "memlog_runs").exists()
     assert launch(tmp_path, PYTHON, "publishes.py").out.endswith("9.0\n")
-    # It is said also where an earlier run stands, however new.
+    # The line is printed also if the folder has an earlier run, even a new one.
     assert launch(tmp_path, PYTHON, "neither.py").err == done.err
     [run] = recorded(tmp_path / "memlog_runs")
     kinds = [type(event).__name__ for event in run.events]
@@ -213,12 +213,12 @@ BELOW = "import sys; print(sorted(sys.modules), [repr(f).split(' at ')[0] for f 
 def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
     tmp_path: Path,
 ) -> None:
-    """It imports no module more than without memlog, and has one more finder."""
+    """memlog adds no imported module to such a process, and only one import finder."""
     bare = subprocess.run(
         [PYTHON, "-c", BELOW], env=environment(), capture_output=True, text=True, timeout=TIMEOUT,
         check=True,
     )  # fmt: skip
-    # Not the process that was launched itself, which looks at its end whether anything was recorded.
+    # A child process is tested: the launched process itself checks at its end if anything was recorded.
     done = launch(tmp_path, "bash", "-c", f'"{PYTHON}" -c "{BELOW}"; true')
     assert "memlog" not in done.out.replace("<memlog_imports.ImportWatch object", "")
     assert done.out.replace("'<memlog_imports.ImportWatch object', ", "") == bare.stdout

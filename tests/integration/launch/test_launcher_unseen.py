@@ -135,7 +135,7 @@ def test_an_error_in_the_users_sitecustomize_is_shown_as_without_memlog(
 ) -> None:
     write(tmp_path, wrong, "sitecustomize.py")
     paths = f"{tmp_path}:{environment().get('PYTHONPATH', '')}"
-    # `memlog run` itself is a Python, too: so it is called where that error is not.
+    # `memlog run` itself is a Python process. It must start without the folder that has the error.
     inner = f"export PYTHONPATH=$PYTHONPATH:{tmp_path}; exec '{PYTHON}' -c 'print(1)'"
     bare = subprocess.run(
         [PYTHON, "-c", "print(1)"], env=environment(PYTHONPATH=paths), capture_output=True, text=True,

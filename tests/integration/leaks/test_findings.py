@@ -49,7 +49,7 @@ def told(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.usefixtures("ready_store")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, about mlflow's classes
 def test_a_finding_is_shown_everywhere(tmp_path: Path) -> None:
     verdict = trained(tmp_path, "leaks")
     assert verdict.startswith(f"memlog: {NAMED}")

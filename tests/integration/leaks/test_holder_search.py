@@ -37,7 +37,7 @@ TINY = 1000
 
 
 def scripts(name):
-    """Return the scripts of a file as pairs of the words of their first line and their text."""
+    """Return the scripts of a file, each as a pair: the words of its first line, and its text."""
     parts = re.split(r"^=== ", (HERE / name).read_text(), flags=re.MULTILINE)[1:]
     split = [part.partition("\n") for part in parts]
     return [pytest.param(head.split(), BEGIN + body, id=head.split()[0]) for head, _, body in split]

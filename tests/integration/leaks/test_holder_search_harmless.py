@@ -88,7 +88,7 @@ def test_no_object_of_the_program_stays_alive():
         references.append(weakref.ref(out))
         kept.append(out)
         del out
-        gc.disable()  # what is alive now is held, and no garbage
+        gc.disable()  # all objects that are alive now have a holder
         search.step_ended(step)
         gc.enable()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Gradients that nothing uses are found, and what only looks like it is not."""
+"""Gradients that nothing uses are found. Gradients that only look unused are not reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mlp(width: int = 512) -> torch.nn.Sequential:
 
 
 def found(steps: Iterator[None]) -> list[Finding]:
-    """Train, and return what was found; nothing of memlog may be left in torch."""
+    """Train, and return the findings. Fail if a part of memlog is left in torch."""
     published: list[Event] = []
     diagnostics = Diagnostics()
     search = WastedGradients(published.append, diagnostics)
@@ -64,7 +64,7 @@ def test_a_teacher_that_is_not_frozen_is_named() -> None:
 
 
 def test_parameters_can_be_swapped_between_steps() -> None:
-    """Tensors with weak references can't."""
+    """torch can't swap tensors that have weak references, so memlog must make none."""
 
     def converted() -> Iterator[None]:
         teacher, steps = mlp(), distilled(lambda _: None)
@@ -98,7 +98,7 @@ def test_gradients_that_something_uses_or_clears_have_an_owner(
 
 
 def updated_now_and_then() -> Iterator[None]:
-    """The second half accumulates gradients by hand, and updates rarely."""
+    """Train two networks. The second has no optimizer: its gradients add up and are applied now and then."""
     first, second = mlp(), mlp()
     optimizer = torch.optim.SGD(first.parameters(), lr=0.01)
     for step in range(STEPS):
@@ -115,7 +115,7 @@ def updated_now_and_then() -> Iterator[None]:
 
 
 def two_optimizers() -> Iterator[None]:
-    """The discriminator gets gradients in the generator's step, too, and its optimizer steps rarely."""
+    """Train a generator and a critic, which gets gradients in each step and whose optimizer steps rarely."""
     generator, critic = mlp(), mlp()
     clock = torch.optim.Adam(generator.parameters())
     rare = torch.optim.Adam(critic.parameters())
@@ -142,7 +142,7 @@ def cleared_by_the_module() -> Iterator[None]:
 
 
 class Features(nn.Module):
-    """A network whose inner features are used, and not its output."""
+    """A network that can be used for its inner features instead of its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def under_no_grad(model: torch.nn.Module, x: torch.Tensor) -> None:
 
 
 def rollout(model: torch.nn.Module, x: torch.Tensor) -> None:
-    """Graphs are kept for several passes, then used."""
+    """Keep the graphs of five forward passes, and then run one backward pass through all of them."""
     kept = [model(x).mean() for _ in range(5)]
     torch.stack(kept).sum().backward()
 

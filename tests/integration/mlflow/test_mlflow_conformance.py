@@ -1,4 +1,4 @@
-"""MLflow's sink and store keep the contracts of all, on a database of its own for each test."""
+"""MLflow's sink and store keep the contracts of all integrations. Each test has its own database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memlog_mlflow import backend
 
 pytestmark = [
     pytest.mark.integration,
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
+    # A warning of SQLAlchemy 2.1 about MLflow 3.17's own models.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
 ]

@@ -1,4 +1,4 @@
-"""A new SQLite database is whole or not there, whenever its maker is killed."""
+"""If the process that creates an SQLite database is killed, the database is complete or does not exist."""
 
 import sqlite3
 import time
@@ -35,7 +35,7 @@ def test_a_killed_maker_leaves_nothing_half(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.kill()
     process.communicate(timeout=60)
-    # Usually it is missing: the tables take a second.
+    # Usually the database is missing: to create its tables takes a second.
     assert not made.exists() or tables(made) > 20
     child.run(MAKER, tmp_path)
     assert tables(made) > 20

@@ -68,7 +68,7 @@ def test_a_run_of_memlogs_own_is_described_at_its_end(tmp_path: Path) -> None:
     where = f"{journal.id} --dir {tmp_path}/memlog_runs"
     assert f"memlog show {where}" in lines
     assert f"memlog report {where} -o report.html" in lines
-    assert "memlog open" not in run.data.tags[NOTE]  # it has no flame graph
+    assert "memlog open" not in run.data.tags[NOTE]  # the run has no flame graph
     assert lines[-2].startswith("`report.html`, among this run's artifacts, ")
     pull = lines[-1].split("`")[1].removeprefix("memlog ").split()
     elsewhere = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "MEMLOG_DIR": "none"}
@@ -79,7 +79,7 @@ def test_a_run_of_memlogs_own_is_described_at_its_end(tmp_path: Path) -> None:
     assert float(run.data.params["memlog/overhead_ms"]) > 0
     shown = child.memlog("show", "latest", directory=tmp_path)
     assert "memlog/overhead_ms" in shown
-    # A later `memlog sync` leaves alone what somebody wrote meanwhile.
+    # A later `memlog sync` does not replace a description that a user has written.
     client_of(tmp_path).set_tag(run.info.run_id, NOTE, "my own words")
     child.memlog("sync", "latest", directory=tmp_path)
     assert only_run(tmp_path).data.tags[NOTE] == "my own words"

@@ -1,4 +1,4 @@
-"""A server that answers anything at all in MLflow's place: an error of memlog's, and later on the points."""
+"""If a server answers nonsense in MLflow's place, memlog reports its own error and sends the points later."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

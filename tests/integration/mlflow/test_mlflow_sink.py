@@ -236,7 +236,7 @@ def test_an_own_run_on_a_server(server: MlflowServer, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().out == ""
 
 
-# The process that it lives in
+# The process in which the sink runs
 
 
 def test_it_prints_nothing_and_starts_no_thread(tmp_path: Path) -> None:

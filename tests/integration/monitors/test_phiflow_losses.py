@@ -123,7 +123,7 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
     """
     output = child.run(script, tmp_path, timeout=100, **SETTINGS)
     assert result(output) == pytest.approx([121.8778] * 4, rel=1e-4)
-    # A loss that is being traced has no value: its evaluations are told without one.
+    # While PhiFlow traces the loss, evaluations have no value and are printed without one.
     assert len(lines_of(output, "  Loss evaluation ")) > 3
     assert len(lines_of(output, "    Iteration ")) == 3
 
@@ -151,7 +151,8 @@ def test_no_error_of_memlogs_own_reaches_the_loss(trouble: str, fault: str, tmp_
     assert calls > 3
     memlog.finish()
     """
-    child.run(script, tmp_path, timeout=100, **SETTINGS)  # it ends by itself, and well
+    # The script must end with code 0 before the time limit.
+    child.run(script, tmp_path, timeout=100, **SETTINGS)
     assert fault in events_in(runs_in(tmp_path)[0], Health)[-1].faults
 
 

@@ -61,10 +61,10 @@ FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "
 def test_no_network_no_import_no_process_start_in_the_loop(
     tmp_path: Path, arguments: list[str]
 ) -> None:
-    """In the first step a run is joined; only its journal segment is opened.
+    """If a run is joined in the first step, one file is opened: the next segment of the journal.
 
-    Until memlog's own run in the tracker is known, the file in which the helper process saves it is read
-    once a second.
+    The file in which the helper process saves the id of memlog's own run is read once a second, until the
+    id is known.
     """
     result = json.loads(child.run(TRAINER, tmp_path, *arguments).splitlines()[-1])
     assert [event for event in result["heard"] if event[0].startswith(FORBIDDEN)] == []
@@ -108,7 +108,7 @@ def test_nothing_waits_for_a_helper_that_hangs(tmp_path: Path) -> None:
     """If the helper process never runs, training goes on and the journal is complete."""
     run_id, helper, init_seconds, finish_seconds = child.run(STOPPED_HELPER, tmp_path).split()
     os.kill(int(helper), signal.SIGKILL)
-    # Bounds below what waiting would take, the helper's imports or 10 s; `make bench` has the times.
+    # Waiting would take longer: the helper's imports, or 10 s. `make bench` measures the real times.
     assert float(init_seconds) < 1.0
     assert float(finish_seconds) < 5.0
     segments = (tmp_path / "runs" / run_id).glob("trainer-*")

@@ -10,7 +10,7 @@ from support.browser import chromium
 
 pytestmark = [
     pytest.mark.integration,
-    # Of zmq and asyncio inside nbclient, when its kernel's channels are closed.
+    # Warnings of zmq and asyncio inside nbclient when the kernel's channels are closed.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 

@@ -1,4 +1,4 @@
-"""The last thing that a run does is explain itself: children that run out of memory, or are killed."""
+"""A report explains why a run ended: child processes that run out of memory, or are killed."""
 
 import os
 import re

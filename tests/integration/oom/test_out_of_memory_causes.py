@@ -1,4 +1,4 @@
-"""Causes that a report on an end names: children that run out of memory in several ways."""
+"""Causes that reports name for child processes that run out of memory in several ways."""
 
 import signal
 import sys

@@ -70,7 +70,7 @@ def said_by(*arguments: str) -> Any:
 def test_a_child_does_not_take_its_launchers_watermark_for_its_own() -> None:
     said = said_by(LAUNCHER, TRAINER)
 
-    # Without this the kernel has become kinder, and the test shows nothing.
+    # If this fails, children no longer inherit the watermark, and the test shows nothing.
     assert said["kernel"] > HELD
     rss, peak, source = said["first"]
     assert rss <= peak < 100 * MIB

@@ -18,8 +18,8 @@ from memlog.probes.tree import ProcessTree, TreeReading, available_memory, read_
 pytestmark = pytest.mark.integration
 linux = pytest.mark.skipif(sys.platform != "linux", reason="proportional sizes come from /proc")
 
-# Each of these says its process number (and its child's) once it holds what it should hold, and ends
-# when its standard input does.
+# Each program allocates its memory, and then prints its process id (and its child's). It ends when its
+# standard input is closed.
 HOLDER = """
 import os, sys
 held = b"x" * (int(sys.argv[1]) << 20)
@@ -51,7 +51,7 @@ if child:
 
 @contextmanager
 def running(program: str, held_mib: int) -> Iterator[list[int]]:
-    """The process numbers that the program says, while it runs."""
+    """Run the program during the block, and yield the process ids that it prints."""
     with subprocess.Popen(
         [sys.executable, "-c", program, str(held_mib)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Ranks that plain processes are, with the environment variables of the schedulers that start them."""
+"""Ranks as plain processes, with the environment variables that schedulers set."""
 
 import os
 import subprocess
@@ -122,7 +122,7 @@ memlog.finish()
 
 
 def test_a_rank_that_sees_no_lower_one_opens_no_run(tmp_path: Path, ready_store: str) -> None:
-    """In a pod of its own: rank 0 may record in its own pod's folder."""
+    """The rank has its own pod. Rank 0 may record in a folder of another pod."""
     (tmp_path / "train.py").write_text(ALONE, encoding="utf-8")
     variables = {**LAUNCHERS["kubeflow"], "MLFLOW_TRACKING_URI": ready_store}
     process = start(tmp_path, 1, "", **variables)

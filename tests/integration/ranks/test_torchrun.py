@@ -86,7 +86,7 @@ FORKED = ("fsdp", "first", "others")
 
 
 def run(folder: Path, how: str, store: str) -> int:
-    """Run two or three ranks. Those that ``how`` names record."""
+    """Train with two or three ranks in the way that ``how`` names."""
     script = folder / "train.py"
     script.write_text("import mlflow\n" + TRAIN if how in FORKED else TRAIN, encoding="utf-8")
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store}
@@ -112,7 +112,7 @@ def run_below_torchrun(folder: Path, how: str, variables: dict[str, str]) -> int
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launcher += ["--max-restarts", "1" if how == "restart" else "0"]
     if how == "kill":
-        # Nobody knows how a process ended once its launcher has waited for it, and this machine is busy.
+        # The helper must see the killed trainer before torchrun has waited for it, also on a busy machine.
         launcher += ["--monitor-interval", "3"]
     else:
         # torch 2.13 keeps the first attempt's addresses of gloo in the store that it shares with the workers.

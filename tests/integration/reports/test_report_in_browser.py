@@ -19,7 +19,7 @@ from memlog.reports.page import html
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.integration,
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
+    # A warning of SQLAlchemy 2.1 about MLflow 3.17's own models.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
@@ -96,7 +96,7 @@ def opened(
     scheme: Literal["light", "dark"] = "light",
     scripts: bool = True,
 ) -> Iterator[Page]:
-    """The report's file in a window; fails on an error of its script and on a request."""
+    """Show the report's file in a window. Fail if its script has an error or if the page sends a request."""
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
     )
@@ -146,7 +146,7 @@ def test_the_chart_zooms_by_mouse_and_by_keyboard(browser: Browser, report: Path
 
 
 def explore_layers(page: Page | FrameLocator) -> None:
-    """Searches the icicle, zooms into a layer, and goes back."""
+    """Search the icicle, zoom into a layer, and go back."""
     encoder = page.locator('#icicle [data-name="encoder"]')
     box = encoder.locator("rect").bounding_box()
     whole = page.locator("#icicle svg").bounding_box()

@@ -1,4 +1,4 @@
-"""A run without a tracker gets its report after its end, which does not wait for it."""
+"""A run without a tracker gets its report after its end. The program does not wait for the report."""
 
 import os
 import time
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 def ended(folder: Path, seconds: float) -> tuple[RunDirectory, str]:
-    """A local run that has lasted so long, and the name of its helper process, which has ended."""
+    """Return a local run that has lasted ``seconds``, and the name of its helper process, which has ended."""
     run = MadeRun(folder, alive=True)
     begun_us = now_us() - int(seconds * 1e6)
     for step in range(20):
@@ -45,7 +45,7 @@ def reports_of(run: RunDirectory) -> list[str]:
 
 
 def is_left(run: RunDirectory) -> bool:
-    """Return whether the helper has ended, and the process that makes its report: both hold the lock."""
+    """Return whether the helper and the process that makes the report have ended. Both hold the lock."""
     with HelperLock(run) as is_free:
         return is_free
 
@@ -63,7 +63,7 @@ def test_it_is_made_after_the_helper_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_run_of_seconds_gets_none(tmp_path: Path) -> None:
-    run, _ = ended(tmp_path, -60)  # so that a busy machine does not make it longer than seconds
+    run, _ = ended(tmp_path, -60)  # < 0, so that the run counts as short also on a busy machine
     deadline = time.monotonic() + 60
     while not is_left(run):
         assert time.monotonic() < deadline

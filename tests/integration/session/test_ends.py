@@ -63,7 +63,7 @@ BECOMES = {
 
 @pytest.mark.parametrize("becomes", BECOMES)
 def test_a_run_ends_where_its_process_becomes_another_program(tmp_path: Path, becomes: str) -> None:
-    """Only the process's id and its start time remain."""
+    """The new program keeps the process's id and start time, and nothing else."""
     script = f"""
     if "AGAIN" in os.environ:
         print("another", flush=True)
@@ -96,7 +96,7 @@ def test_a_run_ends_where_its_process_becomes_another_program(tmp_path: Path, be
 
 
 def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> None:
-    """Nor where a step of the clock makes a live run look dead, in a journal that knows only the clock."""
+    """The live run looks dead: the clock was set, and the journal has only a start time by the clock."""
     script = """
     import psutil
     from memlog.journal import format
@@ -202,7 +202,7 @@ def catches_sigterm(pid: int) -> bool:
 @pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_preemption_leaves_time_to_flush(tmp_path: Path) -> None:
-    """The whole job is told to end, the helper as well, before MLflow has had anything."""
+    """The trainer and the helper get SIGTERM before MLflow has any data."""
     process = child.start(PREFACE + PREEMPTED, tmp_path)
     assert process.stdout is not None
     helper = int(process.stdout.readline().split()[1])
@@ -239,7 +239,7 @@ TRAINING = {
 def test_a_second_ctrl_c_ends_the_waiting_and_prints_nothing_of_memlogs(
     tmp_path: Path, way: str
 ) -> None:
-    """The first one's way out, and its exit code, stay as they are."""
+    """The traceback and the exit code are those of the first Ctrl-C."""
     script = f"""
     import threading
 

@@ -48,7 +48,7 @@ def test_a_fork_leaves_the_run_to_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_program_that_becomes_a_daemon_says_that_it_records_nothing(tmp_path: Path) -> None:
-    """Forked twice, as daemons are, after init: the run was its first process's, which is gone."""
+    """The program forks twice after `init`, as daemons do. The run is the first process's, which ends."""
     script = """
     import torch
 
@@ -66,7 +66,7 @@ def test_a_program_that_becomes_a_daemon_says_that_it_records_nothing(tmp_path: 
     os._exit(0)
     """
     process = child.start(PREFACE + script, tmp_path)
-    output, errors = process.communicate(timeout=AT_MOST)  # until the last of them has ended
+    output, errors = process.communicate(timeout=AT_MOST)  # waits for the last process
     assert process.returncode == 0
     [line] = errors.splitlines()
     assert line.startswith("memlog: this process is a fork of the one that began the run")
@@ -139,7 +139,7 @@ def test_data_loader_workers(tmp_path: Path) -> None:
     entries = list(run.events())
     assert [event.step for event in entries if isinstance(event, Batch)] == list(range(80))
     counted = {event.tree_processes for event in entries if isinstance(event, Sample)}
-    # Alone, with two workers, and for spawn with the process that looks after shared resources.
+    # The trainer, two workers, and, with spawn, the process that tracks shared resources.
     assert counted
     assert counted <= {1, 2, 3, 4}
 
@@ -155,7 +155,7 @@ def test_a_run_that_is_over_before_its_helper_is_up_is_sampled(tmp_path: Path) -
 
 
 def test_the_helper_is_not_in_the_users_tree(tmp_path: Path) -> None:
-    """Neither its own nor that of the run before, which may still deliver."""
+    """Neither the run's own helper nor that of the previous run, which may still deliver, is in the tree."""
     script = """
     begin()
     session = begin(config={"memlog": {"sample_interval": 0.05}})

@@ -36,7 +36,7 @@ ID = r"run [a-z0-9]{8}"
 
 
 def lines_of(folder: Path, script: str, **environment: str) -> list[str]:
-    """Return what memlog printed on standard error, but for its notice that delivery takes a while."""
+    """Return memlog's lines on standard error, without the notice that the last points are delivered."""
     process = child.start(TRAIN + script, folder, **environment)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors

@@ -1,4 +1,4 @@
-"""TensorBoard's sink keeps the contract of all; its own reader reads the files back."""
+"""TensorBoard's sink keeps the contract of all sinks. TensorBoard's own reader reads the files."""
 
 from __future__ import annotations
 

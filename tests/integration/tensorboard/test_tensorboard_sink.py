@@ -139,7 +139,7 @@ def page(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_the_page_shows_what_the_file_has(tmp_path: Path, page: str) -> None:
-    """Its server by default is another program than the reader, and takes fewer formats."""
+    """TensorBoard's default server is another program than its reader, and reads fewer formats."""
     from memlog.sink import Connection, Target
     from memlog.testing.made import points
     from memlog_tensorboard import backend

@@ -19,7 +19,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
-    """Forget compiled code: it changes which code is compiled again, and keeps windows from opening."""
+    """Discard compiled code, which changes what is compiled later and can keep windows from opening."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

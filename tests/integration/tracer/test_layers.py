@@ -66,7 +66,7 @@ def test_the_first_step_and_a_warm_one_are_traced() -> None:
 
 
 def test_a_sessions_first_step_is_shown_as_a_tracer_shows_it() -> None:
-    """The session closes its window in the step's own hook, when torch has not told the tracer of its end."""
+    """The session closes its window in the step's own hook. torch tells the tracer of the end later."""
     alone, loop = Loop(), Loop()
     tracer = memlog.MemoryTracer()
     with tracer.trace(alone.model):
@@ -113,7 +113,7 @@ def test_without_layers_a_snapshot_traces_one_step() -> None:
     memlog.finish()
     [trace] = traces(session)
     assert trace.step == 1
-    # Nobody said which model it is: the one that was called, with all that was there before.
+    # The session was given no model. It traces the called model with its optimizer's state.
     numbers = sum(parameter.numel() for parameter in loop.model.parameters())
     assert trace.at_peak["parameters"] == 4 * numbers
     assert trace.at_peak["optimizer state"] >= 2 * 4 * numbers
@@ -163,7 +163,7 @@ def test_a_step_that_fails_midway_is_reported() -> None:
 @pytest.mark.parametrize("how", ["in place", "wrapped", "a part"])
 @pytest.mark.parametrize("layers", [False, True])
 def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None:
-    """No graph break, and no graph more: what is compiled is compiled before a window opens."""
+    """memlog adds no graph and no graph break, because the code is compiled before a window opens."""
     from torch._dynamo.testing import CompileCounter
     from torch._dynamo.utils import counters
 
@@ -183,7 +183,7 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None
     memlog.finish()
     assert counter.frame_count == 1
     assert not counters["graph_break"]
-    assert not traces(session)  # on the CPU nobody sees anything inside a graph
+    assert not traces(session)  # on the CPU, a tracer sees nothing inside a compiled graph
     assert bool(session.health.dropped) == layers
     assert not session.health.faults
 
@@ -191,7 +191,7 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None
 def test_loading_a_batch_is_part_of_a_traced_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise the traced step's cost would lack the time of loading."""
+    """The time of loading counts as part of the traced step's cost."""
     from memlog.tracer.schedule.budget import Budget
 
     told: list[float] = []

@@ -93,7 +93,7 @@ def advice_on(training: Step, steps: int = 40) -> Advice:
 
 
 def needed(begin: Callable[[], Step]) -> int:
-    """Bytes that three steps need at most, the models included, by the allocator's own events."""
+    """Return the peak of three steps, the models included, by the allocator's own events."""
     with AllocatorTruth() as allocator:
         training = begin()
         for _ in range(3):
@@ -112,7 +112,7 @@ def needed(begin: Callable[[], Step]) -> int:
     ids=["detached", "not detached", "three to one", "two over one"],
 )
 def test_sgd_with_momentum_in_place_of_all_optimizers(scheme: Callable[[Make], Step]) -> None:
-    """A window that ended at the first optimizer's step lacked the other's state: 12 % too little."""
+    """A window that ended at the first optimizer's step would lack the other's state, 12 % of the peak."""
     advice = advice_on(scheme(ADAM))
     assert advice.peak == pytest.approx(needed(lambda: scheme(ADAM)), rel=0.02)
     [lighter] = [one for one in advice.hints if one.what.startswith("SGD with momentum")]
@@ -153,7 +153,7 @@ def test_optimizers_that_are_kept_and_used_no_more() -> None:
     advice = advice_on(step)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     [idle] = [one for one in advice.hints if "did not step" in one.what]
-    assert idle.saved % (2 * weights) < 0.01 * weights  # and a number that counts steps, each
+    assert idle.saved % (2 * weights) < 0.01 * weights  # each also keeps a number that counts steps
     assert idle.saved > weights
     [bare] = [one for one in advice.hints if one.what.startswith("SGD without momentum")]
     assert "in place of Adam, which keeps 2 numbers" in bare.what

@@ -261,7 +261,7 @@ def trace_each_step(session: memlog.Session, model: nn.Module, steps: int) -> No
 
 
 def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
-    """Optuna's ``n_jobs`` does this. torch crashes if a gradient is read while another thread resets it."""
+    """Optuna's ``n_jobs`` uses threads. torch crashes if a thread reads a gradient that another resets."""
 
     class Watched(nn.Parameter):
         readers: ClassVar[set[int]] = set()
@@ -319,7 +319,7 @@ def test_a_trace_does_not_wait_for_the_optimizer_of_another_thread() -> None:
 
 
 def test_a_trace_leaves_out_the_optimizer_that_is_at_work_on_another_thread() -> None:
-    """A window that ends during this work ends only the step of its own optimizer."""
+    """The window ends while the other optimizer works. It then ends only the step of its own optimizer."""
 
     class Waiting(torch.optim.Adam):
         def step(self, closure: Any = None) -> Any:
@@ -366,7 +366,7 @@ def test_a_step_inside_torch_func_is_counted_as_skipped() -> None:
         session.step()
     memlog.finish()
     assert not session.health.faults
-    # At steps 0, 1, 3, 7, 15, 31 and 63: ever more rarely, since each attempt costs something.
+    # Attempts at steps 0, 1, 3, 7, 15, 31 and 63 become rarer, because each attempt takes time.
     assert skipped(session) == 7
 
 

@@ -19,7 +19,7 @@ STEPS = 24
 
 
 class Net(nn.Module):
-    """With what draws random numbers and what keeps buffers."""
+    """A network with modules that draw random numbers and modules that keep buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def autocast(training: Training, _step: int) -> None:
 
 
 def scaled(training: Training, step: int) -> None:
-    """Every third step is skipped by the scaler: nobody steps the optimizer then."""
+    """Train a step with a scaler. In every third step the scaler does not step the optimizer."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     loss = scaler.scale(training.loss())
     (loss * float("inf") if step % 3 == 2 else loss).backward()
@@ -87,7 +87,7 @@ def scaled(training: Training, step: int) -> None:
 
 
 def failing(training: Training, step: int) -> None:
-    """A bad batch that the user skips: in the forward pass, or in the backward one."""
+    """Train a step, and skip a bad batch, which fails in the forward or in the backward pass."""
 
     def fail(_gradient: torch.Tensor) -> None:
         raise ValueError("bad batch")
@@ -106,7 +106,7 @@ Step = Callable[[Training, int], None]
 
 
 def trained(step: Step, *, traced: bool) -> tuple[bytes, list[Trace]]:
-    """The state at the end, and what was traced: every step for a while, then now and then."""
+    """Return the state at the end, and the traces: of each of the first steps, then of some."""
     session = memlog.init("local", layers=traced, budget=1.0)
     training = Training()
     for number in range(STEPS):
@@ -156,12 +156,12 @@ def test_autocasts_copies_of_the_weights_are_seen() -> None:
     (trace,) = traces(session)
     copy = 512 * 512 * 2
     (layer,) = [layer for layer in trace.layers if layer.path == "Linear"]
-    assert layer.kept >= copy  # the backward pass needs it
+    assert layer.kept >= copy  # the backward pass needs the copy
     assert trace.at_peak["parameters"] == sum(p.nbytes for p in model.parameters())
 
 
 def test_two_networks_that_take_turns_are_both_found_and_keep_their_names() -> None:
-    """Adversarial training without a model given: each optimizer's step is a step."""
+    """The session gets no model. The step of each of the two optimizers counts as a training step."""
     session = memlog.init("local", layers=True, budget=1.0)
     made, judged = Net(), nn.Sequential(nn.Flatten(), nn.Linear(8 * 16, 1))
     optimizers = [torch.optim.Adam(net.parameters()) for net in (made, judged)]

@@ -87,7 +87,7 @@ def test_the_step_that_is_kept_is_a_whole_iteration(kind: type[Loop]) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in SEVERAL if kind is not FiveToOne])
 def test_a_step_that_ends_before_the_other_optimizers_is_not_exact(kind: type[Loop]) -> None:
-    """The first window closes as the first optimizer is done: nobody knows of another yet."""
+    """The first window closes after the first optimizer's step, because no other optimizer is known yet."""
     outcome = trained(kind, iterations=2)
     first, *_ = outcome.traces
     assert (first.step, first.exact) == (0, False)
@@ -103,7 +103,7 @@ def test_a_lone_optimizers_first_step_is_exact(kind: type[Loop]) -> None:
 
 
 def test_a_run_that_ends_before_all_optimizers_were_seen_twice_says_so() -> None:
-    """Four steps of the discriminator and no second one of the generator: what was traced lacks it."""
+    """The generator steps only twice, the second time in the run's last step."""
     outcome = trained(FiveToOne, iterations=2)
     assert not outcome.kept.event.exact
 
@@ -134,7 +134,7 @@ def test_the_worst_step_is_called_the_worst_of_the_traced_ones(runs: Path) -> No
 
 
 def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
-    """Within the pass the stack of modes is a copy, and what is taken out there comes back."""
+    """During the backward pass the stack of modes is a copy. A mode that is removed there comes back."""
     session = memlog.init("local", layers=True)
     loop = InBackward()
     for _ in range(4):
@@ -145,7 +145,7 @@ def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
 
 
 def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
-    """One that was met before a traced step is looked for before the next, and is not there."""
+    """memlog sees an evaluation before a traced step. Before the next traced step there is no evaluation."""
     session = memlog.init("local", layers=True, budget=1.0)
     loop = Single()
     for number in range(60):

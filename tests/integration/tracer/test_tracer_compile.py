@@ -1,4 +1,4 @@
-"""Compiled models under a trace: no graph more, no graph break more, no warning, and an honest result."""
+"""Compiled models under a trace: no additional graph, graph break or warning, and an honest result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memlog import MemoryTracer
 
 pytestmark = [
     pytest.mark.integration,
-    # Dynamo looks at the gradients of what a compiled function is given, and hides the warning elsewhere.
+    # Dynamo reads the gradients of a compiled function's arguments, and hides this warning only elsewhere.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 
 BATCH = torch.ones(4, 64)
 
 RECOMPILES = torch.__version__.startswith("2.6.")
-"""That compiler guards on global module hooks even of a graph that was compiled without them."""
+"""True with torch 2.6: its compiler guards on global module hooks, even in graphs compiled without hooks."""
 
 
 class Graphs:

@@ -1,6 +1,6 @@
-"""The native engine against a real device: what could only be read in torch's sources is shown here.
+"""The native engine against a real device: tests of facts that only torch's sources document.
 
-All of it at once: ``pytest -m gpu tests/integration/tracer/test_tracer_cuda.py``.
+To run all its tests: ``pytest -m gpu tests/integration/tracer/test_tracer_cuda.py``.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(
         torch.__version__.startswith("2.6."), reason="torch 2.6 compiles nothing below a mode"
     ),
-    # Compiling inside torch looks at things that it has deprecated itself.
+    # torch's compiler uses functions that torch itself has deprecated.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
@@ -37,7 +37,7 @@ BATCH = torch.ones(128, 64)
 
 
 class Compiled(nn.Module):
-    """Its forward runs Inductor's code, and nothing says so."""
+    """A model whose forward runs Inductor's code, which its own type does not show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def step_in(model: nn.Module) -> Callable[[], None]:
 
 
 def step_beside(model: nn.Module) -> Callable[[], None]:
-    compiled = torch.compile(model)  # and the model itself is traced
+    compiled = torch.compile(model)  # the trace gets the model that is not compiled
 
     def step() -> None:
         compiled(BATCH).square().mean().backward()
@@ -94,7 +94,7 @@ def test_what_inductor_allocates_makes_no_exact_trace(name: str) -> None:
     step()
     model.zero_grad()
     gc.collect()
-    for _ in range(2):  # the first frees what tests before this one have left behind
+    for _ in range(2):  # the first repeat frees memory that earlier tests left
         with AllocatorTruth() as allocator:
             step()
         model.zero_grad()

@@ -19,7 +19,7 @@ from memlog.tracer.engines.cpu import dispatch_mode
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("nothing_compiled"),
-    # Compiling inside torch looks at things that it has deprecated itself.
+    # torch's compiler uses functions that torch itself has deprecated.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

@@ -1,4 +1,4 @@
-"""The user's state stays as it was: one list of it, before, during and after a whole session."""
+"""The user's state does not change: a list of it is compared before, during and after a whole session."""
 
 import json
 import os
@@ -97,7 +97,7 @@ TRAINER = """
 """
 
 WHILE_IT_RECORDS = {
-    "sys.meta_path",  # waits for the import of a trainer's library
+    "sys.meta_path",  # memlog's finder waits for the import of a trainer's library
     "threads",
     "torch.optim.optimizer._global_optimizer_post_hooks",
     "torch.optim.optimizer._global_optimizer_pre_hooks",

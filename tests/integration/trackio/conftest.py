@@ -9,7 +9,7 @@ from support.trackio_server import TrackioServer, offline
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A disk with Trackio's folder. trackio takes it when it is imported, perhaps by another test."""
+    """Make a disk with Trackio's folder, and set the folder in trackio, which may be imported already."""
     disk = tmp_path_factory.mktemp("trackio") / "disk"
     folder = disk / "user" / "cache" / "huggingface" / "trackio"
     folder.mkdir(parents=True)

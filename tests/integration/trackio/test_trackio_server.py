@@ -31,7 +31,7 @@ class TestTrackiosServer(TrackioContract):
         "times": "Trackio's server gives each row the time at which it arrives",
     }
 
-    # The same calls of the same sink fail in a folder, in a third of the time.
+    # The tests with a folder cover the same calls of the same sink in a third of the time.
     test_a_refusal_of_any_call_costs_that_alone = None  # type: ignore[assignment]
     test_an_odd_error_of_any_call_loses_nothing = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Trackio's integration in programs of a user's: beside a run on a real server, killed, and in a folder."""
+"""Trackio's integration in a user's programs: with a real server, with a folder, and in killed programs."""
 
 import json
 import os

@@ -52,7 +52,7 @@ TRAIN = """
 def run(
     folder: Path, script: str, *arguments: str, callback: str = CALLBACK, more: str = ""
 ) -> Any:
-    """Runs a script with a configuration that has the callback; returns its code and what it printed."""
+    """Run a script with a configuration that has the callback; return its exit code and its output."""
     (folder / "conf").mkdir()
     config = f"steps: 2\nhydra:\n  callbacks:\n    memlog: {callback}\n{textwrap.dedent(more)}"
     (folder / "conf" / "config.yaml").write_text(config)
@@ -64,7 +64,7 @@ def run(
 
 
 def runs_in(folder: Path) -> dict[str | None, Recorded]:
-    """Runs by name, after the tracker has all of them."""
+    """Return the runs by name, after all their points are delivered."""
     found = {run.name: run for run in recorded(folder)}
     for one in found.values():
         wait_until_delivered(folder, run_id=one.directory.id)
@@ -103,7 +103,7 @@ def test_each_job_of_a_multirun_has_a_run_here_and_in_the_tracker(
 def test_jobs_runs_of_the_user_are_joined_and_their_rows_are_as_before(
     tmp_path: Path, ready_store: str
 ) -> None:
-    """Also: each job has a working directory of its own, and its configuration has a section ``memlog``."""
+    """Each job also has its own working directory and a section ``memlog`` in its configuration."""
     from mlflow import MlflowClient
 
     section = """

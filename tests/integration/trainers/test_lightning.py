@@ -1,4 +1,4 @@
-"""memlog in Lightning's Trainer: whose run the memory goes to, at which steps, and what stays as it was."""
+"""memlog in Lightning's Trainer: the run and the steps that get memory, and the data that must not change."""
 
 from __future__ import annotations
 

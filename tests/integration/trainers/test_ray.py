@@ -104,7 +104,7 @@ class Trained:
         self.client = MlflowClient(store)
 
     def named(self, name: str) -> list[Recorded]:
-        """The runs whose names begin so: those of other ranks than the first may end with the rank."""
+        """Return the runs whose names begin with ``name``. Names of ranks above 0 may end with the rank."""
         return [run for run in self.runs if (run.name or "").startswith(name)]
 
     def shown(self, name: str) -> list[Any]:
@@ -163,7 +163,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
 
 def _wait_for_the_end_of_all(*folders: str | Path) -> None:
-    """Fails if a process that the driver started, directly or not, has not ended a minute later."""
+    """Wait until all processes that the driver started have ended. Fail after a minute."""
     deadline = time.monotonic() + 60
     while left := [each for each in psutil.process_iter() if _names_one(each, folders)]:
         assert time.monotonic() < deadline, [each.cmdline() for each in left]

@@ -54,7 +54,7 @@ def test_a_workers_copy_has_the_drivers_folder_and_address(
 def test_no_address_is_taken_for_a_tracker_that_is_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """memlog then joins runs, and opens none."""
+    """If no tracker is named, memlog joins the user's runs, and opens none."""
     from memlog_ray import MemlogCallback
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""A Trainer of Transformers or TRL: memory stands beside its own rows, which stay as they are."""
+"""A Trainer of Transformers or TRL: memlog adds rows and leaves the Trainer's own rows unchanged."""
 
 import sys
 from pathlib import Path

@@ -33,7 +33,7 @@ def axis_of(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WandbServer]:
-    """A server, and wandb's own process, which knows no other; its files stand elsewhere."""
+    """Start the only server that wandb's own process knows, and keep wandb's files in a new folder."""
     folder = tmp_path_factory.mktemp("wandb")
     with WandbServer() as made, pytest.MonkeyPatch.context() as process:
         process.chdir(folder)
@@ -131,7 +131,7 @@ class TestWandb(SinkContract):
 
     def files(self, run_id: str) -> Mapping[tuple[str, str], bytes]:
         found = {}
-        for held in self.server.artifacts:  # a later version comes later
+        for held in self.server.artifacts:  # a later version replaces an earlier one
             if held.run == run_id and held.state == "COMMITTED":
                 told = json.loads(held.metadata or "{}")
                 content = self.server.blobs[held.files[told["memlog_name"]]]

@@ -1,4 +1,4 @@
-"""W&B runs of the user's that end before memlog does: once, several in a row, and opened anew."""
+"""W&B runs of the user's that end before memlog does: one run, several in a row, and one opened again."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 def train(script: str, directory: Path) -> str:
-    """Runs a script and returns what it printed beside its output."""
+    """Run a script and return what it printed on standard error."""
     process = child.start(PREAMBLE + script, directory, "--memlog")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -110,14 +110,14 @@ def test_each_run_of_a_sweep_gets_everything_as_it_ends(tmp_path: Path) -> None:
     assert "memlog sync" not in errors
     runs = held(tmp_path)
     assert [run.run_id for run in runs] == ["trial0", "trial1"]
-    # The journal has the session's steps, and each run its own.
+    # The journal counts the session's steps. Each run counts its own steps.
     planned = [(p.name, p.index % 30, p.value) for p in plan_of(recorded(tmp_path), "full")]
     steps = [
         {index for name, index, _ in series_of(run) if name == "memory/host/rss_mib"}
         for run in runs
     ]
     assert steps == [set(range(30)), set(range(30))]
-    # What the helper read after a run's last step, when it had ended, is nothing that it lacks.
+    # A run may lack only figures of its last step: the helper may read them after the run has ended.
     lacking = set(planned) - set(series_of(runs[0]) + series_of(runs[1]))
     assert {index for _, index, _ in lacking} <= {29}
     sampled = {f"memory/host/{what}_mib" for what in ("available", "cgroup", "tree")}
@@ -161,7 +161,7 @@ def test_all_runs_that_lack_something_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_just_before_the_end_of_each_run_reaches_it(tmp_path: Path) -> None:
-    """The writer may be at work as the user ends a run: what it has not read is waited for."""
+    """The writer may be busy when the user ends a run. The end waits until the writer has read all files."""
     errors = train(
         """
     from pathlib import Path

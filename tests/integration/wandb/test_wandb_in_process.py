@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
-    """Each value lies in the plan where its row says; no peak is lost; the last level is the last."""
+    """Check each value against the plan up to its row's step, and the peaks and last levels of all rows."""
     points = plan_of(run, "full")
     names = {point.name for point in points}
     for name in names:
@@ -109,7 +109,7 @@ LOG = 'run.log({"loss": s}, step=s)'
 
 @pytest.mark.parametrize(("pause", "logs"), [(0.0, "LATE"), (0.001, "EARLY"), (0.05, "LATE")])
 def test_row_k_has_the_memory_of_step_k(tmp_path: Path, pause: float, logs: str) -> None:
-    """This holds for fast and slow steps, and if the user logs before or after the optimizer's step."""
+    """Steps are fast or slow, and the user logs before or after the optimizer's step."""
     script = JUMP.replace("PAUSE", str(pause)).replace(logs, LOG)
     child.run(PREAMBLE + script.replace("EARLY", "").replace("LATE", ""), tmp_path, "--memlog")
     rows = read_only_run(tmp_path).rows

@@ -1,4 +1,4 @@
-"""A server that answers anything in W&B's place, to the real SDK: an error of memlog's, in one line."""
+"""If a server answers nonsense to the real SDK in W&B's place, memlog reports its own error in one line."""
 
 import gc
 import subprocess
@@ -30,7 +30,7 @@ ANSWERS = {
 
 @pytest.fixture
 def _no_service_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """End wandb's service process: after such an answer wandb does not wait for it."""
+    """Kill wandb's service process, because wandb does not wait for it after a nonsensical answer."""
     started: list[subprocess.Popen[Any]] = []
 
     class Recorded(subprocess.Popen[Any]):
@@ -51,7 +51,7 @@ def _no_service_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _no_service_left: None
 ) -> Iterator[WandbServer]:
-    """A process that has not talked to another server before, and does not wait for long."""
+    """Start a server for a new service process of wandb, which waits only a second."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("memlog_wandb.sink.INIT_TIMEOUT", 1.0)
     with WandbServer() as running, pytest.MonkeyPatch.context() as environment:
@@ -84,7 +84,7 @@ def test_nonsense_is_an_error_of_memlogs(server: WandbServer, tmp_path: Path, an
     artifact = Artifact(1, "file", "file", "artifacts/file", 7)
     server.fault = Fault(status=200, body=ANSWERS[answer])
     said = [problem_of(sink.open), problem_of(lambda: store.list_artifacts("mine"))]
-    server.fault = FINE  # a run that is open, and then nonsense
+    server.fault = FINE  # open the run, and then answer nonsense
     sink.open()
     server.fault = Fault(status=200, body=ANSWERS[answer])
     said += [
@@ -93,9 +93,8 @@ def test_nonsense_is_an_error_of_memlogs(server: WandbServer, tmp_path: Path, an
         problem_of(lambda: sink.log_artifact(artifact, folder / "file")),
         problem_of(lambda: sink.close("finished")),
     ]
-    assert (
-        all(said[:2]) or answer == "an empty object"
-    )  # which wandb takes for a yes without a name
+    # wandb accepts an empty object as a run without a name.
+    assert all(said[:2]) or answer == "an empty object"
     assert all(len(problem.splitlines()) <= 1 and len(problem) < 1000 for problem in said)
     assert {path.name for path in folder.iterdir()} == {"file"}
     assert {path.name for path in tmp_path.iterdir()} <= {"folder", "wandb"}

@@ -19,7 +19,7 @@ LOOP = """
 
 
 def train(script: str, directory: Path, **environment: str) -> str:
-    """Runs a script and returns what it printed beside its output."""
+    """Run a script and return what it printed on standard error."""
     process = child.start(PREAMBLE + script, directory, "--memlog", **environment)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

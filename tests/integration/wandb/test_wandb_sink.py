@@ -76,7 +76,7 @@ def planned(run: RunDirectory) -> list[tuple[str, int, float]]:
 
 
 def told(rows: list[dict[str, float]]) -> list[tuple[str, int, float]]:
-    """Names, places on their axes, and values of every row, which lies on one axis alone."""
+    """Return names, indices on their axes, and values of all rows. Fail if a row lies on several axes."""
     found = []
     for row in rows:
         axes = [axis for axis in ("step", "evaluation", "epoch") if f"memlog/{axis}" in row]
