@@ -13,8 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from memlog.errors import UnopenableFileError
-
-SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+from memlog.trace.exporters.speedscope_format import SCHEMA
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

@@ -123,10 +123,8 @@ def _attach(watch: AllocatorWatch) -> None:
     _watch = watch
     if not _attached:
         torch: Any = sys.modules["torch"]
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001 - no public way
-        if attach is not None:
-            attach(_dispatch)
-            _attached = True
+        torch._C._cuda_attach_out_of_memory_observer(_dispatch)  # noqa: SLF001 - no public way
+        _attached = True
 
 
 def _dispatch(device: int, requested: int, total: int, free: int) -> None:

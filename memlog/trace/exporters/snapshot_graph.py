@@ -128,7 +128,7 @@ def _profiles(
 
 
 def _live(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    newest = device.newest()
+    newest = {change.address: change.source for change in device.history if change.is_alloc}
     sizes: Counter[Stack] = Counter()
     for block in device.blocks:
         if block.state != "inactive":
@@ -145,12 +145,10 @@ def _reserved(device: Device) -> Iterator[tuple[Stack, int]]:
 
 
 def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    """Yield the stacks that held bytes at the history's peak, each with its bytes, the largest first."""
     if not device.history:
         return
-    peak = _peak(device)
     live = device.before()
-    for change in device.history[:peak]:
+    for change in device.history[: _peak(device)]:
         if change.is_alloc:
             live[change.address] = (change.source, change.size)
         else:

@@ -15,13 +15,11 @@ from typing import NamedTuple, TypeAlias
 
 from memlog.trace.encoding import BACKWARD, FORWARD
 from memlog.trace.predict.lifetimes import (
-    START,
     Call,
     SizedInterval,
     StorageLifetime,
     TracedStep,
     highest,
-    steady_begin,
 )
 
 _MIN_SHARE = 0.02
@@ -124,19 +122,13 @@ def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[i
         layer: sum(storage.size for call in of_layer for storage in call.dropped)
         for layer, of_layer in calls.items()
     }
-    groups = [
-        tuple(group)
-        for group in siblings.values()
-        if sum(dropped[layer] for layer in group) >= _MIN_SHARE * peak
-    ]
-    groups.sort(key=lambda group: -sum(dropped[layer] for layer in group))
-    return groups[:_MAX_GROUPS]
+    totals = {tuple(group): sum(dropped[layer] for layer in group) for group in siblings.values()}
+    large = [group for group, total in totals.items() if total >= _MIN_SHARE * peak]
+    return sorted(large, key=lambda group: -totals[group])[:_MAX_GROUPS]
 
 
 def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
     """Return, by layer, the calls in which checkpointing would drop storages."""
-    if not traced.records_inputs:
-        return {}
     excluded = traced.recomputed() | {call.layer for call in traced.calls if call.inputs is None}
     forward_ends = _forward_ends(traced)
     found: _CallsByLayer = {}
@@ -267,15 +259,11 @@ def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
 def _peak(traced: TracedStep, calls: _CallsByLayer, group: Sequence[int]) -> int:
     """Compute the peak in bytes if the modules of a group are checkpointed."""
     checkpointed = [call for layer in group for call in calls[layer]]
-    kept: dict[StorageLifetime, int] = {}
+    ends = {storage: end for call in checkpointed for storage, end in call.dropped.items()}
     for call in checkpointed:
         for storage in call.inputs:
-            kept[storage] = max(call.released_at, kept.get(storage, START))
-    ends = {storage: end for call in checkpointed for storage, end in call.dropped.items()}
-    intervals = []
-    for storage in traced.storages:
-        end = max(ends.get(storage, storage.end), kept.get(storage, START))
-        intervals.append(SizedInterval(steady_begin(storage), end, storage.size))
+            ends[storage] = max(call.released_at, ends.get(storage, storage.end))
+    intervals = traced.intervals(ends=ends)
     for call in checkpointed:
         intervals += [
             SizedInterval(call.recompute_at, storage.end, storage.size) for storage in call.dropped

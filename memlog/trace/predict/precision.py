@@ -78,7 +78,7 @@ def why_not(traced: TracedStep) -> str | None:
     Return ``None`` if a prediction is possible.
     """
     unknown = _unknown_kinds(traced)
-    if unknown and traced.trace.kinds:
+    if unknown:
         named = ", ".join(unknown[:_NAMED])
         return f"{named} may use parameters or buffers in float32, which makes what follows float32 again"
     if all(storage.uses.type == UNKNOWN_TYPE for storage in traced.storages):
@@ -113,10 +113,8 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
     if not uses.cast_first or uses.type != WIDE:
         yield SizedInterval(begin, end, storage.size)
         return
-    first, last = (
-        traced.allocated_after(uses.cast_first),
-        traced.allocated_after(uses.cast_last) + 1,
-    )
+    first = traced.allocated_after(uses.cast_first)
+    last = traced.allocated_after(uses.cast_last) + 1
     in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
     if storage.category == PARAMETER:

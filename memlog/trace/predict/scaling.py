@@ -12,7 +12,6 @@ from memlog.trace.predict.lifetimes import (
     StorageLifetime,
     TracedStep,
     highest,
-    steady_begin,
 )
 from memlog.trace.predict.precision import PRODUCTS
 
@@ -60,16 +59,7 @@ def accumulated(traced: TracedStep, share: float) -> int:
         SizedInterval(one.begin, min(traced.next_phase_change(one.begin), one.end), one.size)
         for one in gradients
     ]
-    replaced = _replaced(traced, gradients)
-    sizes = _with_batch(traced, share)
-    others = [
-        SizedInterval(
-            steady_begin(storage),
-            replaced.get(storage, storage.end),
-            sizes.get(storage, storage.size),
-        )
-        for storage in traced.storages
-    ]
+    others = traced.intervals(_with_batch(traced, share), _replaced(traced, gradients))
     return highest([*others, *accumulated_before, *new], traced.length)
 
 
