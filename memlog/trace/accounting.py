@@ -90,13 +90,11 @@ class _Frame:
         self.storages: list[LiveStorage] = []
 
     def add(self, storage: LiveStorage) -> None:
-        """Add a storage that was allocated in this frame. If the list is long, drop the freed storages."""
         self.storages.append(storage)
         if len(self.storages) >= PIECE:
             self.storages = [storage for storage in self.storages if storage.alive]
 
     def mark_activations(self) -> None:
-        """Classify the live, undecided storages that were allocated in this frame as activations."""
         for storage in self.storages:
             if storage.alive and storage.category == UNDECIDED:
                 storage.category = ACTIVATION
@@ -122,7 +120,6 @@ class _Frames:
         self.raise_peaks(live)
 
     def raise_peaks(self, live: int) -> None:
-        """Raise the peak of each thread's innermost frame to ``live`` bytes, if the peak is lower."""
         for stack in self._stacks.values():
             stack[-1].peak = max(stack[-1].peak, live)
 

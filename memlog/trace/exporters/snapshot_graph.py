@@ -55,10 +55,7 @@ def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
 
 
 class _Stacks:
-    """Lookup of an allocation's stack.
-
-    A stack consists of the recorded frames, the outermost first. Without frames, it consists of the
-    allocator's note. Without a note, it consists of the block's size.
+    """Lookup of an allocation's stack, the outermost frame first.
 
     Attributes:
         has_frames: True if any entry so far had frames.

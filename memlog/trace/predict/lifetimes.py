@@ -98,27 +98,6 @@ class SizedInterval(NamedTuple):
     size: float
 
 
-class Layers:
-    """Names of a trace's layers, by the layer's number."""
-
-    def __init__(self, trace: RecordedTrace) -> None:
-        self.paths = trace.paths
-        self._kinds = trace.kinds
-
-    def kind(self, layer: int) -> str:
-        """Return the name of a layer's class; empty if unknown."""
-        return self._kinds[layer] if layer < len(self._kinds) else ""
-
-    def subtree(self, layer: int) -> frozenset[int]:
-        """Return the numbers of a layer and all layers inside it."""
-        if layer == 1:
-            return frozenset(range(1, len(self.paths)))
-        inside = f"{self.paths[layer]}."
-        return frozenset(
-            {layer, *(n for n, path in enumerate(self.paths) if path.startswith(inside))}
-        )
-
-
 class _StreamReader:
     def __init__(self, length: int) -> None:
         self.storages: list[StorageLifetime] = []
@@ -213,7 +192,7 @@ class TracedStep:
 
     Attributes:
         trace: The trace.
-        layers: Names of the layers.
+        paths: Paths of the layers, by the layer's number.
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
         optimizer_steps: Interval of each optimizer step, in order. The moment ``end`` is after the step.
@@ -223,7 +202,7 @@ class TracedStep:
 
     def __init__(self, trace: RecordedTrace) -> None:
         self.trace = trace
-        self.layers = Layers(trace)
+        self.paths = trace.paths
         self.length = len(trace.events) // encoding.EVENT_BYTES
         stream = _StreamReader(self.length)
         for at, event in enumerate(encoding.decode(trace.events)):
@@ -240,6 +219,20 @@ class TracedStep:
         self.first_activity = min(starts, default=self.length)
         self._by_begin = sorted(self.storages, key=lambda storage: storage.begin)
         self._begins = [storage.begin for storage in self._by_begin]
+
+    def kind(self, layer: int) -> str:
+        """Return the name of a layer's class; empty if unknown."""
+        kinds = self.trace.kinds
+        return kinds[layer] if layer < len(kinds) else ""
+
+    def subtree(self, layer: int) -> frozenset[int]:
+        """Return the numbers of a layer and all layers inside it."""
+        if layer == 1:
+            return frozenset(range(1, len(self.paths)))
+        inside = f"{self.paths[layer]}."
+        return frozenset(
+            {layer, *(n for n, path in enumerate(self.paths) if path.startswith(inside))}
+        )
 
     @property
     def has_backward(self) -> bool:

@@ -100,14 +100,14 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
     holding = {
         storage.layer for storage in traced.storages if storage.category in (PARAMETER, BUFFER)
     }
-    kinds = {traced.layers.kind(layer) or "what is in no module" for layer in holding}
+    kinds = {traced.kind(layer) or "what is in no module" for layer in holding}
     return sorted(kinds - PRODUCTS - _OTHERS)
 
 
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
     """Yield the time and bytes that a storage, and its copies for products, would have under autocast."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
-    if uses.type == HALF and _varies(storage) and "Loss" not in traced.layers.kind(storage.layer):
+    if uses.type == HALF and _varies(storage) and "Loss" not in traced.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)
         return
     if not uses.cast_first or uses.type != WIDE:
@@ -182,7 +182,7 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInter
         # The loss (cross entropy) does not keep the result for the backward pass.
         return SizedInterval(at, max(at, used) + 1, result.size)
     # A product does not keep its own result, so the copy replaces it.
-    alone = traced.layers.kind(result.layer) in PRODUCTS
+    alone = traced.kind(result.layer) in PRODUCTS
     return SizedInterval(at, _backward_into(traced, at), result.size * (_HALF if alone else 1.0))
 
 

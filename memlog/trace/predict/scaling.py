@@ -118,6 +118,6 @@ def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     for layer, sizes in traced.parameters().items():
         halves = {size // 2 for size in sizes}
         found[layer, FORWARD] = found[layer, RECOMPUTE] = halves
-        once = layer in called - repeated and traced.layers.kind(layer) in PRODUCTS
+        once = layer in called - repeated and traced.kind(layer) in PRODUCTS
         found[layer, BACKWARD] = halves if once else halves | set(sizes)
     return found

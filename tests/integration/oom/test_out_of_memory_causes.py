@@ -38,7 +38,6 @@ SHORT = """
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("for step in range(40): train(16384 * (1 + step))", "peaked higher than every one before"),
         (
             "for step in range(8): train(4096)\n"
             "        kept = [model(torch.randn(16384, 16)) for _ in range(1000)]",
@@ -49,7 +48,7 @@ SHORT = """
             "too few to find the cause",
         ),
     ],
-    ids=["grows", "keeps an evaluation's graphs", "keeps in few steps"],
+    ids=["keeps an evaluation's graphs", "keeps in few steps"],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 def test_a_run_of_few_steps_gets_advice_from_its_steps(
