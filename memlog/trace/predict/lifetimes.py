@@ -256,10 +256,11 @@ class TracedStep:
         """Return the calls of forward passes that lie in no other call, the last call first."""
         found: list[Call] = []
         for call in reversed(self.calls):
-            if call.phase == FORWARD and all(
-                not (other.begin < call.begin < other.end and other.thread == call.thread)
+            inside = any(
+                other.begin < call.begin < other.end and other.thread == call.thread
                 for other in found[-1:]
-            ):
+            )
+            if call.phase == FORWARD and not inside:
                 found.append(call)
         return found
 

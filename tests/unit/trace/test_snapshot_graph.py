@@ -71,7 +71,7 @@ def test_a_snapshot_without_history_shows_live_and_reserved_bytes() -> None:
 def test_blocks_without_frames_are_known_otherwise() -> None:
     history = made.History()
     history.alloc(BASE, 2 * MIB, frames=made.frames("main", "forward"))
-    history.alloc(BASE + 2 * MIB, MIB, user_metadata="encoder.0")
+    history.alloc(BASE + 2 * MIB, MIB, "encoder.0")
     live = [
         made.block(BASE, 2 * MIB, "active_allocated"),
         made.block(BASE + 2 * MIB, MIB, "active_allocated"),
