@@ -201,11 +201,11 @@ def _hint(
 
 
 def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
-    yield _hint("batch", "Half the batch", current, scaling.with_batch(traced, 0.5))
+    yield _hint("batch", "Half the batch", current, scaling.with_half_batch(traced))
     if not traced.has_backward:
         return  # the gradients are unknown
     what = "Half the batch, with the gradients of two of them added up: the training stays the same"
-    yield _hint("accumulation", what, current, scaling.accumulated(traced, 0.5))
+    yield _hint("accumulation", what, current, scaling.accumulated(traced))
 
 
 def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
