@@ -26,6 +26,11 @@ _GZIP = b"\x1f\x8b"
 def read_content(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is gzip.
 
+    A pickle may have up to `MAX_PICKLE` bytes, another file up to `MAX_BYTES`.
+
+    Args:
+        path: The file. Its name does not matter.
+
     Raises:
         UnopenableFileError: The file is no plain file, is too large, or is damaged gzip.
         OSError: The file can't be read.

@@ -78,9 +78,8 @@ def _cgroup(memory: dict[str, int]) -> Headroom:
     reading = read_cgroup(os.getpid())
     if reading.used is None or reading.limit is None:
         return UNKNOWN_HEADROOM
-    return _of_pages(
-        reading.used, reading.limit, memory, "the memory limit of the container (cgroup)"
-    )
+    name = "the memory limit of the container (cgroup)"
+    return _of_pages(reading.used, reading.limit, memory, name)
 
 
 def _machine(memory: dict[str, int]) -> Headroom:
