@@ -23,12 +23,13 @@ PICKLE = b"\x80"
 _GZIP = b"\x1f\x8b"
 
 
-def read_content(path: Path, limit: int | None = None) -> bytes:
+def read_content(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is gzip.
 
+    A pickle may have up to `MAX_PICKLE` bytes, another file up to `MAX_BYTES`.
+
     Args:
-        path: The file.
-        limit: Maximum number of bytes; ``None``: `MAX_PICKLE` for a pickle, `MAX_BYTES` for other files.
+        path: The file. Its name does not matter.
 
     Raises:
         UnopenableFileError: The file is no plain file, is too large, or is damaged gzip.
@@ -40,24 +41,23 @@ def read_content(path: Path, limit: int | None = None) -> bytes:
     with path.open("rb") as file:
         packed = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
-        content, limit = _unpacked(path, file, limit) if packed else _read(file, limit)
+        content, limit = _unpacked(path, file) if packed else _read(file)
     if len(content) > limit:
         raise UnopenableFileError(f"{path} is larger than {format_bytes(limit)}: it is not opened")
     return content
 
 
-def _read(file: BinaryIO, limit: int | None) -> tuple[bytes, int]:
+def _read(file: BinaryIO) -> tuple[bytes, int]:
     """Return the content and the limit. Read one byte more than the limit, to detect a larger file."""
     head = file.read(len(PICKLE))
-    if limit is None:
-        limit = MAX_PICKLE if head == PICKLE else MAX_BYTES
+    limit = MAX_PICKLE if head == PICKLE else MAX_BYTES
     return head + file.read(limit + 1 - len(head)), limit
 
 
-def _unpacked(path: Path, file: BinaryIO, limit: int | None) -> tuple[bytes, int]:
+def _unpacked(path: Path, file: BinaryIO) -> tuple[bytes, int]:
     try:
         with cast("BinaryIO", gzip.GzipFile(fileobj=file)) as unpacked:
-            return _read(unpacked, limit)
+            return _read(unpacked)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UnopenableFileError(
             f"{path} is damaged ({error}): fetch it again with `memlog pull`"

@@ -13,8 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from memlog.errors import UnopenableFileError
-
-SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+from memlog.trace.exporters.speedscope_format import SCHEMA
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -113,15 +112,11 @@ def check(content: bytes) -> None:
     for number, profile in enumerate(file.profiles, 1):
         # A name from the file may be long, and may contain control characters of a terminal.
         label = f"profile {number} ({profile.name[:60]!r})"
-        problem = _bounds_problem(profile) or profile.problem(len(file.shared.frames))
+        problem = profile.problem(len(file.shared.frames))
+        if not profile.start_value <= profile.end_value:
+            problem = f"it ends ({profile.end_value:g}) before it begins ({profile.start_value:g})"
         if problem is not None:
             raise UnopenableFileError(f"{label}: {problem}")
-
-
-def _bounds_problem(profile: _Sampled | _Evented) -> str | None:
-    if not profile.start_value <= profile.end_value:
-        return f"it ends ({profile.end_value:g}) before it begins ({profile.start_value:g})"
-    return None
 
 
 def _out_of_range(index: int) -> str:

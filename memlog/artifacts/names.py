@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -18,7 +19,5 @@ def numbered(name: str) -> Iterator[str]:
     """Yield ``name``, then numbered names without end: ``a.json``, ``a-1.json``, ``a-2.json``, …."""
     yield name
     stem, dot, endings = name.partition(".")
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         yield f"{stem}-{number}{dot}{endings}"

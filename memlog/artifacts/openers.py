@@ -1,10 +1,9 @@
-"""Make pages that show files in a browser. Each kind of file has an `Opener` that recognises the content."""
+"""Make pages that show files in a browser. Each kind of file has an opener that recognises the content."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -40,29 +39,11 @@ class Page(msgspec.Struct, frozen=True):
     """Remarks for the user on data that the file lacks."""
 
 
-class Opener(Protocol):
-    """Opener of one kind of file."""
-
-    title: str
-    """Name of this kind of file, for messages."""
-
-    def recognises(self, content: bytes) -> bool:
-        """Return True if the content is of this kind. Never raises."""
-
-    def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Check the file and make a page of it.
-
-        Raises:
-            UnopenableFileError: The file is damaged.
-            SnapshotError: The file is a pickle, but no snapshot.
-            ViewerUnavailableError: The viewer is not installed and can't be fetched.
-        """
-
-
 class FlamegraphOpener:
     """Opener that shows speedscope files in speedscope's own static build."""
 
     title = "speedscope flame graphs (JSON that names speedscope's $schema, gzip or not)"
+    """Name of this kind of file, for messages."""
     _profile = "profile.speedscope.json"
 
     def recognises(self, content: bytes) -> bool:
@@ -70,7 +51,12 @@ class FlamegraphOpener:
         return flamegraph.is_flamegraph(content)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Return the viewer's files and this profile."""
+        """Return the viewer's files and this profile.
+
+        Raises:
+            UnopenableFileError: The file is damaged.
+            ViewerUnavailableError: The viewer is not installed and can't be fetched.
+        """
         flamegraph.check(content)
         folder = find_viewer(announce)
         files = {
@@ -96,7 +82,12 @@ class SnapshotOpener:
         return content.startswith(PICKLE) and any(word in content for word in self._words)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Return the page of the snapshot's flame graph."""
+        """Return the page of the snapshot's flame graph.
+
+        Raises:
+            SnapshotError: The file is no snapshot, or is damaged or unsafe.
+            ViewerUnavailableError: As `FlamegraphOpener.page`.
+        """
         snapshot = parse_snapshot(content, title)
         graph = exporters.snapshot_graph(snapshot, title)
         encoded = msgspec.json.encode(graph.document)
@@ -104,7 +95,7 @@ class SnapshotOpener:
         return msgspec.structs.replace(page, notes=graph.notes)
 
 
-OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())
+OPENERS = (FlamegraphOpener(), SnapshotOpener())
 
 
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:
@@ -146,5 +137,5 @@ def is_openable(path: Path) -> bool:
         return False
 
 
-def _opener_of(content: bytes) -> Opener | None:
+def _opener_of(content: bytes) -> FlamegraphOpener | SnapshotOpener | None:
     return next((opener for opener in OPENERS if opener.recognises(content)), None)

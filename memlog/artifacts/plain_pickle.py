@@ -73,8 +73,6 @@ class _Memo(list[Any]):
 
 
 class _Unpickler(_InPython):  # type: ignore[misc]
-    """Unpickler of plain values."""
-
     dispatch: ClassVar[dict[int, _Load]]
 
     def __init__(self, content: bytes) -> None:
@@ -84,13 +82,11 @@ class _Unpickler(_InPython):  # type: ignore[misc]
         self._other_keys_left = _OTHER_KEYS
 
     def count_container(self) -> None:
-        """Count a container; raise if there are too many for the pickle's size."""
         self._containers_left -= 1
         if self._containers_left < 0:
             raise _unsafe("builds more lists and dictionaries than its size allows")
 
     def check_tuple(self) -> None:
-        """Raise if the tuple on the stack is large or holds containers."""
         values = self.stack[-1]
         if len(values) > _TUPLE or not _SCALARS.issuperset(map(type, values)):
             raise _unsafe("holds a tuple of many values, or one that holds others")
@@ -134,9 +130,7 @@ def _tuple(load: _Load) -> _Load:
 def _with_keys(load: _Load, keys: slice) -> _Load:
     """Return a function that checks a dictionary's keys, and then calls ``load``, which hashes them.
 
-    Args:
-        load: The unpickler's function for an opcode.
-        keys: Places of the keys on the unpickler's stack.
+    ``keys`` are the places of the keys on the unpickler's stack.
     """
 
     def checked(reader: _Unpickler) -> None:

@@ -193,11 +193,7 @@ def _size_of(came: Path, folder: Path, artifact: StoredArtifact) -> int:
 
 def _is_same(came: Path, target: Path) -> bool:
     """Return True if ``target`` is a plain file with the same content; a link is not followed."""
-    try:
-        is_file = stat.S_ISREG(target.lstat().st_mode)
-    except FileNotFoundError:
-        return False
-    return is_file and filecmp.cmp(came, target, shallow=False)
+    return not target.is_symlink() and target.is_file() and filecmp.cmp(came, target, shallow=False)
 
 
 def _create(came: Path, target: Path) -> bool:
@@ -205,7 +201,7 @@ def _create(came: Path, target: Path) -> bool:
     try:
         # Create `target` exclusively first. A rename alone would replace a file that another process has just
         # created there.
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        target.touch(exist_ok=False)
     except FileExistsError:
         return False
     came.replace(target)

@@ -87,7 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method  # noqa: N815 - http.server's names
 
     def do_GET(self) -> None:
-        if not self._names_this_machine():
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
             self._refuse(HTTPStatus.FORBIDDEN)
             return
         found = self.server.find(self.path)
@@ -97,10 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
         media_type, content = found
         self._begin(HTTPStatus.OK, media_type, len(content))
         self.wfile.write(content)
-
-    def _names_this_machine(self) -> bool:
-        hosts = self.headers.get_all("Host", [])
-        return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - http.server's names
         """Answer a refused request with a status only: http.server's own page would name the software."""

@@ -84,11 +84,8 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         raise SnapshotError(
             f"{name} is no pickle of a snapshot ({type(error).__name__}); fetch it again"
         ) from None
-    if isinstance(document, list):
-        document = {
-            "segments": document,
-            "device_traces": [],
-        }  # memory_snapshot() gives the list alone
+    if isinstance(document, list):  # memory_snapshot() gives the list alone
+        document = {"segments": document, "device_traces": []}
     if not _is_snapshot(document):
         raise SnapshotError(
             f"{name} has no segments and device_traces; pass a file that _dump_snapshot() wrote"

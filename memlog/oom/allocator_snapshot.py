@@ -18,10 +18,11 @@ KIND = "snapshot"
 
 
 def allocator_snapshot(*, tracing: bool) -> Any:
-    """Return torch's snapshot of the allocator; ``None`` if this version of torch can't make one.
+    """Return torch's snapshot of the allocator. The call allocates no device memory.
 
-    The call allocates no device memory. If torch records a history of allocations while memlog does not
-    trace, the user has started that recording. Its history can have millions of entries, so it is left out.
+    If torch records a history of allocations while memlog does not trace, the user has started that
+    recording. Its history can have millions of entries, so it is left out. If this version of torch can't
+    leave it out, return ``None``.
 
     Args:
         tracing: True if memlog traces the current step.
@@ -30,8 +31,7 @@ def allocator_snapshot(*, tracing: bool) -> Any:
     memory = torch.cuda.memory
     recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001 - no public way
     if tracing or recorded is None or not recorded():
-        take = getattr(memory, "_snapshot", None)
-        return None if take is None else take()
+        return memory._snapshot()  # noqa: SLF001 - no public way
     if "include_traces" not in inspect.signature(memory.memory_snapshot).parameters:
         return None
     return {"segments": memory.memory_snapshot(include_traces=False), "device_traces": []}

@@ -7,12 +7,11 @@ import re
 import sys
 from collections import deque
 from traceback import walk_tb
-from types import ModuleType
 
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
-from memlog.oom.frames import error_location
+from memlog.oom.frames import locate
 from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
 from memlog.probes.malloc import read_heap
 from memlog.probes.tree import machine_memory
@@ -115,7 +114,9 @@ def describe(
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)
     worker = _worker(error, ended)
-    layer, phase = (None, None) if worker else error_location(error)
+    # A worker's allocation failed in another process, so the frames here say nothing about it.
+    frames = [] if worker else [frame for frame, _ in walk_tb(error.__traceback__)]
+    layer, phase = locate(frames)
     device = _device(message) if is_of_a_device(error) else "host"
     # The figures below are this process's. They do not hold for a worker, which had its own limit.
     here = device == "host" and not worker
@@ -141,9 +142,7 @@ def describe(
         machine=machine_memory() if device == "host" else None,
         resident=highest_resident() if here else None,
         idle=None if heap is None else heap.idle,
-        inputs=()
-        if worker
-        else inputs_of_failure(frame for frame, _ in walk_tb(error.__traceback__)),
+        inputs=inputs_of_failure(frames),
     )
 
 
@@ -157,9 +156,7 @@ def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
 
 def is_of_a_device(error: BaseException | None) -> bool:
     """Return whether an exception is the ``torch.OutOfMemoryError`` of a device's allocator."""
-    torch: ModuleType | None = sys.modules.get("torch")
-    kind = getattr(torch, "OutOfMemoryError", None)
-    return isinstance(kind, type) and isinstance(error, kind)
+    return isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ()))
 
 
 def _informative_line(error: BaseException) -> str:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from traceback import walk_stack, walk_tb
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
 _MODULE_CALL = "_call_impl"
 """Function of ``torch.nn.Module`` that runs a module's ``forward``."""
 _BACKWARD = "_engine_run_backward"
-
-
-def error_location(error: BaseException) -> tuple[str | None, str | None]:
-    """Return the layer's path and the phase in which an exception was raised; ``None`` if unknown."""
-    return locate(frame for frame, _ in walk_tb(error.__traceback__))
 
 
 def current_frames() -> list[FrameType]:

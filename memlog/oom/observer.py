@@ -22,7 +22,8 @@ from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
 
 _SNAPSHOTS = 3
-"""Maximum number of snapshots that a run saves. Each replaces the one before. Later failures save none."""
+"""Maximum number of snapshots that a run saves. Each replaces the one before. Later failures save none. A
+search for the largest batch size fails many times."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
@@ -104,10 +105,6 @@ class AllocatorWatch:
             self._keep_snapshot()
 
     def _keep_snapshot(self) -> None:
-        """Save a snapshot, at most `_SNAPSHOTS` times.
-
-        The number is limited, because a search for the largest batch size fails many times.
-        """
         # Imported here because only a failing run needs it.
         from memlog.oom.allocator_snapshot import allocator_snapshot, keep_snapshot  # noqa: PLC0415
 
@@ -123,10 +120,8 @@ def _attach(watch: AllocatorWatch) -> None:
     _watch = watch
     if not _attached:
         torch: Any = sys.modules["torch"]
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001 - no public way
-        if attach is not None:
-            attach(_dispatch)
-            _attached = True
+        torch._C._cuda_attach_out_of_memory_observer(_dispatch)  # noqa: SLF001 - no public way
+        _attached = True
 
 
 def _dispatch(device: int, requested: int, total: int, free: int) -> None:
@@ -136,10 +131,7 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return a text to use as the name of an unknown layer, such as ``unknown, in AddmmBackward0``.
-
-    The text names the autograd node that this thread runs. Return ``None`` if the thread runs none.
-    """
+    """Return the autograd node that this thread runs, as in ``unknown, in AddmmBackward0``."""
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
     node = None if current is None else current()

@@ -90,13 +90,11 @@ class _Frame:
         self.storages: list[LiveStorage] = []
 
     def add(self, storage: LiveStorage) -> None:
-        """Add a storage that was allocated in this frame. If the list is long, drop the freed storages."""
         self.storages.append(storage)
         if len(self.storages) >= PIECE:
             self.storages = [storage for storage in self.storages if storage.alive]
 
     def mark_activations(self) -> None:
-        """Classify the live, undecided storages that were allocated in this frame as activations."""
         for storage in self.storages:
             if storage.alive and storage.category == UNDECIDED:
                 storage.category = ACTIVATION
@@ -104,30 +102,24 @@ class _Frame:
 
 
 class _Frames:
-    """The running modules of each thread.
-
-    Attributes:
-        added: Maximum number of bytes by which one call of a layer's forward, or one uninterrupted part of
-            its backward pass, has raised the live bytes, by layer.
-    """
+    """The running modules of each thread. For ``added``, see `Accountant`."""
 
     def __init__(
         self, rows: defaultdict[tuple[int, int], Row], layers_around: LayersAround
     ) -> None:
         self.added: dict[int, int] = {}
         self._rows = rows
-        self._layers_around = layers_around
         self._stacks: dict[int, list[_Frame]] = {}
-        self._backward: dict[int, BackwardParts] = {}
+        self._backward = defaultdict[int, BackwardParts](
+            lambda: BackwardParts(layers_around, self._raise_added)
+        )
 
     def add(self, storage: LiveStorage, thread: int, live: int) -> None:
         """Add a storage to its thread's innermost frame; ``live``: live bytes, the storage included."""
-        stack = self._stacks.get(thread) or self._stack(thread, live)
-        stack[-1].add(storage)
+        self._stack(thread, live)[-1].add(storage)
         self.raise_peaks(live)
 
     def raise_peaks(self, live: int) -> None:
-        """Raise the peak of each thread's innermost frame to ``live`` bytes, if the peak is lower."""
         for stack in self._stacks.values():
             stack[-1].peak = max(stack[-1].peak, live)
 
@@ -139,7 +131,6 @@ class _Frames:
         return stack
 
     def enter(self, event: StreamEvent, live: int) -> None:
-        """Open a module's frame at ``live`` bytes."""
         frame = _Frame(event.layer, event.phase, event.time_ns, live)
         self._stack(event.thread, live).append(frame)
 
@@ -156,7 +147,7 @@ class _Frames:
     def change_phase(self, event: StreamEvent, live: int) -> None:
         """Close the frame of a backward pass or optimizer step that ends, and open one if another begins."""
         stack = self._stack(event.thread, live)
-        parts = self._parts(event.thread)
+        parts = self._backward[event.thread]
         if stack[-1].phase in (BACKWARD, OPTIMIZER):
             self._close_innermost(event.thread, event.time_ns, live)
         elif event.phase == BACKWARD:
@@ -170,17 +161,11 @@ class _Frames:
             stack.append(_Frame(event.layer, event.phase, event.time_ns, live))
 
     def close_all(self, time_ns: int, live: int) -> None:
-        """Close every frame at the end of the trace."""
         for thread, stack in self._stacks.items():
             while len(stack) > 1:
                 self._close_innermost(thread, time_ns, live)
             stack[0].mark_activations()
-            self._parts(thread).end()
-
-    def _parts(self, thread: int) -> BackwardParts:
-        if thread not in self._backward:
-            self._backward[thread] = BackwardParts(self._layers_around, self._raise_added)
-        return self._backward[thread]
+            self._backward[thread].end()
 
     def _raise_added(self, layer: int, added: int) -> None:
         self.added[layer] = max(added, self.added.get(layer, added))
@@ -194,7 +179,7 @@ class _Frames:
         row.kept += live - frame.live_at_entry
         row.raise_peak(frame.peak)
         if frame.phase == BACKWARD:
-            self._parts(thread).reach(frame.peak)
+            self._backward[thread].reach(frame.peak)
         elif frame.phase != OPTIMIZER:
             self._raise_added(frame.layer, frame.peak - frame.live_at_entry)
         if frame.phase == FORWARD:
@@ -221,7 +206,6 @@ class Accountant:
         added: Maximum number of bytes by which one call of a layer's forward, or one uninterrupted part of
             its backward pass, has raised the live bytes, by layer. Inner layers are included.
         lines: Bytes allocated outside all modules, by the number of the program's line.
-        last_ns: Time of the last event.
         unmatched_frees: Number of frees without a recorded allocation.
     """
 
@@ -235,7 +219,7 @@ class Accountant:
         self.at_peak: list[LiveStorage] = []
         self.rows = defaultdict[tuple[int, int], Row](Row)
         self.lines: Counter[int] = Counter()
-        self.last_ns = 0
+        self._last_ns = 0
         self.unmatched_frees = 0
         self._by_readings = by_readings
         self._first_reading: int | None = None
@@ -265,7 +249,7 @@ class Accountant:
 
     def finish(self) -> None:
         """Close all modules that are still running. `fold` must not be called afterwards."""
-        self._frames.close_all(self.last_ns, self.live_bytes)
+        self._frames.close_all(self._last_ns, self.live_bytes)
 
     def remaining(self) -> list[LiveStorage]:
         """Return the storages that are live now."""
@@ -278,7 +262,7 @@ class Accountant:
         handlers = self._handlers
         for self._index, event in enumerate(encoding.decode(piece)):
             handlers[event.kind](event)
-        self.last_ns = event.time_ns
+        self._last_ns = event.time_ns
         replayed = 0
         if self._peak_index >= 0:
             until_peak = piece[: (self._peak_index + 1) * encoding.EVENT_BYTES]

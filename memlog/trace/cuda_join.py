@@ -8,6 +8,7 @@ marks within one microsecond can be confused.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from memlog.trace.encoding import (
 _BLOCK = 512
 """CUDA's and XPU's allocators round sizes up to a multiple of this number of bytes (``kMinBlockSize``)."""
 
-_PREFIX = "ml"
+_NOTE = re.compile("ml([0-9a-f]+)")
 
 
 class Mark(NamedTuple):
@@ -65,17 +66,13 @@ class ExistingStorage(NamedTuple):
 
 def label(number: int) -> str:
     """Return the note for mark ``number``. C++ stores up to 15 characters without an allocation."""
-    return f"{_PREFIX}{number:x}"
+    return f"ml{number:x}"
 
 
 def number_of(note: Any) -> int | None:
     """Return the number of a note's mark; ``None`` if memlog did not write the note."""
-    if not isinstance(note, str) or not note.startswith(_PREFIX):
-        return None
-    try:
-        return int(note[len(_PREFIX) :], 16)
-    except ValueError:
-        return None
+    found = _NOTE.fullmatch(note) if isinstance(note, str) else None
+    return None if found is None else int(found[1], 16)
 
 
 def rounded(size: int) -> int:

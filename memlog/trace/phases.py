@@ -46,15 +46,12 @@ def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
 
 
 class _PhaseTracker:
-    """Live bytes of the phases, computed event by event."""
-
     def __init__(self, before: int) -> None:
         self.levels: dict[PhaseName, PhaseLevel] = {}
         self._live = self._highest = before
         self._current: PhaseName = "data"
 
     def apply(self, event: encoding.StreamEvent, allocation: encoding.StreamEvent | None) -> None:
-        """Process one event. ``allocation`` is the ALLOC of the event's storage."""
         if event.kind == encoding.ALLOC:
             if event.phase != encoding.BEFORE:
                 self._live += event.size

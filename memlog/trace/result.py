@@ -112,14 +112,12 @@ def _shares(
         line = storage.line if storage.layer == OUTSIDE else 0
         sizes[storage.layer, storage.phase, storage.final_category, line] += storage.size
     return tuple(
-        Share(paths[layer], PHASES[phase], CATEGORIES[category], size, _text(line, lines))
+        Share(
+            paths[layer], PHASES[phase], CATEGORIES[category], size, lines[line - 1] if line else ""
+        )
         for (layer, phase, category, line), size in sizes.most_common()
         if size
     )
-
-
-def _text(line: int, lines: Sequence[str]) -> str:
-    return lines[line - 1] if line else ""
 
 
 def _lines(accountant: Accountant, lines: Sequence[str]) -> tuple[LineFigures, ...]:
@@ -165,11 +163,7 @@ def _layers(
 def _with_children(
     rows: dict[int, dict[int, Row]], own: Counter[int], paths: Sequence[str]
 ) -> tuple[Counter[str], dict[str, dict[int, int]]]:
-    """Return the bytes of each layer and its children at the peak, and the highest live bytes of each phase.
-
-    Returns:
-        Bytes live at the peak by path, and highest live bytes by path and phase.
-    """
+    """Return, by path, the bytes of a layer and its children at the peak, and the peak of each phase."""
     root = paths[1] if len(paths) > 1 else ""
     totals: Counter[str] = Counter()
     peaks: defaultdict[str, dict[int, int]] = defaultdict(dict)

@@ -60,7 +60,6 @@ def _layers(result: TraceResult) -> Iterator[str]:
 
 
 def _lines(result: TraceResult) -> Iterator[str]:
-    """Yield the program's lines that hold most outside all modules."""
     for one in result.lines[:_TOP_LINES]:
         shown = f"  {_cut(one.line, _PATH_WIDTH - 2)}"
         yield f"{shown:<{_PATH_WIDTH}} {format_bytes(one.at_peak):>10} {format_bytes(one.allocated):>10}"

@@ -64,12 +64,12 @@ class History:
             }
         )
 
-    def alloc(self, address: int, size: int, **more: Any) -> None:
-        self.say("alloc", addr=address, size=size, **more)
+    def alloc(self, address: int, size: int, note: str = "", **more: Any) -> None:
+        self.say("alloc", addr=address, size=size, user_metadata=note, **more)
 
-    def free(self, address: int, size: int) -> None:
-        self.say("free_requested", addr=address, size=size)
-        self.say("free_completed", addr=address, size=size)
+    def free(self, address: int, size: int, note: str = "") -> None:
+        self.say("free_requested", addr=address, size=size, user_metadata=note)
+        self.say("free_completed", addr=address, size=size, user_metadata=note)
 
 
 def snapshot(*segments: dict[str, Any], history: Any = ()) -> dict[str, Any]:

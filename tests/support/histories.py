@@ -1,4 +1,4 @@
-"""Made-up histories of a device's allocator: by hand, or from real allocations on a CPU."""
+"""Made-up history of a device's allocator, from real allocations on a CPU."""
 
 from __future__ import annotations
 
@@ -9,38 +9,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-
-class Script:
-    """Writer of a history, entry by entry, with the keys of torch 2.11 to 2.13."""
-
-    def __init__(self) -> None:
-        self.entries: list[dict[str, Any]] = []
-        self._sizes: dict[int, int] = {}
-        self._time_us = 1_000_000
-
-    def say(self, action: str, note: str = "", **values: Any) -> None:
-        self._time_us += 5
-        self.entries.append(
-            {
-                "action": action,
-                "stream": 0,
-                "time_us": self._time_us,
-                "compile_context": "N/A",
-                "user_metadata": note,
-                "pool_id": (0, 0),
-                **values,
-            }
-        )
-
-    def alloc(self, address: int, size: int, note: str = "") -> None:
-        self._sizes[address] = size
-        self.say("alloc", note, addr=address, size=size)
-
-    def free(self, address: int, note: str = "", size: int | None = None) -> None:
-        size = self._sizes.pop(address, 0) if size is None else size
-        self.say("free_requested", note, addr=address, size=size)
-        self.say("free_completed", note, addr=address, size=size)
 
 
 class SimulatedHistory(TorchDispatchMode):

@@ -24,6 +24,16 @@ def check(document: Any) -> None:
         {"sampled": _sampled, "evented": _evented}[profile["type"]](profile, len(names))
 
 
+def stacks(document: Any, profile: int) -> list[tuple[tuple[str, ...], int]]:
+    """Return the stacks of a profile's samples, each with its weight."""
+    names = [frame["name"] for frame in document["shared"]["frames"]]
+    found = document["profiles"][profile]
+    return [
+        (tuple(names[frame] for frame in sample), weight)
+        for sample, weight in zip(found["samples"], found["weights"], strict=True)
+    ]
+
+
 def entries(document: Any) -> int:
     """Return the number of samples and events in all profiles."""
     return sum(

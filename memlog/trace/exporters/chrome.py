@@ -26,6 +26,7 @@ PROCESS = "memlog"
 """Process id of memlog's tracks. It is not a number, so it differs from all process ids of the profiler."""
 
 _MAX_COUNTERS = 100_000
+"""Maximum number of events with a counter."""
 _NS_PER_US = 1e3
 
 
@@ -112,10 +113,7 @@ def _slice(name: str, at: float, thread: int, *, opens: bool) -> dict[str, Any]:
 
 
 def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
-    """Yield counters of live bytes by phase of allocation, at evenly chosen events.
-
-    The number of counters is at most `_MAX_COUNTERS`.
-    """
+    """Yield counters of live bytes by phase of allocation, at evenly chosen events."""
     every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
     live = dict.fromkeys(encoding.PHASES, 0)
     live["before"] = trace.result.before or 0

@@ -64,9 +64,6 @@ class _Node:
         self.size = 0
         self.children: dict[str, _Node] = {}
 
-    def child(self, name: str) -> _Node:
-        return self.children.setdefault(name, _Node())
-
 
 class _Box(msgspec.Struct, frozen=True):
     name: str
@@ -87,8 +84,8 @@ def flame_page(
         holder: Heading of the column of frames in the table of the frames that hold most. Bytes count for the
             innermost frame that is not a category.
     """
-    profile = document["profiles"][0] if document["profiles"] else {}
-    if profile.get("unit") != "bytes" or not profile["endValue"]:
+    profile = document["profiles"][0]
+    if profile["unit"] != "bytes" or not profile["endValue"]:
         return None
     names = [frame["name"] for frame in document["shared"]["frames"]]
     root, categories, holders = _Node(), Counter[str](), Counter[str]()
@@ -100,7 +97,7 @@ def flame_page(
         root.size += weight
         node = root
         for name in stack:
-            node = node.child(name)
+            node = node.children.setdefault(name, _Node())
             node.size += weight
     tables = [_table(holder, "What holds most", holders, root.size)]
     if categories.total() == root.size:

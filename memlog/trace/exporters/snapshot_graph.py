@@ -55,10 +55,7 @@ def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
 
 
 class _Stacks:
-    """Lookup of an allocation's stack.
-
-    A stack consists of the recorded frames, the outermost first. Without frames, it consists of the
-    allocator's note. Without a note, it consists of the block's size.
+    """Lookup of an allocation's stack, the outermost frame first.
 
     Attributes:
         has_frames: True if any entry so far had frames.
@@ -128,7 +125,7 @@ def _profiles(
 
 
 def _live(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    newest = device.newest()
+    newest = {change.address: change.source for change in device.history if change.is_alloc}
     sizes: Counter[Stack] = Counter()
     for block in device.blocks:
         if block.state != "inactive":
@@ -145,12 +142,10 @@ def _reserved(device: Device) -> Iterator[tuple[Stack, int]]:
 
 
 def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    """Yield the stacks that held bytes at the history's peak, each with its bytes, the largest first."""
     if not device.history:
         return
-    peak = _peak(device)
     live = device.before()
-    for change in device.history[:peak]:
+    for change in device.history[: _peak(device)]:
         if change.is_alloc:
             live[change.address] = (change.source, change.size)
         else:

@@ -52,10 +52,6 @@ class Device:
         self.history: list[Change] = []
         self.failed: list[int] = []
 
-    def newest(self) -> dict[int, dict[str, Any]]:
-        """Return the entry of the newest allocation at each address."""
-        return {change.address: change.source for change in self.history if change.is_alloc}
-
     def before(self) -> dict[int, tuple[dict[str, Any] | None, int]]:
         """Return the blocks that were live when the history began: by address, entry (if known) and bytes."""
         first: dict[int, Change] = {}
@@ -117,10 +113,6 @@ def _require_bounded(remaining: int, devices: dict[int, Device]) -> None:
 
 
 def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
-    state = block["state"]
-    if state not in STATES:
-        # torch's documentation uses this name for a freed block that waits for another stream.
-        state = "active_pending_free" if state == "active_awaiting_free" else "inactive"
     private = segment.get("segment_pool_id", (0, 0))
     kind = segment.get("segment_type")
     kind = printable(kind) if isinstance(kind, str) else "unknown"
@@ -131,7 +123,7 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
         pool=f"{kind} pool" if private == (0, 0) else f"private {kind} pool {_pool(private)}",
         address=_whole_number(block.get("address", 0), "an address", 1 << 64),
         size=_whole_number(block["size"], "a size"),
-        state=state,
+        state=block["state"] if block["state"] in STATES else "inactive",
         source=block,
     )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from memlog._internal.units import format_bytes
 from memlog.trace import encoding
-from memlog.trace.exporters.frame_colours import files_by_frame
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
 from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
 from memlog.trace.records import Exactness, RecordedTrace
@@ -15,7 +14,7 @@ from memlog.trace.records import Exactness, RecordedTrace
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
 _NS_PER_MS = 1e6
-
+_MARK = "\N{WORD JOINER}"
 
 _BOUNDS: dict[Exactness, str] = {
     "lower bound": "at least ",
@@ -53,11 +52,22 @@ def _title(trace: RecordedTrace, where: str) -> str:
 
 
 def _files(trace: RecordedTrace, names: Sequence[str]) -> dict[str, str]:
-    """Return the "file" of each frame at the peak. It sets the frame's colour (see `files_by_frame`)."""
+    """Return the "file" of each frame at the peak, by the frame's name. The file sets the frame's colour.
+
+    Speedscope sorts a profile's frames by file and name. A frame's place in this order sets its colour. The
+    names of all categories begin with "[". So the categories would be neighbours and have nearly the same
+    colour. To prevent this, each file's name begins with invisible characters, whose number sets the frame's
+    place. The categories get places at equal distances. The layers get the places between the categories, in
+    the model's order. The layer's class follows the invisible characters.
+    """
     categories = [f"[{category}]" for category in trace.result.categories]
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))
-    others = [frame for frame in names if frame not in categories]
-    return files_by_frame(categories, others, kinds)
+    layers = [frame for frame in names if frame not in categories]
+    files = {frame: f"{_MARK * (2 * place + 1)}category" for place, frame in enumerate(categories)}
+    for number, frame in enumerate(layers):
+        place = number * len(categories) // len(layers)
+        files[frame] = f"{_MARK * (2 * place + 2)}{kinds.get(frame) or 'not a layer'}"
+    return files
 
 
 def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
@@ -111,12 +121,11 @@ class _Thread:
         self._emit([(True, "trace")])
 
     def apply(self, event: encoding.StreamEvent) -> int:
-        """Open and close the frames that an event changes, and return the number of entries added."""
+        """Return the number of entries that the event adds."""
         self._at = max(self._at, event.time_ns / _NS_PER_MS)
         return self._emit(self._stacks.after(event))
 
     def profile(self, name: str, *, cut: bool) -> dict[str, Any]:
-        """Close all frames and return the profile."""
         self._at = max(self._at, self._duration)
         self._emit([*self._stacks.close(), (False, "trace")])
         return {

@@ -16,7 +16,6 @@ from memlog.trace.exporters.snapshot_reading import Change, Device, printable, r
 
 _MAX_BANDS = 400
 """Maximum number of storages with a band of their own: the largest ones. All others form one grey band."""
-_MAX_DEVICES = 8
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
@@ -65,12 +64,10 @@ class _Drawing:
 
     @property
     def changes(self) -> int:
-        """Number of allocations and frees."""
         return len(self.top) - 1
 
     @property
     def peak(self) -> int:
-        """Highest number of live bytes."""
         return max(level for _, level in self.top)
 
     def _allocate(self, at: int, change: Change, *, drawn: bool) -> None:
@@ -102,10 +99,9 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
     Raises:
         SnapshotError: The snapshot has another form than torch writes.
     """
-    devices = read_devices(snapshot, title)
     drawings = [
         _section(number, _Drawing(changes))
-        for number, device in [*devices.items()][:_MAX_DEVICES]
+        for number, device in read_devices(snapshot, title).items()
         if (changes := _changes(device))
     ]
     body = "\n".join(drawings) or "<p>The snapshot holds no history: nothing was recorded.</p>"

@@ -15,13 +15,11 @@ from typing import NamedTuple, TypeAlias
 
 from memlog.trace.encoding import BACKWARD, FORWARD
 from memlog.trace.predict.lifetimes import (
-    START,
     Call,
     SizedInterval,
     StorageLifetime,
     TracedStep,
     highest,
-    steady_begin,
 )
 
 _MIN_SHARE = 0.02
@@ -70,8 +68,8 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
     inside = tuple(f"{module}." for module in modules)
     return [
         path
-        for layer, path in enumerate(traced.trace.paths)
-        if "BatchNorm" in traced.layers.kind(layer) and path.startswith(inside)
+        for layer, path in enumerate(traced.paths)
+        if "BatchNorm" in traced.kind(layer) and path.startswith(inside)
     ]
 
 
@@ -101,7 +99,7 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
 
     The last module's forward runs again right after its first run, so checkpointing it seldom saves anything.
     """
-    group = [layer for layer in calls if traced.layers.paths[layer] in plan.modules]
+    group = [layer for layer in calls if traced.paths[layer] in plan.modules]
     if len(group) > 1:
         last = min(group, key=lambda layer: calls[layer][0].recompute_at)
         fewer = tuple(layer for layer in group if layer != last)
@@ -112,31 +110,25 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
 
 
 def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
-    return tuple(traced.layers.paths[layer] for layer in sorted(group))
+    return tuple(traced.paths[layer] for layer in sorted(group))
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
     """Return the groups of sibling modules that would drop enough bytes, the group that drops most first."""
     siblings: dict[str, list[int]] = {}
     for layer in calls:
-        siblings.setdefault(traced.layers.paths[layer].rpartition(".")[0], []).append(layer)
+        siblings.setdefault(traced.paths[layer].rpartition(".")[0], []).append(layer)
     dropped = {
         layer: sum(storage.size for call in of_layer for storage in call.dropped)
         for layer, of_layer in calls.items()
     }
-    groups = [
-        tuple(group)
-        for group in siblings.values()
-        if sum(dropped[layer] for layer in group) >= _MIN_SHARE * peak
-    ]
-    groups.sort(key=lambda group: -sum(dropped[layer] for layer in group))
-    return groups[:_MAX_GROUPS]
+    totals = {tuple(group): sum(dropped[layer] for layer in group) for group in siblings.values()}
+    large = [group for group, total in totals.items() if total >= _MIN_SHARE * peak]
+    return sorted(large, key=lambda group: -totals[group])[:_MAX_GROUPS]
 
 
 def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
     """Return, by layer, the calls in which checkpointing would drop storages."""
-    if not traced.records_inputs:
-        return {}
     excluded = traced.recomputed() | {call.layer for call in traced.calls if call.inputs is None}
     forward_ends = _forward_ends(traced)
     found: _CallsByLayer = {}
@@ -144,8 +136,8 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
     for call in reversed(traced.calls):
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in excluded
         # A norm keeps too little to be checkpointed alone.
-        wanted = wanted and "Norm" not in traced.layers.kind(call.layer)
-        if wanted and not traced.layers.paths[call.layer].startswith("("):
+        wanted = wanted and "Norm" not in traced.kind(call.layer)
+        if wanted and not traced.paths[call.layer].startswith("("):
             later = found.get(call.layer)
             recomputed = _recomputed_call(traced, forward_ends, call, later[-1] if later else None)
             if recomputed is not None:
@@ -198,7 +190,7 @@ def _recomputed_call(
     recompute_at = _backward_entry(traced, call, min(storage.end for storage in dropped))
     if later is not None and later.forward_begin < recompute_at < later.released_at:
         recompute_at = _entry_after(traced, later)
-    if result is not None and result.uses.backward_layer in traced.layers.subtree(call.layer):
+    if result is not None and result.uses.backward_layer in traced.subtree(call.layer):
         # The module itself kept its result, because its last operation needs it in the backward pass.
         dropped[result] = _last_reader_end(traced, call, result)
         result = None
@@ -231,7 +223,6 @@ def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) ->
 
 
 def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
-    """Return a call's result: the newest storage that outlives the call and is not too small."""
     largest = max((storage.size for storage in left), default=0)
     return next(
         (storage for storage in reversed(left) if storage.size * _RESULT_RATIO >= largest), None
@@ -240,7 +231,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
     """Return the moment before ``first_free`` at which the backward pass last entered the call's module."""
-    inside = traced.layers.subtree(call.layer)
+    inside = traced.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):
         if change.phase != BACKWARD or change.layer not in inside:
@@ -265,17 +256,12 @@ def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
 
 
 def _peak(traced: TracedStep, calls: _CallsByLayer, group: Sequence[int]) -> int:
-    """Compute the peak in bytes if the modules of a group are checkpointed."""
     checkpointed = [call for layer in group for call in calls[layer]]
-    kept: dict[StorageLifetime, int] = {}
+    ends = {storage: end for call in checkpointed for storage, end in call.dropped.items()}
     for call in checkpointed:
         for storage in call.inputs:
-            kept[storage] = max(call.released_at, kept.get(storage, START))
-    ends = {storage: end for call in checkpointed for storage, end in call.dropped.items()}
-    intervals = []
-    for storage in traced.storages:
-        end = max(ends.get(storage, storage.end), kept.get(storage, START))
-        intervals.append(SizedInterval(steady_begin(storage), end, storage.size))
+            ends[storage] = max(call.released_at, ends.get(storage, storage.end))
+    intervals = traced.intervals(ends=ends)
     for call in checkpointed:
         intervals += [
             SizedInterval(call.recompute_at, storage.end, storage.size) for storage in call.dropped

@@ -147,19 +147,12 @@ def _incomplete(trace: RecordedTrace) -> str | None:
 def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: float) -> Iterator[str]:
     twice = [path for hint in hints for path in running_statistics(traced, hint.modules)]
     if twice:
-        named = ", ".join(f"`{path}`" for path in twice[:_NAMED])
-        more = f" and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
         yield (
-            f"A checkpointed module's forward runs twice, so {named}{more} would update its running "
+            f"A checkpointed module's forward runs twice, so {_listed(twice)} would update its running "
             "statistics twice for each batch: use a momentum of 1 - sqrt(1 - momentum)."
         )
     if not traced.has_backward:
         yield "The traced step did not reach its backward pass, so these figures do not include that pass."
-    if traced.has_backward and not traced.records_inputs:
-        yield (
-            "The memory that checkpointing would save is not predicted: an older memlog wrote the trace, "
-            "without the inputs of modules."
-        )
     if traced.trace.result.peak != peak:
         yield (
             "The traced step was the first: the figures are those of a later step, which has the optimizer's "
@@ -208,21 +201,24 @@ def _hint(
 
 
 def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
-    yield _hint("batch", "Half the batch", current, scaling.with_batch(traced, 0.5))
+    yield _hint("batch", "Half the batch", current, scaling.with_half_batch(traced))
     if not traced.has_backward:
         return  # the gradients are unknown
     what = "Half the batch, with the gradients of two of them added up: the training stays the same"
-    yield _hint("accumulation", what, current, scaling.accumulated(traced, 0.5))
+    yield _hint("accumulation", what, current, scaling.accumulated(traced))
 
 
 def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
     plan = best_plan(traced, current)
     if plan is not None:
-        named = ", ".join(f"`{path}`" for path in plan.modules[:_NAMED])
-        more = len(plan.modules) - _NAMED
-        what = f"`torch.utils.checkpoint` on {named}" + (f" and {more} more" if more > 0 else "")
+        what = f"`torch.utils.checkpoint` on {_listed(plan.modules)}"
         time = _forward_time(traced.trace.result, plan.modules)
         yield _hint("checkpointing", what, current, plan.peak, plan.modules, time)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    named = ", ".join(f"`{path}`" for path in paths[:_NAMED])
+    return named + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
 
 
 def _forward_time(result: TraceResult, modules: Sequence[str]) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 from memlog.trace import encoding
@@ -97,36 +98,12 @@ class SizedInterval(NamedTuple):
     size: float
 
 
-class Layers:
-    """Names of a trace's layers, by the layer's number."""
-
-    def __init__(self, trace: RecordedTrace) -> None:
-        self.paths = trace.paths
-        self._kinds = trace.kinds
-
-    def kind(self, layer: int) -> str:
-        """Return the name of a layer's class; empty if unknown."""
-        return self._kinds[layer] if layer < len(self._kinds) else ""
-
-    def subtree(self, layer: int) -> frozenset[int]:
-        """Return the numbers of a layer and all layers inside it."""
-        if layer == 1:
-            return frozenset(range(1, len(self.paths)))
-        inside = f"{self.paths[layer]}."
-        return frozenset(
-            {layer, *(n for n, path in enumerate(self.paths) if path.startswith(inside))}
-        )
-
-
 class _StreamReader:
-    """Collector of storages, calls, and phases from a trace's events."""
-
     def __init__(self, length: int) -> None:
         self.storages: list[StorageLifetime] = []
         self.calls: list[Call] = []
         self.phase_changes: list[PhaseChange] = []
         self.optimizer_steps: list[Interval] = []
-        self.records_inputs = False
         self.serials: list[int] = []
         self.allocated_at: list[int] = []
         self._length = length
@@ -134,7 +111,6 @@ class _StreamReader:
         self._running: dict[int, list[Call]] = {}
 
     def apply(self, at: int, event: StreamEvent) -> None:
-        """Process the event number ``at``."""
         if event.kind == encoding.ALLOC:
             storage = self._live[event.key] = StorageLifetime(event, at, self._length)
             self.storages.append(storage)
@@ -185,7 +161,6 @@ class _StreamReader:
         self.phase_changes.append(change)
 
     def _enter(self, at: int, event: StreamEvent) -> None:
-        self.records_inputs = self.records_inputs or event.key > 0
         serials = (event.key, event.size)
         inputs = tuple(self._live[serial] for serial in serials if serial in self._live)
         call = Call(
@@ -217,18 +192,17 @@ class TracedStep:
 
     Attributes:
         trace: The trace.
-        layers: Names of the layers.
+        paths: Paths of the layers, by the layer's number.
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
         optimizer_steps: Interval of each optimizer step, in order. The moment ``end`` is after the step.
         first_activity: Moment at which the first call of a module begins or the phase first changes.
         length: Number of events. It is also the ``end`` of a storage that is never freed.
-        records_inputs: True if the trace holds the inputs of modules. Traces of an older memlog lack them.
     """
 
     def __init__(self, trace: RecordedTrace) -> None:
         self.trace = trace
-        self.layers = Layers(trace)
+        self.paths = trace.paths
         self.length = len(trace.events) // encoding.EVENT_BYTES
         stream = _StreamReader(self.length)
         for at, event in enumerate(encoding.decode(trace.events)):
@@ -237,7 +211,6 @@ class TracedStep:
         self.storages = stream.storages
         self.calls = stream.calls
         self.optimizer_steps = stream.optimizer_steps
-        self.records_inputs = stream.records_inputs
         self._phase_changes = stream.phase_changes
         self._serials = stream.serials
         self._allocated_at = stream.allocated_at
@@ -246,6 +219,20 @@ class TracedStep:
         self.first_activity = min(starts, default=self.length)
         self._by_begin = sorted(self.storages, key=lambda storage: storage.begin)
         self._begins = [storage.begin for storage in self._by_begin]
+
+    def kind(self, layer: int) -> str:
+        """Return the name of a layer's class; empty if unknown."""
+        kinds = self.trace.kinds
+        return kinds[layer] if layer < len(kinds) else ""
+
+    def subtree(self, layer: int) -> frozenset[int]:
+        """Return the numbers of a layer and all layers inside it."""
+        if layer == 1:
+            return frozenset(range(1, len(self.paths)))
+        inside = f"{self.paths[layer]}."
+        return frozenset(
+            {layer, *(n for n, path in enumerate(self.paths) if path.startswith(inside))}
+        )
 
     @property
     def has_backward(self) -> bool:
@@ -269,10 +256,11 @@ class TracedStep:
         """Return the calls of forward passes that lie in no other call, the last call first."""
         found: list[Call] = []
         for call in reversed(self.calls):
-            if call.phase == FORWARD and all(
-                not (other.begin < call.begin < other.end and other.thread == call.thread)
+            inside = any(
+                other.begin < call.begin < other.end and other.thread == call.thread
                 for other in found[-1:]
-            ):
+            )
+            if call.phase == FORWARD and not inside:
                 found.append(call)
         return found
 
@@ -325,21 +313,26 @@ class TracedStep:
         return {call.layer for call in self.calls if call.phase == RECOMPUTE}
 
     def intervals(
-        self, sizes: Mapping[StorageLifetime, float] | None = None
+        self,
+        sizes: Mapping[StorageLifetime, float] | None = None,
+        ends: Mapping[StorageLifetime, int] | None = None,
     ) -> list[SizedInterval]:
         """Return the time and bytes of each storage in a step whose optimizer state exists from the start.
 
-        ``sizes`` replaces the bytes of some storages.
+        ``sizes`` and ``ends`` replace the bytes and the ends of some storages.
         """
-        changed = sizes or {}
+        sizes, ends = sizes or {}, ends or {}
         return [
-            SizedInterval(steady_begin(storage), storage.end, changed.get(storage, storage.size))
+            SizedInterval(
+                steady_begin(storage),
+                ends.get(storage, storage.end),
+                sizes.get(storage, storage.size),
+            )
             for storage in self.storages
         ]
 
 
-def _moment(change: PhaseChange) -> int:
-    return change.at
+_moment = attrgetter("at")
 
 
 def steady_begin(storage: StorageLifetime) -> int:

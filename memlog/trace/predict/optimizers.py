@@ -56,12 +56,8 @@ def idle_bytes(traced: TracedStep) -> int:
 
 def without_idle(traced: TracedStep) -> int:
     """Compute the peak in bytes without the state of optimizers that did not step."""
-    return highest(
-        traced.intervals(
-            {storage: 0.0 for storage in traced.storages if _is_idle(traced, storage)}
-        ),
-        traced.length,
-    )
+    idle = {storage: 0.0 for storage in traced.storages if _is_idle(traced, storage)}
+    return highest(traced.intervals(idle), traced.length)
 
 
 def kept_states(traced: TracedStep) -> list[State]:

@@ -78,7 +78,7 @@ def why_not(traced: TracedStep) -> str | None:
     Return ``None`` if a prediction is possible.
     """
     unknown = _unknown_kinds(traced)
-    if unknown and traced.trace.kinds:
+    if unknown:
         named = ", ".join(unknown[:_NAMED])
         return f"{named} may use parameters or buffers in float32, which makes what follows float32 again"
     if all(storage.uses.type == UNKNOWN_TYPE for storage in traced.storages):
@@ -100,23 +100,21 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
     holding = {
         storage.layer for storage in traced.storages if storage.category in (PARAMETER, BUFFER)
     }
-    kinds = {traced.layers.kind(layer) or "what is in no module" for layer in holding}
+    kinds = {traced.kind(layer) or "what is in no module" for layer in holding}
     return sorted(kinds - PRODUCTS - _OTHERS)
 
 
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
     """Yield the time and bytes that a storage, and its copies for products, would have under autocast."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
-    if uses.type == HALF and _varies(storage) and "Loss" not in traced.layers.kind(storage.layer):
+    if uses.type == HALF and _varies(storage) and "Loss" not in traced.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)
         return
     if not uses.cast_first or uses.type != WIDE:
         yield SizedInterval(begin, end, storage.size)
         return
-    first, last = (
-        traced.allocated_after(uses.cast_first),
-        traced.allocated_after(uses.cast_last) + 1,
-    )
+    first = traced.allocated_after(uses.cast_first)
+    last = traced.allocated_after(uses.cast_last) + 1
     in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
     if storage.category == PARAMETER:
@@ -184,7 +182,7 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInter
         # The loss (cross entropy) does not keep the result for the backward pass.
         return SizedInterval(at, max(at, used) + 1, result.size)
     # A product does not keep its own result, so the copy replaces it.
-    alone = traced.layers.kind(result.layer) in PRODUCTS
+    alone = traced.kind(result.layer) in PRODUCTS
     return SizedInterval(at, _backward_into(traced, at), result.size * (_HALF if alone else 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Prediction of the peak with a smaller batch, and with gradients accumulated over several batches."""
+"""Prediction of the peak with half the batch, and with gradients accumulated over several batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from memlog.trace.predict.lifetimes import (
     StorageLifetime,
     TracedStep,
     highest,
-    steady_begin,
 )
 from memlog.trace.predict.precision import PRODUCTS
 
@@ -22,30 +21,22 @@ def steady_peak(traced: TracedStep) -> int:
     return highest(traced.intervals(), traced.length)
 
 
-def with_batch(traced: TracedStep, share: float) -> int:
-    """Compute the peak in bytes with another batch size.
+def with_half_batch(traced: TracedStep) -> int:
+    """Compute the peak in bytes with half the batch.
 
-    Inputs grow with the batch. Everything that a pass allocates grows too, except gradients and copies of
+    Inputs shrink with the batch. Everything that a pass allocates shrinks too, except gradients and copies of
     parameters.
-
-    Args:
-        traced: The traced step.
-        share: The new batch size divided by the traced step's batch size.
     """
-    return highest(traced.intervals(_with_batch(traced, share)), traced.length)
+    return highest(traced.intervals(_sizes_with_half_batch(traced)), traced.length)
 
 
-def accumulated(traced: TracedStep, share: float) -> int:
-    """Compute the peak in bytes with another batch size, if gradients are accumulated over several batches.
+def accumulated(traced: TracedStep) -> int:
+    """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
     The result is the peak of the second batch and of later ones. There, the accumulated gradients are live
     from the previous optimizer step on. They replace gradients that were still live at that time. The
     backward pass allocates the new gradients in addition, adds them to the accumulated gradients, and frees
     the new ones.
-
-    Args:
-        traced: The traced step.
-        share: The new batch size divided by the traced step's batch size.
     """
     gradients = [
         storage
@@ -60,16 +51,7 @@ def accumulated(traced: TracedStep, share: float) -> int:
         SizedInterval(one.begin, min(traced.next_phase_change(one.begin), one.end), one.size)
         for one in gradients
     ]
-    replaced = _replaced(traced, gradients)
-    sizes = _with_batch(traced, share)
-    others = [
-        SizedInterval(
-            steady_begin(storage),
-            replaced.get(storage, storage.end),
-            sizes.get(storage, storage.size),
-        )
-        for storage in traced.storages
-    ]
+    others = traced.intervals(_sizes_with_half_batch(traced), _replaced(traced, gradients))
     return highest([*others, *accumulated_before, *new], traced.length)
 
 
@@ -94,11 +76,11 @@ def _replaced(
     return found
 
 
-def _with_batch(traced: TracedStep, share: float) -> dict[StorageLifetime, float]:
-    """Return the new bytes of the storages that grow with the batch."""
+def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
+    """Return the new bytes of the storages that shrink with the batch."""
     copies = _copies(traced)
     return {
-        storage: storage.size * share
+        storage: storage.size / 2
         for storage in traced.storages
         if storage.category == INPUT
         or (
@@ -128,6 +110,6 @@ def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     for layer, sizes in traced.parameters().items():
         halves = {size // 2 for size in sizes}
         found[layer, FORWARD] = found[layer, RECOMPUTE] = halves
-        once = layer in called - repeated and traced.layers.kind(layer) in PRODUCTS
+        once = layer in called - repeated and traced.kind(layer) in PRODUCTS
         found[layer, BACKWARD] = halves if once else halves | set(sizes)
     return found

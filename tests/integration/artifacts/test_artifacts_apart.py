@@ -35,12 +35,7 @@ def test_names_and_kinds_are_kept_apart_in_all_three_stores(tmp_path: Path) -> N
         environment = dict(server.environment)
         child.run(TRAINER, tmp_path, **environment)
         pulls = [
-            ("pull", "latest", "--backend", backend, *options)
-            for backend in BACKENDS
-            for options in (
-                ("-o", f"of-{backend}"),
-                ("--kind", "table", "-o", f"{backend}-only"),
-            )
+            ("pull", "latest", "--backend", backend, "-o", f"of-{backend}") for backend in BACKENDS
         ]
         child.commands(*pulls, directory=tmp_path, **environment)
     for backend in BACKENDS:
@@ -55,5 +50,3 @@ def test_names_and_kinds_are_kept_apart_in_all_three_stores(tmp_path: Path) -> N
                 "\u00f6.txt file",
             ]
         )
-        [table] = (tmp_path / f"{backend}-only").iterdir()
-        assert (table.name, table.read_text()) == ("r.json", "r.json table")

@@ -84,7 +84,6 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
         )
     (run,) = server.runs
     said = pull(tmp_path, run, "--backend", "wandb", **server.environment)
-    print(said)
     assert not OUTSIDE.exists()
     out = tmp_path / "deep" / "here" / "out"
     assert {path.name for path in out.iterdir()} <= {"good.txt", "report.html"}
@@ -120,7 +119,6 @@ def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
     (folder / "device").symlink_to("/dev/zero")
     (folder / "folder").mkdir()
     said = pull(tmp_path, run.run_id, "--backend", "mlflow", MLFLOW_TRACKING_URI=uri)
-    print(said)
     out = tmp_path / "deep" / "here" / "out"
     assert (out / "good.txt").read_text() == "good"
     assert "\x1b" not in said

@@ -1,6 +1,5 @@
 """Causes that reports name for child processes that run out of memory in several ways."""
 
-import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -39,7 +38,6 @@ SHORT = """
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("for step in range(40): train(16384 * (1 + step))", "peaked higher than every one before"),
         (
             "for step in range(8): train(4096)\n"
             "        kept = [model(torch.randn(16384, 16)) for _ in range(1000)]",
@@ -50,7 +48,7 @@ SHORT = """
             "too few to find the cause",
         ),
     ],
-    ids=["grows", "keeps an evaluation's graphs", "keeps in few steps"],
+    ids=["keeps an evaluation's graphs", "keeps in few steps"],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 def test_a_run_of_few_steps_gets_advice_from_its_steps(
@@ -63,15 +61,15 @@ def test_a_run_of_few_steps_gets_advice_from_its_steps(
     assert "a peak of about" not in helps
 
 
-TRAINS = """
-    import os, resource, signal, time
+GROWS = """
+    import resource
     import torch
     import memlog
 
     torch.set_num_threads(1)
     blocks = (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(4))
     model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 1))
-    session = memlog.init("local", model=model, layers=True, finish_timeout=60)
+    memlog.init("local", model=model, layers=True, finish_timeout=60)
     optimizer = torch.optim.Adam(model.parameters())
 
     def train(batch):
@@ -79,45 +77,21 @@ TRAINS = """
         optimizer.step()
         optimizer.zero_grad()
 
-    {body}
-"""
-GROWS = """
     in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**29, in_use + 2**29))
     for exponent in (4, 4, 4, *range(17, 40)):
         train(2**exponent)
 """
-IS_KILLED = """
-    for _ in range(30):
-        train(64)
-    deadline = time.monotonic() + 60
-    graph = session.directory / "artifacts" / "worst-step.speedscope.json.gz"
-    while not graph.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def test_a_larger_batch_is_named_rather_than_a_lighter_optimizer(tmp_path: Path) -> None:
-    body = textwrap.indent(textwrap.dedent(GROWS), "    ")
-    errors = ended(tmp_path, TRAINS.format(body=body.strip()))
-    assert "DefaultCPUAllocator" in errors
+    assert "DefaultCPUAllocator" in ended(tmp_path, GROWS)
     helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
     assert "The step that failed needed far more than the traced one" in helps
     assert "A smaller batch, or shorter or smaller inputs" in helps
     assert "`torch.utils.checkpoint`" in helps
     assert "SGD" not in helps
     assert "8 bits" not in helps
-
-
-def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
-    body = textwrap.indent(textwrap.dedent(IS_KILLED), "    ")
-    ended(tmp_path, TRAINS.format(body=body.strip()), code=-signal.SIGKILL)
-    text = wait_for_report(only_run(tmp_path))
-    newest = text.partition("## The newest traced step")[2].partition("##")[0]
-    assert "(dispatch), at its peak of " in newest
-    assert "not what ended this run" in newest
-    assert "`worst-step.speedscope.json.gz`" in newest
 
 
 UNDER_A_LIMIT = """
@@ -180,12 +154,6 @@ C_LIBRARY = """
                 others.append(torch.ones(16384))
         train()
 """
-SHAPES = """
-    for _ in range(30):
-        train()
-    limit(4000)
-    torch.zeros(2**42)
-"""
 
 
 @pytest.mark.parametrize(
@@ -194,9 +162,8 @@ SHAPES = """
         (LARGER_AND_LARGER, "So the steps became larger", "something keeps"),
         (MAPPED, "are pages of mapped files", "something keeps"),
         (C_LIBRARY, "something keeps memory of each step", "It failed in the optimizer's step"),
-        (SHAPES, "16.0 TiB were requested in one piece, and the whole machine", "A higher limit"),
     ],
-    ids=["larger and larger", "a mapped file", "a C library", "a wrong shape"],
+    ids=["larger and larger", "a mapped file", "a C library"],
 )
 def test_the_cause_that_is_named_is_the_one(
     tmp_path: Path, body: str, told: str, untold: str

@@ -30,10 +30,6 @@ def changed(change: Callable[[dict[str, Any]], object], *profiles: dict[str, Any
     return encoded(made)
 
 
-def test_a_sound_file_is_accepted() -> None:
-    check(encoded(document()))
-
-
 def test_a_file_is_recognised_by_its_schema_whatever_its_name(tmp_path: Path) -> None:
     for name, content in {
         "a.bin": encoded(document()),
@@ -144,13 +140,11 @@ def test_garbage_in_the_middle_never_raises_anything_else(garbage: bytes, place:
         check(content[:place] + garbage + content[place:])
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "MAX_BYTES", 10_000)
     (tmp_path / "bomb").write_bytes(gzip.compress(b" " * 100_000))
     with pytest.raises(UnopenableFileError, match="larger than"):
-        read_content(tmp_path / "bomb", limit=10_000)
-    (tmp_path / "large").write_bytes(b" " * 10_001)
-    with pytest.raises(UnopenableFileError, match="larger than"):
-        read_content(tmp_path / "large", limit=10_000)
+        read_content(tmp_path / "bomb")
 
 
 def test_torn_gzip_and_what_is_no_file_are_one_clear_error(tmp_path: Path) -> None:
@@ -167,14 +161,10 @@ def test_a_pickle_may_be_larger_than_what_the_page_is_given(
 ) -> None:
     monkeypatch.setattr(contents, "MAX_BYTES", 100)
     monkeypatch.setattr(contents, "MAX_PICKLE", 1_000)
-    for size, text, fits in ((100, b"{", True), (101, b"{", False), (1_000, b"\x80", True)):
+    for text, limit in ((b"{", 100), (b"\x80", 1_000)):
         for pack in (bytes, gzip.compress):
-            (tmp_path / "file").write_bytes(pack(text * size))
-            if fits:
-                assert len(read_content(tmp_path / "file")) == size
-            else:
-                with pytest.raises(UnopenableFileError, match="larger than"):
-                    read_content(tmp_path / "file")
-    (tmp_path / "file").write_bytes(b"\x80" * 1_001)
-    with pytest.raises(UnopenableFileError, match="larger than"):
-        read_content(tmp_path / "file")
+            (tmp_path / "file").write_bytes(pack(text * limit))
+            assert len(read_content(tmp_path / "file")) == limit
+            (tmp_path / "file").write_bytes(pack(text * (limit + 1)))
+            with pytest.raises(UnopenableFileError, match="larger than"):
+                read_content(tmp_path / "file")

@@ -11,7 +11,6 @@ import torch
 
 from memlog.oom import limits
 from memlog.oom.errors import describe, failed_allocation
-from memlog.oom.frames import error_location
 
 TIB = 1024**4
 
@@ -213,6 +212,10 @@ def test_what_a_closure_does_is_not_the_optimizers() -> None:
         def step(self, _closure: object = None) -> None:  # type: ignore[override]
             beside_it()
 
-    assert error_location(caught(lambda: optimizer.step(in_the_model))) == ("Greedy", "forward")
-    assert error_location(caught(lambda: optimizer.step(beside_it))) == (None, None)
-    assert error_location(caught(Hungry(model.parameters(), lr=0.1).step)) == (None, "optimizer")
+    def place(allocate: object) -> tuple[str | None, str | None]:
+        event = describe(caught(allocate), 0)
+        return event.layer, event.phase
+
+    assert place(lambda: optimizer.step(in_the_model)) == ("Greedy", "forward")
+    assert place(lambda: optimizer.step(beside_it)) == (None, None)
+    assert place(Hungry(model.parameters(), lr=0.1).step) == (None, "optimizer")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.histories import Script, SimulatedHistory
+from support.device_snapshots import History
+from support.histories import SimulatedHistory
 from support.models import GPT, text
 from torch import nn
 
@@ -46,11 +47,11 @@ A, B, C, D = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 
 
 def joined(
-    marks: list[Mark], script: Script, existing: tuple[ExistingStorage, ...] = (), **options: Any
+    marks: list[Mark], history: History, existing: tuple[ExistingStorage, ...] = (), **options: Any
 ) -> tuple[Accountant, Join]:
     join = Join(marks, existing, **{"opening": None, "started_us": 1_000_000, **options})
     accountant = Accountant()
-    accountant.fold(b"".join(join.events(script.entries)))
+    accountant.fold(b"".join(join.events(history.entries)))
     accountant.finish()
     return accountant, join
 
@@ -65,17 +66,17 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
         Mark(5000, PHASE_CHANGE, 2, BACKWARD, 1, owner=(2, BACKWARD)),
         Mark(6000, PHASE_CHANGE, OUTSIDE, OPTIMIZER, 0, owner=(OUTSIDE, OPTIMIZER)),
     ]
-    script = Script()
-    script.alloc(A, 1000, label(0))
-    script.alloc(B, 600, label(1))
-    script.alloc(C, 512, label(2))
-    script.say("segment_alloc", addr=A, size=2 << 20)
-    script.alloc(D, 4096, label(4))
-    script.free(B, label(4))
-    script.say("an action of the future", whatever=1)
-    script.say("oom", label(4), size=1 << 40, device_free=12)  # it has no address
-    script.free(D, label(5))
-    accountant, _ = joined(marks, script)
+    history = History()
+    history.alloc(A, 1000, label(0))
+    history.alloc(B, 600, label(1))
+    history.alloc(C, 512, label(2))
+    history.say("segment_alloc", addr=A, size=2 << 20)
+    history.alloc(D, 4096, label(4))
+    history.free(B, 600, label(4))
+    history.say("an action of the future", whatever=1)
+    history.say("oom", user_metadata=label(4), size=1 << 40)  # it has no address
+    history.free(D, 4096, label(5))
+    accountant, _ = joined(marks, history)
 
     allocated = {key: row.allocated for key, row in accountant.rows.items() if row.allocated}
     assert allocated == {
@@ -96,11 +97,11 @@ def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
         Mark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # its allocation was not recorded
         Mark(4000, ENTER, 3, FORWARD, 0, inputs=(-1, 0)),
     ]
-    script = Script()
-    script.alloc(A, 512, label(0))
-    script.alloc(B, 1024, label(0))
+    history = History()
+    history.alloc(A, 512, label(0))
+    history.alloc(B, 1024, label(0))
     join = Join(marks, [], opening=10_000, started_us=0)
-    events = list(decode(b"".join(join.events(script.entries))))
+    events = list(decode(b"".join(join.events(history.entries))))
     serials = {event.size: event.key for event in events if event.kind == ALLOC}
     told = [(event.key, event.size) for event in events if event.kind == ENTER]
     assert told == [(serials[1024], serials[512]), (0, 0), (-1, 0)]
@@ -108,19 +109,18 @@ def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
 
 def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
     marks = [
-        Mark(
-            1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)
-        ),  # the first step's backward pass
+        # the first step's backward pass
+        Mark(1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)),
         Mark(2000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),  # the second step
         Mark(3000, EXIT, 1, FORWARD, 0),
         Mark(4000, PHASE_CHANGE, 1, BACKWARD, 1, owner=(1, BACKWARD)),
     ]
-    script = Script()
-    script.alloc(A, 512, label(0))
-    script.alloc(B, 512, label(1))
-    script.alloc(C, 512, label(0))  # the second backward pass begins outside all modules
-    script.alloc(D, 512, label(3))
-    accountant, join = joined(marks, script)
+    history = History()
+    history.alloc(A, 512, label(0))
+    history.alloc(B, 512, label(1))
+    history.alloc(C, 512, label(0))  # the second backward pass begins outside all modules
+    history.alloc(D, 512, label(3))
+    accountant, join = joined(marks, history)
     assert join.unattributed == 1
     assert accountant.rows[7, BACKWARD].allocations == 1
     assert accountant.rows[OUTSIDE, BACKWARD].allocations == 1
@@ -128,11 +128,11 @@ def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
 
 
 def test_storages_from_before_the_window_are_live_from_its_start() -> None:
-    script = Script()
-    script.alloc(C, 512)
-    script.free(B, size=2048)  # not known, but live before the window
+    history = History()
+    history.alloc(C, 512)
+    history.free(B, 2048)  # not known, but live before the window
     existing = (ExistingStorage(A, 4096, 3, PARAMETER),)
-    accountant, _ = joined([], script, existing, opening=10_240)
+    accountant, _ = joined([], history, existing, opening=10_240)
 
     assert accountant.before_bytes == 10_240
     assert accountant.peak_bytes == 512
@@ -146,17 +146,14 @@ def test_storages_from_before_the_window_are_live_from_its_start() -> None:
 
 def test_a_storage_allocated_in_the_history_is_not_from_before() -> None:
     """A model that the tracer first sees when it is called may have been created in the window."""
-    script = Script()
-    script.alloc(A, 4096)
-    script.free(B, size=512)
-    script.alloc(B, 512)
+    history = History()
+    history.alloc(A, 4096)
+    history.free(B, 512)
+    history.alloc(B, 512)
     existing = (ExistingStorage(A, 4096, 3, PARAMETER), ExistingStorage(B, 512, 3, PARAMETER))
-    accountant, _ = joined([], script, existing)
-    assert (accountant.before_bytes, accountant.peak_bytes, accountant.live_bytes) == (
-        512,
-        4096,
-        4096,
-    )
+    accountant, _ = joined([], history, existing)
+    assert (accountant.before_bytes, accountant.peak_bytes) == (512, 4096)
+    assert accountant.live_bytes == 4096
 
 
 def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
@@ -165,19 +162,15 @@ def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
         Mark(2000, CLASSIFY, 5, 0, 0, address=A, category=GRADIENT),
         Mark(3000, EXIT, 1, FORWARD, 0),
     ]
-    script = Script()
-    script.alloc(A, 512, label(0))
-    script.alloc(B, 512, label(2))
-    script.free(A, label(2))
-    script.alloc(A, 1024, label(2))  # another storage at the same address
-    accountant, _ = joined(marks, script)
-    assert {held.size: held.final_category == GRADIENT for held in accountant.remaining()} == {
-        512: False,
-        1024: False,
-    }
-    held = [held for held in accountant.at_peak if held.layer == 5]
+    history = History()
+    history.alloc(A, 512, label(0))
+    history.alloc(B, 512, label(2))
+    history.free(A, 512, label(2))
+    history.alloc(A, 1024, label(2))  # another storage at the same address
+    accountant, _ = joined(marks, history)
+    assert not any(held.final_category == GRADIENT for held in accountant.remaining())
+    assert not any(held.layer == 5 for held in accountant.at_peak)
     assert accountant.peak_bytes == 1536
-    assert held == []
 
 
 def test_without_notes_allocations_are_attributed_by_time() -> None:
@@ -185,10 +178,10 @@ def test_without_notes_allocations_are_attributed_by_time() -> None:
         Mark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
         Mark(12_000, EXIT, 1, FORWARD, 0),
     ]
-    script = Script()
+    history = History()
     for address in (A, B, C):
-        script.alloc(address, 512)  # 5, 10 and 15 microseconds after the start
-    accountant, _ = joined(marks, script, by_time=True)
+        history.alloc(address, 512)  # 0, 5 and 10 microseconds after the start
+    accountant, _ = joined(marks, history, by_time=True)
     assert accountant.rows[1, FORWARD].allocations == 1
     assert accountant.rows[OUTSIDE, FORWARD].allocations == 2
 
@@ -228,41 +221,35 @@ def test_fragmentation_is_recognised_by_the_blocks() -> None:
 class Run:
     """One step under two engines: the native one on a simulated history, the CPU engine as reference."""
 
-    def __init__(self, model: nn.Module, *, takes_notes: bool = True, known: bool = True) -> None:
-        self.rows: list[dict[tuple[str, int], int]] = []
+    def __init__(self, model: nn.Module, *, known: bool = True) -> None:
         self.health = Diagnostics()
-        engines: list[tuple[Any, Any, Any]] = []
-        for make in (self._truth, lambda *args: self._native(*args, takes_notes=takes_notes)):
-            names, accountant = ModuleNames(model if known else None), Accountant()
-            log = EventLog(10**6, accountant)
-            engines.append((make(log, names), log, names))
+        names = [ModuleNames(model if known else None) for _ in range(2)]
+        logs = [EventLog(10**6, Accountant()) for _ in range(2)]
+        history: Any = SimulatedHistory()
+        engines: list[Any] = [
+            DispatchEngine(logs[0], names[0], self.health),
+            NativeEngine(logs[1], names[1], self.health, history, readings=True),
+        ]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         batch = text()
-        for engine, _, _ in engines:
+        for engine in engines:
             engine.start()
         for _ in range(2):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
-        for engine, log, _ in reversed(engines):
-            engine.stop()
-            log.close()
-        self.books = [log.accountant for _, log, _ in engines]
-        for _, log, names in engines:
-            self.rows.append(
-                {
-                    (names.paths[layer], phase): row.allocations
-                    for (layer, phase), row in log.accountant.rows.items()
-                    if row.allocations
-                }
-            )
-
-    def _truth(self, log: EventLog, names: ModuleNames) -> DispatchEngine:
-        return DispatchEngine(log, names, self.health)
-
-    def _native(self, log: EventLog, names: ModuleNames, *, takes_notes: bool) -> NativeEngine:
-        history: Any = SimulatedHistory(takes_notes=takes_notes)
-        return NativeEngine(log, names, self.health, history, readings=True)
+        for number in (1, 0):
+            engines[number].stop()
+            logs[number].close()
+        self.books = [log.accountant for log in logs]
+        self.rows = [
+            {
+                (own.paths[layer], phase): row.allocations
+                for (layer, phase), row in books.rows.items()
+                if row.allocations
+            }
+            for own, books in zip(names, self.books, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])

@@ -143,9 +143,7 @@ MODELS = {
     "one network twice": Case(lambda: Twice(pooled()), images, squares, 16),
     "pyramid": Case(Pyramid, images, squares, 16),
     "encoder with dropout": Case(transformer(0.1), words, entropy, 8),
-    "encoder without dropout": Case(transformer(0.0), words, entropy, 8),
     "encoder, norm first": Case(transformer(0.1, norm_first=True), words, entropy, 8),
-    "explicit attention": Case(attention(Explicit, 0.0), words, entropy, 8),
     "explicit attention with dropout": Case(attention(Explicit, 0.1), words, entropy, 8),
     "torch's attention": Case(attention(Kernel, 0.0), words, entropy, 8),
     "torch's attention with dropout": Case(attention(Kernel, 0.1), words, entropy, 8),
@@ -176,20 +174,6 @@ def test_a_trace_without_types_gives_no_figure() -> None:
     advice = advise(replace(trace, events=events))
     assert "precision" not in {one.kind for one in advice.hints}
     assert any("autocast would save can't be predicted: this trace" in n for n in advice.notes)
-
-
-def test_a_model_in_two_bytes_already_is_no_hint() -> None:
-    class Low(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = CASES["mlp"].model().bfloat16()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.inner(x.bfloat16())
-            return out
-
-    case = CASES["mlp"]._replace(model=Low)
-    assert "precision" not in {one.kind for one in advise(traced(case)).hints}
 
 
 def test_whole_numbers_are_not_halved() -> None:

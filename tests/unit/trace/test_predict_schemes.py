@@ -183,7 +183,6 @@ SCHEMES = {
         alone(lambda: convolutions(nn.ReLU, 2, 1, 2)), images, (Pass("model", triplet_loss),), 32
     ),
     "adversarial": Scheme(networks, vectors(256), ADVERSARIAL, 1024),
-    "adversarial, zeroed late": Scheme(networks, vectors(256), ADVERSARIAL, 1024, LATE),
     "adversarial, small": Scheme(networks, vectors(256), ADVERSARIAL, 64, "after the step"),
     "policy and value": Scheme(
         lambda: {"policy": layers(64, 256, 256, 16), "value": layers(64, 1024, 1024, 1)},

@@ -1,6 +1,7 @@
 """Flame graphs of an allocator's snapshot."""
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,17 +19,15 @@ FORWARD = ("main (/src/main.py:1)", "forward (/src/forward.py:2)")
 HEAD = ("main (/src/main.py:1)", "head (/src/head.py:2)")
 
 
-def profiles(snapshot: dict[str, Any]) -> dict[str, dict[tuple[str, ...], int]]:
+def profiles(snapshot: dict[str, Any]) -> dict[str, Counter[tuple[str, ...]]]:
     """Check a document, and return the bytes by stack of every profile."""
     document = snapshot_graph(snapshot, "s.pickle").document
     speedscope.check(document)
-    names = [frame["name"] for frame in document["shared"]["frames"]]
-    found: dict[str, dict[tuple[str, ...], int]] = {}
-    for profile in document["profiles"]:
-        stacks = found[profile["name"]] = {}
-        for sample, weight in zip(profile["samples"], profile["weights"], strict=True):
-            stack = tuple(names[frame] for frame in sample)
-            stacks[stack] = stacks.get(stack, 0) + weight
+    found: dict[str, Counter[tuple[str, ...]]] = {}
+    for number, profile in enumerate(document["profiles"]):
+        sizes = found[profile["name"]] = Counter()
+        for stack, weight in speedscope.stacks(document, number):
+            sizes[stack] += weight
     return found
 
 
@@ -72,7 +71,7 @@ def test_a_snapshot_without_history_shows_live_and_reserved_bytes() -> None:
 def test_blocks_without_frames_are_known_otherwise() -> None:
     history = made.History()
     history.alloc(BASE, 2 * MIB, frames=made.frames("main", "forward"))
-    history.alloc(BASE + 2 * MIB, MIB, user_metadata="encoder.0")
+    history.alloc(BASE + 2 * MIB, MIB, "encoder.0")
     live = [
         made.block(BASE, 2 * MIB, "active_allocated"),
         made.block(BASE + 2 * MIB, MIB, "active_allocated"),

@@ -19,7 +19,9 @@ from support.models import GPT, text
 from memlog import ConfigurationError, MemoryTracer
 from memlog._internal.units import format_bytes
 from memlog.artifacts.snapshots import read_snapshot
+from memlog.events import Trace
 from memlog.trace import exporters
+from memlog.tracer.schedule.trace_event import trace_event
 
 
 def traced(steps: int = 1, **arguments: Any) -> MemoryTracer:
@@ -40,15 +42,6 @@ def tracer() -> MemoryTracer:
     return traced()
 
 
-def frames(document: Any, profile: int) -> list[tuple[list[str], int]]:
-    names = [frame["name"] for frame in document["shared"]["frames"]]
-    found = document["profiles"][profile]
-    return [
-        ([names[frame] for frame in sample], weight)
-        for sample, weight in zip(found["samples"], found["weights"], strict=True)
-    ]
-
-
 @pytest.mark.seed(181, 242)
 def test_the_flame_graph_is_valid_and_holds_the_peak(tracer: MemoryTracer, tmp_path: Path) -> None:
     path = tracer.export_flame_graph(tmp_path / "a.speedscope.json")
@@ -56,22 +49,17 @@ def test_the_flame_graph_is_valid_and_holds_the_peak(tracer: MemoryTracer, tmp_p
     speedscope.check(document)
 
     at_peak, in_order, milliseconds = document["profiles"]
-    assert [profile["unit"] for profile in document["profiles"]] == [
-        "bytes",
-        "bytes",
-        "milliseconds",
-    ]
+    units = [profile["unit"] for profile in document["profiles"]]
+    assert units == ["bytes", "bytes", "milliseconds"]
     assert at_peak["endValue"] == tracer.result.peak
-    leaves = {stack[-1] for stack, _ in frames(document, 0)}
-    assert {f"[{category}]" for category in tracer.result.categories} == leaves
-    chain = next(
-        stack
-        for stack, _ in frames(document, 0)
-        if stack[-2:] == ["blocks.0.mlp.0", "[parameters]"]
-    )
-    assert chain == ["GPT", "blocks", "blocks.0", "blocks.0.mlp", "blocks.0.mlp.0", "[parameters]"]
+    stacks = [stack for stack, _ in speedscope.stacks(document, 0)]
+    assert {f"[{category}]" for category in tracer.result.categories} == {
+        stack[-1] for stack in stacks
+    }
+    parents = ("GPT", "blocks", "blocks.0", "blocks.0.mlp")
+    assert (*parents, "blocks.0.mlp.0", "[parameters]") in stacks
 
-    roots = {stack[0] for stack, _ in frames(document, 1)}
+    roots = {stack[0] for stack, _ in speedscope.stacks(document, 1)}
     assert roots == {"forward", "backward", "recompute", "optimizer"}
     assert in_order["endValue"] == sum(layer.allocated for layer in tracer.result.layers)
     assert milliseconds["endValue"] == pytest.approx(tracer.result.duration_ms)
@@ -84,10 +72,8 @@ def test_its_title_tells_the_model_the_step_and_the_peak(tracer: MemoryTracer) -
     assert document["activeProfileIndex"] == 0
     bound = msgspec.structs.replace(tracer.result, exactness="lower bound", device="cuda:1")
     partial = msgspec.structs.replace(tracer.recording, result=bound)
-    assert (
-        f"GPT: at least {format_bytes(bound.peak)} on cuda:1"
-        in exporters.flame_graph(partial)["name"]
-    )
+    title = f"GPT: at least {format_bytes(bound.peak)} on cuda:1"
+    assert title in exporters.flame_graph(partial)["name"]
     times_only = msgspec.structs.replace(bound, peak=None, shares=(), categories={})
     without = msgspec.structs.replace(tracer.recording, result=times_only)
     assert exporters.flame_graph(without, "step 2")["name"] == "GPT, step 2"
@@ -114,9 +100,8 @@ def test_a_cut_trace_makes_a_valid_flame_graph_whose_bytes_are_complete() -> Non
     document = exporters.flame_graph(cut.recording)
     speedscope.check(document)
     assert document["profiles"][0]["endValue"] == cut.result.peak
-    assert document["profiles"][1]["endValue"] == sum(
-        layer.allocated for layer in cut.result.layers
-    )
+    allocated = sum(layer.allocated for layer in cut.result.layers)
+    assert document["profiles"][1]["endValue"] == allocated
 
 
 def test_a_trace_of_nothing_makes_a_valid_flame_graph() -> None:
@@ -137,28 +122,6 @@ def test_a_long_trace_stays_below_the_number_of_samples(tracer: MemoryTracer) ->
     assert speedscope.entries(document) <= 200_000
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda d: d["profiles"][0]["weights"].append(1),
-        lambda d: d["profiles"][0]["weights"].__setitem__(0, -1),
-        lambda d: d["profiles"][0].__setitem__("endValue", 1),
-        lambda d: d["profiles"][0]["samples"][0].append(10**6),
-        lambda d: d["profiles"][0].__setitem__("unit", "megabytes"),
-        lambda d: d["profiles"][2]["events"].pop(),
-        lambda d: d["profiles"][2]["events"].reverse(),
-        lambda d: d["shared"]["frames"].append(d["shared"]["frames"][0]),
-        lambda d: d["profiles"].clear(),
-        lambda d: d.__setitem__("activeProfileIndex", 9),
-    ],
-)
-def test_the_validator_is_strict(tracer: MemoryTracer, damage: Any) -> None:
-    document = exporters.flame_graph(tracer.recording)
-    damage(document)
-    with pytest.raises(AssertionError):
-        speedscope.check(document)
-
-
 @pytest.mark.seed(192)
 def test_the_timeline_has_the_seeds_keys(tracer: MemoryTracer, tmp_path: Path) -> None:
     path = tracer.export_timeline(tmp_path / "timeline.json.gz")
@@ -174,12 +137,8 @@ def test_the_timeline_has_the_seeds_keys(tracer: MemoryTracer, tmp_path: Path) -
         "reserved_bytes",
         "fragmentation_ratio",
     }
-    assert {event["event_type"] for event in document["events"]} == {
-        "alloc",
-        "free",
-        "layer_enter",
-        "layer_exit",
-    }
+    kinds = {event["event_type"] for event in document["events"]}
+    assert kinds == {"alloc", "free", "layer_enter", "layer_exit"}
     assert max(event["allocated_bytes"] for event in document["events"]) == tracer.result.peak
     assert document["events"][-1]["allocated_bytes"] == tracer.result.end
     assert document["layer_stats"]["head"]["layer_name"] == "head"
@@ -304,11 +263,6 @@ def test_the_summary_is_printed(tracer: MemoryTracer, capsys: pytest.CaptureFixt
 
 
 def test_the_event_of_a_trace_is_small_and_encodes(tracer: MemoryTracer) -> None:
-    import msgspec
-
-    from memlog.events import Trace
-    from memlog.tracer.schedule.trace_event import trace_event
-
     encoded = msgspec.json.encode(trace_event(tracer.result, 3))
     assert len(encoded) < 1500
     event = msgspec.json.decode(encoded, type=Trace)

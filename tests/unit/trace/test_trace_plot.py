@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.device_snapshots import block, segment
+from support.device_snapshots import MIB, block, segment, snapshot
 from support.models import GPT, text
 
 from memlog import MemoryTracer, SnapshotError
@@ -15,16 +15,10 @@ from memlog._internal.units import format_bytes
 from memlog.artifacts.snapshots import draw_snapshot
 from memlog.trace.exporters import trace_plot
 
-MIB = 1024**2
-
 
 def entry(action: str, address: int, size: int, name: Any = "layer") -> dict[str, Any]:
     frames = [{"name": name, "filename": "f", "line": 1}]
     return {"action": action, "addr": address, "size": size, "frames": frames}
-
-
-def document(*history: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"segments": [], "device_traces": [list(history)], **more}
 
 
 def shapes(page: str) -> list[tuple[str, list[tuple[float, float]]]]:
@@ -55,11 +49,13 @@ def test_a_traced_step_is_drawn_with_its_peak_and_nothing_is_fetched(tmp_path: P
 
 def test_bands_stack_and_fall_when_a_lower_one_is_freed() -> None:
     page = trace_plot(
-        document(
-            entry("alloc", 1, 3 * MIB, "below"),
-            entry("alloc", 2, MIB, "above"),
-            entry("free_requested", 1, 3 * MIB),
-            entry("free_completed", 1, 3 * MIB),
+        snapshot(
+            history=[
+                entry("alloc", 1, 3 * MIB, "below"),
+                entry("alloc", 2, MIB, "above"),
+                entry("free_requested", 1, 3 * MIB),
+                entry("free_completed", 1, 3 * MIB),
+            ]
         ),
         "it",
     )
@@ -75,20 +71,20 @@ def test_bands_stack_and_fall_when_a_lower_one_is_freed() -> None:
 def test_storages_from_before_are_at_the_bottom() -> None:
     blocks = block(100, 50, "inactive"), block(150, MIB, "active_allocated")
     history = (entry("alloc", 7, MIB, "new"), entry("free_requested", 9, 2 * MIB))
-    page = trace_plot(document(*history, segments=[segment(*blocks)]), "it")
+    page = trace_plot(snapshot(segment(*blocks), history=history), "it")
     assert "4.0 MiB at the peak" in page
     assert [label for label, _ in shapes(page)[1:]] == ["2.0 MiB", "1.0 MiB", "1.0 MiB\nnew"]
 
 
 def test_small_storages_share_one_band() -> None:
     many = [entry("alloc", number, 1000 + number) for number in range(1000)]
-    page = trace_plot(document(*many), "it")
+    page = trace_plot(snapshot(history=many), "it")
     assert len(shapes(page)) == 401
     assert f"{format_bytes(sum(1000 + n for n in range(1000)))} at the peak" in page
 
 
 def test_names_cannot_become_markup() -> None:
-    page = trace_plot(document(entry("alloc", 1, 5, "<script>x</script>\ud800")), "<b>")
+    page = trace_plot(snapshot(history=[entry("alloc", 1, 5, "<script>x</script>\ud800")]), "<b>")
     assert "<script" not in page
     assert "<b>" not in page
 
