@@ -119,12 +119,10 @@ class ModuleNames:
         return self._numbers.get(root.prefix + path, root_layer) if path else root_layer
 
     def _discover(self, module: Any, surrounding: int) -> int:
-        kind = _kind(module)
-        if surrounding != OUTSIDE:
-            path = f"{self.paths[surrounding]}.({kind})"
-            self._remember(module, path)
-        else:
-            path = self._add_root(module)
+        if surrounding == OUTSIDE:
+            return self.number(self._add_root(module))
+        path = f"{self.paths[surrounding]}.({_kind(module)})"
+        self._remember(module, path)
         return self.number(path)
 
     def _add_root(self, root: Any) -> str:

@@ -47,9 +47,7 @@ class BackwardMarks:
     def _hook(self, layer: int) -> Callable[[Any], None]:
         def on_backward(_gradients: Any) -> None:
             if self._reached is not None:
-                try:
+                with self._diagnostics.contained("following the backward pass"):
                     self._reached(layer)
-                except Exception as error:  # noqa: BLE001 - training goes on
-                    self._diagnostics.fault("following the backward pass", error)
 
         return on_backward

@@ -23,17 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
-from memlog.tracer.schedule.budget import DEFAULT_SHARE
 from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
 from memlog.tracer.schedule.frozen_modules import FrozenStart
 from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
 from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.larger_steps import LargerSteps
-from memlog.tracer.schedule.open_window import OpenWindow, WindowSlot
+from memlog.tracer.schedule.open_window import LIMITS, OpenWindow, WindowSlot
 from memlog.tracer.schedule.retry import RetryPolicy, SkippedTraces
 from memlog.tracer.schedule.step_costs import StepCosts
 from memlog.tracer.schedule.top_modules import RootModules
-from memlog.tracer.schedule.trace_event import SeriesLayers, trace_event
+from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
@@ -62,8 +61,8 @@ class PeriodicTracer:
         kept: Path,
         publish: Callable[[Event], object],
         diagnostics: Diagnostics,
-        model: Any = None,
-        share: float = DEFAULT_SHARE,
+        model: Any,
+        share: float,
     ) -> None:
         self._kept_trace = KeptTrace(kept, publish)
         self._diagnostics = diagnostics
@@ -71,7 +70,7 @@ class PeriodicTracer:
         self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
         self._iteration = TracedIteration(self._schedule)
         self._frozen_start = FrozenStart()
-        self._series = SeriesLayers()
+        self._series = set[str]()
         self._retry = RetryPolicy()
         self.costs = StepCosts(share)
         self.larger_steps = LargerSteps()
@@ -106,10 +105,10 @@ class PeriodicTracer:
         """
         now = time.perf_counter()
         self._last_step = step
-        self._schedule.clock_stepped()
+        self._schedule.clock_steps += 1
         self.costs.step_ended(now)
         with self._diagnostics.contained("keeping what was traced"):
-            self._kept_trace.step_ended()
+            self._kept_trace.decide()
         if not self.tracing:
             self.costs.plain_step(now)
         elif self._iteration.is_done or self._iteration.too_rare:
@@ -271,7 +270,7 @@ class PeriodicTracer:
                 opened.window.abandon()
             finally:
                 _remove(opened.window)
-        self._skipped.add(f"it did not end within {OpenWindow.limits()}")
+        self._skipped.add(f"it did not end within {LIMITS}")
         self.costs.forget_step()
         now = time.perf_counter()
         self.costs.window_failed(now - opened.opened, now)

@@ -224,13 +224,12 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     start, end = torch_private.allocation_profiler()
     if start is None or end is None or not _started(start):
         return func(*args, **kwargs), None
-    records: Any = ()
     collects = gc.isenabled()
     gc.disable()  # a collection's frees would be reported as the operation's
     try:
         out = func(*args, **kwargs)
     finally:
-        records = _ended(end)
+        records = end()
         if collects:
             gc.enable()
     events = (record for thread in records for record in thread)
@@ -287,13 +286,6 @@ def _started(start: Callable[[], Any]) -> bool:
     except RuntimeError:
         return False  # another profiler is on, which memlog must not stop
     return True
-
-
-def _ended(end: Callable[[], Any]) -> Any:
-    try:
-        return end()
-    except RuntimeError:
-        return ()  # the operation has stopped the profiler
 
 
 def _has_mask(values: Any) -> bool:

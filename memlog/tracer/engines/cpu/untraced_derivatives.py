@@ -31,8 +31,6 @@ _OPERATIONS: Final = (
 _NODES: Final = frozenset(("MaskedFillBackward1", "ProdBackward0", "ProdBackward1"))
 _MAX_NODES: Final = 1_000_000
 """Maximum number of nodes of one graph to look at. Further nodes run with the mode."""
-_NEGLIGIBLE: Final = 0.001
-"""Maximum fraction of the peak that the derivatives' results may take without a report."""
 
 
 class UntracedDerivatives:
@@ -42,6 +40,9 @@ class UntracedDerivatives:
         mode: The window's mode.
         record: Called with each tensor that a derivative returned without the mode.
         diagnostics: Counter of memlog's own errors.
+
+    Attributes:
+        returned: Bytes of the results of each derivative that ran without the mode.
     """
 
     def __init__(
@@ -50,21 +51,7 @@ class UntracedDerivatives:
         self._mode = mode
         self._record = record
         self._diagnostics = diagnostics
-        self._bytes: Counter[str] = Counter()
-
-    def missed(self, peak: int) -> str | None:
-        """Return a sentence that names the derivatives that ran without the mode.
-
-        Return ``None`` if their results took at most a thousandth of ``peak``, the highest number of live
-        bytes in the trace.
-        """
-        if self._bytes.total() <= _NEGLIGIBLE * peak:
-            return None
-        names = ", ".join(name for name, _ in self._bytes.most_common())
-        return (
-            "Memory that these derivatives allocate and free inside themselves is not seen, because torch "
-            f"would compute them in another way during tracing: {names}."
-        )
+        self.returned: Counter[str] = Counter()
 
     @contextmanager
     def during_backward(self, outputs: Sequence[Any], *, makes_cycles: bool) -> Iterator[None]:
@@ -91,7 +78,7 @@ class UntracedDerivatives:
             with self._diagnostics.contained("recording a derivative"):
                 for tensor in results:
                     if isinstance(tensor, Tensor):
-                        self._bytes[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
+                        self.returned[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
                         self._record(tensor)
 
         return ends
