@@ -131,7 +131,10 @@ class ModuleNames:
         prefix = "" if first else f"{path}."
         if len(self.roots) < MAX_NAMES:
             self.roots.append(RootModule(weakref.ref(root), path, prefix))
-        self._add_modules(root, path, prefix)
+        # The limit is for shared modules: each comes one time for each of its paths.
+        for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
+            # A module without a name is the root, or the module in torch.compile's wrapper: one layer.
+            self._remember(module, prefix + _plain(name) if _plain(name) else path)
         return path
 
     def _free_name(self, kind: str) -> str:
@@ -141,12 +144,6 @@ class ModuleNames:
         while f"({name})" in taken:
             name, number = f"{kind} {number}", number + 1
         return name
-
-    def _add_modules(self, root: Any, path: str, prefix: str) -> None:
-        # The limit is for shared modules: each comes one time for each of its paths.
-        for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
-            # A module without a name is the root, or the module in torch.compile's wrapper: one layer.
-            self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
     def _remember(self, module: Any, path: str) -> None:
         number = self.number(path, _kind(module))

@@ -14,7 +14,7 @@ from memlog.tracer.event_log import EventLog
 
 
 class Owner(NamedTuple):
-    """Layer, phase and number of the thread that memory counts for."""
+    """Layer and phase that new memory counts for, and number of the thread that made it."""
 
     layer: int
     phase: int
@@ -175,10 +175,8 @@ class StorageEvents:
                 if pending:
                     successor = pending.pop()
                     if successor.instead is tracked:
-                        successor.tracked.serial, successor.tracked.size = (
-                            tracked.serial,
-                            tracked.size,
-                        )
+                        new = successor.tracked
+                        new.serial, new.size = tracked.serial, tracked.size
                         storages.pop(tracked.pointer, None)
                         append(successor.workspace)
                         return

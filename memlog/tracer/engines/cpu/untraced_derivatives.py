@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -63,7 +64,7 @@ class UntracedDerivatives:
             with self._diagnostics.contained("looking through a graph"):
                 for node in _nodes_concerned(outputs):
                     handles.append(node.register_prehook(self._begins))
-                    handles.append(node.register_hook(self._ends_of(node.name())))
+                    handles.append(node.register_hook(partial(self._ends, node.name())))
         try:
             yield
         finally:
@@ -73,15 +74,12 @@ class UntracedDerivatives:
     def _begins(self, _gradients: Any) -> None:
         torch_private.remove_mode_for_node(self._mode)
 
-    def _ends_of(self, name: str) -> Callable[[Any, Any], None]:
-        def ends(results: Any, _gradients: Any) -> None:
-            with self._diagnostics.contained("recording a derivative"):
-                for tensor in results:
-                    if isinstance(tensor, Tensor):
-                        self.returned[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
-                        self._record(tensor)
-
-        return ends
+    def _ends(self, name: str, results: Any, _gradients: Any) -> None:
+        with self._diagnostics.contained("recording a derivative"):
+            for tensor in results:
+                if isinstance(tensor, Tensor):
+                    self.returned[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
+                    self._record(tensor)
 
 
 def _nodes_concerned(outputs: Sequence[Any]) -> list[Any]:
