@@ -171,21 +171,17 @@ def fakes_active() -> bool:
 def live_fakes() -> list[Any]:
     """Return the live tensors of this thread's active ``FakeTensorMode``."""
     modes = _fake_modes()
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    return [
-        value
-        for value in (gc.get_objects() if modes else ())
-        if fakes is not None and type(value) is fakes.FakeTensor and value.fake_mode in modes
-    ]
+    if not modes:
+        return []
+    kind = sys.modules["torch._subclasses.fake_tensor"].FakeTensor
+    return [one for one in gc.get_objects() if type(one) is kind and one.fake_mode in modes]
 
 
 def _fake_modes() -> list[Any]:
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    return [
-        mode
-        for mode in mode_stack()
-        if fakes is not None and isinstance(mode, fakes.FakeTensorMode)
-    ]
+    if fakes is None:
+        return []
+    return [mode for mode in mode_stack() if isinstance(mode, fakes.FakeTensorMode)]
 
 
 _tracing_state = _find("_C._get_tracing_state")

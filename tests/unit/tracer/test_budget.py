@@ -17,10 +17,6 @@ def plain_steps(budget: Budget, count: int = SPACING, seconds: float = 1.0) -> N
         budget.plain_step(seconds)
 
 
-def test_nothing_was_traced_yet() -> None:
-    assert Budget(0.01, now=0).allows_another(now=0)
-
-
 def test_a_traced_step_costs_what_it_took_beyond_a_plain_one() -> None:
     budget = settled()
     budget.traced_step(1.5, between=0.1)

@@ -10,7 +10,7 @@ from support.models import GPT, text
 from torch import Tensor, nn
 
 from memlog import MemoryTracer
-from memlog.trace.records import LayerFigures, PhaseFigures
+from memlog.trace.records import PhaseFigures
 
 
 def traced(model: nn.Module, batch: Tensor, *, backward: bool = True) -> MemoryTracer:
@@ -29,24 +29,22 @@ def phase(tracer: MemoryTracer, path: str, name: str) -> PhaseFigures:
     return figures
 
 
-def layer(tracer: MemoryTracer, path: str) -> LayerFigures:
-    return tracer.get_layer_figures(path)
-
-
 @pytest.mark.seed(179)
 def test_a_nested_modules_bytes_are_its_own_and_its_parents_in_total() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 2))
     tracer = traced(model, torch.randn(3, 4))
 
     assert phase(tracer, "0.0", "forward").allocated == 3 * 8 * 4
-    assert layer(tracer, "0").allocated == 0
-    assert layer(tracer, "0").at_peak_total == sum(
-        layer(tracer, path).at_peak for path in ("0", "0.0", "0.1")
+    assert tracer.get_layer_figures("0").allocated == 0
+    assert tracer.get_layer_figures("0").at_peak_total == sum(
+        tracer.get_layer_figures(path).at_peak for path in ("0", "0.0", "0.1")
     )
-    root = layer(tracer, "Sequential")
+    root = tracer.get_layer_figures("Sequential")
     outside = sum(share.size for share in tracer.result.shares if share.path.startswith("("))
     assert root.at_peak_total == (tracer.result.peak or 0) - outside
-    assert root.peak == max(layer(tracer, path).peak or 0 for path in ("0", "0.0", "0.1", "1"))
+    assert root.peak == max(
+        tracer.get_layer_figures(path).peak or 0 for path in ("0", "0.0", "0.1", "1")
+    )
 
 
 @pytest.mark.seed(195)
@@ -145,7 +143,7 @@ def test_recomputing_is_a_phase_of_its_own(way: str) -> None:
     assert again.allocated == forward.allocated > 0
     assert phase(tracer, "blocks.1.mlp.0", "backward").allocated > 0
     assert tracer.result.categories["recompute"] > 0
-    assert layer(tracer, "head").phase("recompute") is None
+    assert tracer.get_layer_figures("head").phase("recompute") is None
 
 
 def test_a_backward_pass_inside_forward_is_no_recomputation() -> None:
@@ -161,7 +159,7 @@ def test_a_backward_pass_inside_forward_is_no_recomputation() -> None:
             return slope
 
     tracer = traced(Penalty(), torch.randn(3, 4))
-    inner = layer(tracer, "inner")
+    inner = tracer.get_layer_figures("inner")
     assert {figures.phase for figures in inner.phases} == {"forward", "backward"}
 
 
@@ -262,9 +260,9 @@ def test_a_child_that_is_called_like_the_models_class_is_another_layer() -> None
     # The child's weight and bias are the child's.
     held = {share.path for share in tracer.result.shares if share.category == "parameters"}
     assert held == {"Attention"}
-    root = layer(tracer, "Attention (model)")
+    root = tracer.get_layer_figures("Attention (model)")
     assert root.at_peak_total is not None
-    assert root.at_peak_total >= (layer(tracer, "Attention").at_peak_total or 0)
+    assert root.at_peak_total >= (tracer.get_layer_figures("Attention").at_peak_total or 0)
 
 
 def test_a_lazy_modules_parameters_are_parameters() -> None:
