@@ -172,11 +172,7 @@ class TraceWindow:
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if `stop` could not; return True if nothing of the window is left.
-
-        `stop` can't remove the mode if another mode lies on top of it, or if the window belongs to another
-        thread. Until it is removed, the mode passes every operation through.
-        """
+        """Remove the dispatch mode if `stop` could not; return True if nothing of the window is left."""
         return self._engine.leave()
 
     def _dropped(self, dropped: dict[str, int]) -> dict[str, int]:
