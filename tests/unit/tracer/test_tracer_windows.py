@@ -119,16 +119,6 @@ def test_nested_tracers_agree_on_what_the_inner_one_measures(
         assert (result.exactness, result.dropped) == ("exact", {})
 
 
-def test_one_tracer_may_be_nested_in_itself() -> None:
-    tracer, model = MemoryTracer(), mlp()
-    with tracer.trace(model):
-        with tracer.trace(model):
-            model(BATCH)
-        inner = tracer.result
-        model(BATCH)
-    assert inner.events < tracer.result.events
-
-
 @pytest.mark.seed(199)
 def test_two_threads_with_a_tracer_each_do_not_mix() -> None:
     both_trace = threading.Barrier(2, timeout=60)
