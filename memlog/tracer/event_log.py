@@ -59,11 +59,6 @@ class EventLog:
         if len(self._appended) >= self._limit:
             self.fold()
 
-    @property
-    def size(self) -> int:
-        """Bytes of memory that the events take."""
-        return len(self._appended) + sum(map(len, self._kept))
-
     def fold(self) -> None:
         """Fold the appended events into the totals. Do nothing if another thread is folding."""
         if not self._folding.acquire(blocking=False):

@@ -78,24 +78,23 @@ def is_sparse(value: Any) -> bool:
 
 def storages_in(values: Any) -> Storages:
     """Return the storages of the tensors in an operation's arguments."""
-    found: Storages = {}
-    for tensor in tensors_in(values):
-        for plain in plain_tensors(tensor):
-            storage = plain.untyped_storage()
-            found[storage._cdata] = storage, storage.nbytes()
-    return found
+    storages = (plain.untyped_storage() for plain in _plain_tensors_in(values))
+    return {storage._cdata: (storage, storage.nbytes()) for storage in storages}
 
 
 def changed(values: Any, before: Storages) -> list[Tensor]:
     """Return the plain tensors in ``values`` whose storage is new since ``before``, or was resized."""
     found = []
-    for tensor in tensors_in(values):
-        for plain in plain_tensors(tensor):
-            storage = plain.untyped_storage()
-            known = before.get(storage._cdata)
-            if known is None or known[1] != storage.nbytes():
-                found.append(plain)
+    for plain in _plain_tensors_in(values):
+        storage = plain.untyped_storage()
+        known = before.get(storage._cdata)
+        if known is None or known[1] != storage.nbytes():
+            found.append(plain)
     return found
+
+
+def _plain_tensors_in(values: Any) -> Iterator[Tensor]:
+    return (plain for tensor in tensors_in(values) for plain in plain_tensors(tensor))
 
 
 class StateTensor(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _python_dispatch
 
 NO_TASK = -1
-"""Value of `graph_task` outside the backward pass."""
+"""Value of `backward_task` outside the backward pass."""
 
 _NO_SEQUENCE = 2**62
 """Minimum sequence number of the autograd nodes that no forward operation made. They accumulate gradients."""
@@ -30,8 +30,7 @@ def _find(path: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-graph_task = _find("_C._current_graph_task_id")
-"""Function that returns the number of this thread's current backward pass."""
+_graph_task = _find("_C._current_graph_task_id")
 _current_node = _find("_C._current_autograd_node")
 _next_sequence_number = _find("autograd._get_sequence_nr")
 _functorch_stack = _find("_C._functorch.peek_interpreter_stack")
@@ -41,7 +40,7 @@ unwrap_functorch = _find("_C._functorch.get_unwrapped")
 """Function that returns the tensor inside a wrapper of ``torch.func``."""
 
 DISPATCH_NEEDS = {
-    "torch._C._current_graph_task_id": graph_task,
+    "torch._C._current_graph_task_id": _graph_task,
     "torch._C._current_autograd_node": _current_node,
     "torch.autograd._get_sequence_nr": _next_sequence_number,
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": getattr(
@@ -116,9 +115,7 @@ def in_functorch_transform() -> bool:
 
 def compiler_in_use() -> bool:
     """Return whether anything in this process was passed to ``torch.compile``."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(frames, "cached_backends", None) or {}
-    return any(backend is not None for backend in tuple(backends.values()))
+    return any(backend is not None for backend in _compiler_backends())
 
 
 _EAGER = "torch._dynamo.backends.debugging"
@@ -127,9 +124,8 @@ _EAGER = "torch._dynamo.backends.debugging"
 
 def unknown_compilers() -> list[str]:
     """Return the names of the ``torch.compile`` backends in use, except Inductor and those of `_EAGER`."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
     names = set()
-    for backend in tuple((getattr(frames, "cached_backends", None) or {}).values()):
+    for backend in _compiler_backends():
         if type(backend).__name__ == "_TorchCompileInductorWrapper":
             continue
         function = getattr(backend, "compiler_fn", backend)
@@ -137,6 +133,11 @@ def unknown_compilers() -> list[str]:
         if home != _EAGER and function is not None:
             names.add(str(getattr(function, "__name__", type(function).__name__)))
     return sorted(names)
+
+
+def _compiler_backends() -> tuple[Any, ...]:
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return tuple((getattr(frames, "cached_backends", None) or {}).values())
 
 
 def skip_compiling(function: Any) -> None:
@@ -170,21 +171,17 @@ def fakes_active() -> bool:
 def live_fakes() -> list[Any]:
     """Return the live tensors of this thread's active ``FakeTensorMode``."""
     modes = _fake_modes()
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    return [
-        value
-        for value in (gc.get_objects() if modes else ())
-        if fakes is not None and type(value) is fakes.FakeTensor and value.fake_mode in modes
-    ]
+    if not modes:
+        return []
+    kind = sys.modules["torch._subclasses.fake_tensor"].FakeTensor
+    return [one for one in gc.get_objects() if type(one) is kind and one.fake_mode in modes]
 
 
 def _fake_modes() -> list[Any]:
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    return [
-        mode
-        for mode in mode_stack()
-        if fakes is not None and isinstance(mode, fakes.FakeTensorMode)
-    ]
+    if fakes is None:
+        return []
+    return [mode for mode in mode_stack() if isinstance(mode, fakes.FakeTensorMode)]
 
 
 _tracing_state = _find("_C._get_tracing_state")
@@ -205,7 +202,7 @@ def profiling() -> bool:
 
 def backward_task() -> int:
     """Return the number of this thread's current backward pass, or `NO_TASK`."""
-    return NO_TASK if graph_task is None else int(graph_task())
+    return NO_TASK if _graph_task is None else int(_graph_task())
 
 
 def current_node() -> Any:

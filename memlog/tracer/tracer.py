@@ -5,20 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from memlog._internal import terminal
-from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError, MissingExtraError
-from memlog.trace import exporters
-from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
-from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
-from memlog.trace.summary import summary_text
-from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
+from memlog.trace.records import EngineChoice
+from memlog.trace.timeline import LayerMemoryStats, MemoryEvent
 from memlog.tracer.attribution.user_scopes import scope
+from memlog.tracer.last_trace import LastTrace
 
 if TYPE_CHECKING:
     from memlog.tracer.window import TraceWindow
@@ -26,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
-class MemoryTracer:
+class MemoryTracer(LastTrace):
     """Tracer that attributes memory to the modules that allocate it, by phase and category.
 
     ::
@@ -71,13 +65,11 @@ class MemoryTracer:
             raise ConfigurationError(
                 f"engine={engine!r}: write one of {', '.join(get_args(EngineChoice))}"
             )
-        self.health = Diagnostics()
+        super().__init__()
         self._max_events = max_events
         self._device = str(device) if device is not None else None
         self._readings = enable_fragmentation_tracking
         self._engine = engine
-        self._trace: RecordedTrace | None = None
-        self._why_none = "nothing has been traced yet; use: with tracer.trace(model): ..."
         if device is not None and "torch" in sys.modules:
             from memlog.tracer.engines.selection import device_of  # noqa: PLC0415 - torch is loaded already
 
@@ -136,121 +128,6 @@ class MemoryTracer:
         from memlog.reports.notebook import trace_html  # noqa: PLC0415 - only notebooks need it
 
         return trace_html(self._trace)
-
-    @property
-    def recording(self) -> RecordedTrace:
-        """The trace that ended last: its result and its kept events.
-
-        Raises:
-            ConfigurationError: No trace has ended yet, or the last trace could not begin.
-        """
-        if self._trace is None:
-            raise ConfigurationError(self._why_none)
-        return self._trace
-
-    @property
-    def result(self) -> TraceResult:
-        """Result of the trace: figures, the engine that ran, exactness, and limitations."""
-        return self.recording.result
-
-    @property
-    def events(self) -> list[MemoryEvent]:
-        """Kept events, decoded (a few hundred bytes each)."""
-        return list(replay(self.recording))
-
-    def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
-        """Return the figures of every active module by path.
-
-        The model's path is the name of its class. If a child has that name, " (model)" is appended.
-        """
-        return layer_stats(self.result)
-
-    def get_peak_memory_per_layer(self) -> dict[str, int]:
-        """Return the highest number of live bytes while each module was active, by path.
-
-        All phases count. A module whose peak is unknown is left out.
-        """
-        return {
-            path: stats.peak_allocated
-            for path, stats in self.get_layer_stats().items()
-            if stats.peak_allocated is not None
-        }
-
-    def get_fragmentation_stats(self) -> dict[str, float | None]:
-        """Return each module's mean of ``(reserved - allocated) / reserved`` at entries and exits (0 to 1).
-
-        ``None`` means unknown: on the CPU nothing is reserved. `result` has the fragmentation of the whole
-        trace (``fragmentation``), or the reason why it is unknown (``fragmentation_reason``).
-        """
-        return {path: stats.avg_fragmentation for path, stats in self.get_layer_stats().items()}
-
-    def get_layer_figures(self, path: str) -> LayerFigures:
-        """Return all figures of one module, by phase.
-
-        Raises:
-            KeyError: The module was not active.
-        """
-        for layer in self.result.layers:
-            if layer.path == path:
-                return layer
-        raise KeyError(path)
-
-    def get_phase_levels(self) -> dict[PhaseName, PhaseLevel] | None:
-        """Return, for each phase of a step, the live bytes at its end and the maximum during the phase.
-
-        ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
-        ``end`` follow if the step reached them. ``None`` if the sampler ran, or if the trace does not keep
-        every event.
-        """
-        return phase_levels(self.recording)
-
-    def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
-        """Write a flame graph for https://www.speedscope.app: bytes at the peak, allocations, milliseconds.
-
-        The page recognizes the format by the ending ``.speedscope.json``. Add ``.gz`` to compress the file.
-        """
-        return exporters.write_json(exporters.flame_graph(self.recording), output_path)
-
-    def export_timeline(self, output_path: str | PathLike[str]) -> Path:
-        """Write events, statistics, layers and summary as JSON, compressed if the path ends in ``.gz``."""
-        return exporters.write_json(exporters.timeline(self.recording), output_path)
-
-    def export_trace(
-        self,
-        output_path: str | PathLike[str],
-        profiler_trace: str | PathLike[str] | None = None,
-    ) -> Path:
-        """Write a trace for https://ui.perfetto.dev or ``chrome://tracing``, with memory as counters.
-
-        Args:
-            output_path: Path of the file, which is compressed if it ends in ``.gz``.
-            profiler_trace: File that ``torch.profiler``'s ``export_chrome_trace`` wrote for the same step.
-                Layers and counters are added to its operations.
-
-        Raises:
-            ConfigurationError: ``profiler_trace`` is not such a file.
-        """
-        document = exporters.chrome_trace(self.recording)
-        if profiler_trace is not None:
-            document = exporters.merged(document, exporters.read_profiler_trace(profiler_trace))
-        return exporters.write_json(document, output_path)
-
-    def export_snapshot(self, output_path: str | PathLike[str]) -> Path:
-        """Write the trace, of any device, as a CUDA-style snapshot for https://pytorch.org/memory_viz."""
-        return exporters.write_pickle(exporters.snapshot(self.recording), output_path)
-
-    def print_summary(self) -> None:
-        """Print the peak, its categories, and the layers that hold most of it.
-
-        The column ``kept fwd`` is a sum over a layer's forward calls, children included. Each call adds the
-        live bytes at its exit minus those at its entry. Bytes that a later call frees are not subtracted.
-
-        Raises:
-            ConfigurationError: No trace has ended yet, or the last trace could not begin.
-        """
-        result = self.result
-        with self.health.contained("printing"):
-            terminal.out(summary_text(result))
 
     def _window(self, model: Any) -> TraceWindow:
         try:

@@ -16,7 +16,6 @@ from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.engines import selection
 from memlog.tracer.event_log import EventLog
 
-DEFAULT_MAX_EVENTS = 100_000
 _COMPILED = "The model is compiled: there are no layers inside it."
 
 
@@ -31,9 +30,7 @@ def may_open() -> bool:
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
-    if torch_private.tracing_graph():
-        return False
-    if torch_private.in_functorch_transform():
+    if torch_private.tracing_graph() or torch_private.in_functorch_transform():
         return False
     if torch_private.missing():
         return True  # the sampler runs instead of the dispatch engine, and needs no mode
@@ -76,7 +73,7 @@ class TraceWindow:
         optimizers: Sequence[Any] = (),
         device: str | None = None,
         engine: EngineChoice = "auto",
-        max_events: int = DEFAULT_MAX_EVENTS,
+        max_events: int = 100_000,
         readings: bool = True,
         diagnostics: Diagnostics | None = None,
         types: bool = False,
@@ -175,11 +172,7 @@ class TraceWindow:
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if `stop` could not; return True if nothing of the window is left.
-
-        `stop` can't remove the mode if another mode lies on top of it, or if the window belongs to another
-        thread. Until it is removed, the mode passes every operation through.
-        """
+        """Remove the dispatch mode if `stop` could not; return True if nothing of the window is left."""
         return self._engine.leave()
 
     def _dropped(self, dropped: dict[str, int]) -> dict[str, int]:

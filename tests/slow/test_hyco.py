@@ -62,6 +62,19 @@ def outcome(folder: Path, command: str) -> Outcome:
     return Outcome(lines, [run for run in runs_in(folder) if run.id not in before])
 
 
+def python(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program that may fail."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=hyco.environment(**variables),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+
+
 def printed(folder: Path, command: str) -> list[str]:
     """Return a command's printed lines without the progress line."""
     return [line for line in outcome(folder, command).lines if "L-BFGS-B: " not in line]
@@ -205,15 +218,7 @@ def test_by_default_monitoring_is_off_and_leaves_no_trace(name: str, folder: Pat
 )
 def test_what_cannot_be_trained_is_one_line(overrides: str, line: str, folder: Path) -> None:
     command = f"run.py --config-name=burgers_experiment {overrides}"
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        cwd=folder,
-        env=hyco.environment(),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=hyco.LIMIT_S,
-        check=False,
-    )
+    done = python(folder, *command.split())
     assert done.returncode == 1
     assert done.stderr == f"This configuration can't be trained: {line}\n"
 
@@ -240,15 +245,7 @@ for every in (1, 2, 4):
         taken.append(before - weight.item())
     print(*taken)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=folder,
-        env=hyco.environment(),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=hyco.LIMIT_S,
-        check=False,
-    )
+    done = python(folder, "-c", script)
     assert done.returncode == 0, done.stderr
     for every, line in zip((1, 2, 4), done.stdout.splitlines(), strict=True):
         steps = [float(step) for step in line.split()]
@@ -356,19 +353,6 @@ def test_the_documentations_scopes_around_field_operations_run_and_print_that(
     tmp_path: Path,
 ) -> None:
     [block] = [block for block in pages.blocks("hyco.md") if block.language == "python"]
-    done = subprocess.run(
-        [sys.executable, "-c", block.code],
-        cwd=tmp_path,
-        env=hyco.environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=hyco.LIMIT_S,
-        check=False,
-    )
+    done = python(tmp_path, "-c", block.code, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
-    assert unspaced(done.stdout) == unspaced(block.shown or "")
-
-
-def unspaced(text: str) -> list[str]:
-    """Lines without numbers and without the widths of columns, which depend on the numbers."""
-    return [" ".join(line.split()) for line in pages.masked(text)]
+    assert pages.unspaced(done.stdout) == pages.unspaced(block.shown or "")

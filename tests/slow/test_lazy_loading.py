@@ -49,14 +49,9 @@ def test_a_cache_of_5_of_20_saves_about_three_quarters_of_the_data(folder: Path)
     [code] = [block.code for block in pages.blocks("hyco.md") if "$ python ../lazy" in block.code]
     command, _, shown = code.removeprefix("$ ").partition("\n")
     lines = hyco.run(folder, command)
-    assert unspaced("\n".join(lines)) == unspaced(shown)
+    assert pages.unspaced("\n".join(lines)) == pages.unspaced(shown)
     share, resident, simulations = measured(lines)
     assert simulations[1] == pytest.approx(simulations[0] / 4, abs=0.1)
     assert share == pytest.approx(0.75, abs=LIBRARIES)
     assert (resident[0] - resident[1]) / resident[0] > 0.29  # the seed's share of the resident set
     assert len(runs_in(folder)) == 2  # one process each
-
-
-def unspaced(text: str) -> list[str]:
-    """Lines without numbers and without the widths of columns, which depend on the numbers."""
-    return [" ".join(line.split()) for line in pages.masked(text)]

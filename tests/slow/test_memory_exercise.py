@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -127,18 +125,6 @@ def test_the_four_questions_are_answered_from_the_run(parts: dict[str, str]) -> 
     assert with_amp == pytest.approx(without, rel=0.05)
 
 
-def memlog(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "memlog", *arguments],
-        cwd=folder,
-        env=hyco.environment(),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=100,
-        check=False,
-    )
-
-
 def test_the_pages_on_compare_and_advise_show_what_these_runs_say(
     parts: dict[str, str], folder: Path
 ) -> None:
@@ -153,10 +139,11 @@ def test_the_pages_on_compare_and_advise_show_what_these_runs_say(
     for code in shown:
         first, _, rest = code.partition("\n")
         command, _, _ = first.removeprefix("$ memlog ").partition(" > /dev/null")
-        done = memlog(folder, *(names.get(word, word) for word in shlex.split(command)))
-        printed = done.stdout
+        words = (names.get(word, word) for word in shlex.split(command))
+        process = child.start_memlog(*words, directory=folder, inherited=hyco.environment())
+        printed, errors = process.communicate(timeout=100)
         if "> /dev/null" in first:
-            printed = f"{done.stderr}$ echo $?\n{done.returncode}\n"
+            printed = f"{errors}$ echo $?\n{process.returncode}\n"
         for documented_name, name in names.items():
             printed = printed.replace(name, documented_name)
         assert steady(printed) == steady(rest)

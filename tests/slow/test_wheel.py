@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VIEWER = "memlog/artifacts/_speedscope/"
+BUILD = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir")
 CHARTS = "memlog/reports/page/_uplot/"
 
 
@@ -48,8 +49,7 @@ def run(
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder)
-    run(*build, CHECKOUT, cwd=folder)
+    run(*BUILD, folder, CHECKOUT, cwd=folder)
     [built] = folder.glob("*.whl")
     return built
 
@@ -113,16 +113,7 @@ def test_the_wheel_carries_speedscope_and_its_licences(wheel: Path, installed: I
 def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "build",
-            "--wheel",
-            "--no-isolation",
-            "--outdir",
-            tmp_path,
-            CHECKOUT,
-        ],
+        [*BUILD, tmp_path, CHECKOUT],
         env={**environment, "PATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -130,9 +121,8 @@ def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = [
-        line for line in done.stderr.splitlines() + done.stdout.splitlines() if "memlog: " in line
-    ]
+    lines = done.stderr.splitlines() + done.stdout.splitlines()
+    said = [line for line in lines if "memlog: " in line]
     assert said == [
         "memlog: built without speedscope: npm is not installed",
         "memlog: built without uplot: npm is not installed",

@@ -31,3 +31,8 @@ def masked(text: str) -> list[str]:
     """Return lines without numbers and sources of peaks, which differ between runs and machines."""
     steady = re.sub(r" \((watermark|sampled)\)", "", text)
     return [re.sub(r"[-+]?\d[\d.,]*(e-?\d+)?", "#", line) for line in steady.splitlines()]
+
+
+def unspaced(text: str) -> list[str]:
+    """Lines without numbers and without the widths of columns, which depend on the numbers."""
+    return [" ".join(line.split()) for line in masked(text)]

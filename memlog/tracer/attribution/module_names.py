@@ -119,12 +119,10 @@ class ModuleNames:
         return self._numbers.get(root.prefix + path, root_layer) if path else root_layer
 
     def _discover(self, module: Any, surrounding: int) -> int:
-        kind = _kind(module)
-        if surrounding != OUTSIDE:
-            path = f"{self.paths[surrounding]}.({kind})"
-            self._remember(module, path)
-        else:
-            path = self._add_root(module)
+        if surrounding == OUTSIDE:
+            return self.number(self._add_root(module))
+        path = f"{self.paths[surrounding]}.({_kind(module)})"
+        self._remember(module, path)
         return self.number(path)
 
     def _add_root(self, root: Any) -> str:
@@ -133,7 +131,10 @@ class ModuleNames:
         prefix = "" if first else f"{path}."
         if len(self.roots) < MAX_NAMES:
             self.roots.append(RootModule(weakref.ref(root), path, prefix))
-        self._add_modules(root, path, prefix)
+        # The limit is for shared modules: each comes one time for each of its paths.
+        for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
+            # A module without a name is the root, or the module in torch.compile's wrapper: one layer.
+            self._remember(module, prefix + _plain(name) if _plain(name) else path)
         return path
 
     def _free_name(self, kind: str) -> str:
@@ -143,12 +144,6 @@ class ModuleNames:
         while f"({name})" in taken:
             name, number = f"{kind} {number}", number + 1
         return name
-
-    def _add_modules(self, root: Any, path: str, prefix: str) -> None:
-        # The limit is for shared modules: each comes one time for each of its paths.
-        for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
-            # A module without a name is the root, or the module in torch.compile's wrapper: one layer.
-            self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
     def _remember(self, module: Any, path: str) -> None:
         number = self.number(path, _kind(module))

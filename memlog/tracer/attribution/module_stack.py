@@ -122,9 +122,7 @@ class ModuleStack:
         thread_state.stack.append((layer, task, id(module)))
         if thread_state.number == 0:
             self._graph.mark(layer)
-        self._emit_event(
-            ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
-        )
+        self._emit_event(ENTER, layer, _phase_begun_in(task), thread_state)
         return thread_state
 
     def module_ends(self, module: Any) -> int | None:
@@ -135,15 +133,11 @@ class ModuleStack:
         raised before memlog's begin hook ran.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
-        if thread_state is None or (
-            thread_state.stack[-1][2] != identity and not _began_on(identity, thread_state)
-        ):
+        if thread_state is None or all(entry[2] != identity for entry in thread_state.stack):
             return None
         while ended != identity:
             layer, task, ended = thread_state.stack.pop()
-            self._emit_event(
-                EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
-            )
+            self._emit_event(EXIT, layer, _phase_begun_in(task), thread_state)
         if thread_state.number == 0:
             self._graph.mark(thread_state.stack[-1][0])
         return layer
@@ -221,9 +215,8 @@ class ModuleStack:
         if len(thread_state.stack) == 1:
             return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]
-        return layer, FORWARD if began_in == torch_private.NO_TASK else RECOMPUTE
+        return layer, _phase_begun_in(began_in)
 
 
-def _began_on(identity: int, thread_state: ThreadState) -> bool:
-    """Return whether a module's begin was recorded on this thread."""
-    return any(entry[2] == identity for entry in thread_state.stack)
+def _phase_begun_in(task: int) -> int:
+    return FORWARD if task == torch_private.NO_TASK else RECOMPUTE

@@ -20,14 +20,7 @@ from memlog.tracer.tensor_storages import StateTensor
 
 
 class _Owner(NamedTuple):
-    """Module that has a parameter.
-
-    Attributes:
-        module: The module, held weakly.
-        name: Name of the parameter in the module.
-        layer: Layer of the module.
-        root_layer: Layer of the root module.
-    """
+    """Module that has a parameter, the parameter's name in it, and the layers of the module and its root."""
 
     module: weakref.ref[Any]
     name: str
@@ -80,11 +73,6 @@ class ParameterOwners:
         for _, _, path, buffer in _members(model, "_buffers", "named_buffers"):
             yield buffer, self._names.owner_of(path, root), BUFFER
 
-    @property
-    def has_new_roots(self) -> bool:
-        """True if there are root modules to register."""
-        return self._registered < len(self._names.roots)
-
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
         """Yield the parameters that still exist, each with its layer."""
         for owner in list(self._known.values()):
@@ -109,22 +97,10 @@ class ParameterOwners:
         return owner if owner is not None and owner.parameter(parameter) is parameter else None
 
 
-class _Member(NamedTuple):
-    """A parameter or buffer, the module that has it, its name in the module, and its path in the model."""
+def _members(model: Any, registry: str, method: str) -> Iterator[tuple[Any, str, str, Tensor]]:
+    """Yield the module, the name, the path in the model and the tensor of each parameter or buffer, once.
 
-    module: Any
-    name: str
-    path: str
-    tensor: Tensor
-
-
-def _members(model: Any, registry: str, method: str) -> Iterator[_Member]:
-    """Yield each parameter or buffer of a model once.
-
-    Args:
-        model: The root module.
-        registry: Attribute in which a module holds its parameters or buffers by name.
-        method: Method that yields parameters or buffers of a TorchScript module, which lacks the attribute.
+    TorchScript modules lack the attribute ``registry``, so their ``method`` is called instead.
     """
     seen: set[int] = set()
     for prefix, module in unique_modules(model):
@@ -133,4 +109,4 @@ def _members(model: Any, registry: str, method: str) -> Iterator[_Member]:
         for name, tensor in list(found):
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield _Member(module, name, f"{prefix}.{name}" if prefix else name, tensor)
+                yield module, name, f"{prefix}.{name}" if prefix else name, tensor

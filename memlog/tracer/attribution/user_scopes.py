@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from memlog.errors import ConfigurationError
 from memlog.tracer.hooks.shared_hook import SharedHook
+
+if TYPE_CHECKING:
+    from memlog.tracer.hooks.module_hooks import Hooks
 
 _MAX_LENGTH = 100
 
@@ -22,18 +25,8 @@ class Scope(NamedTuple):
     name: str
 
 
-class ScopeListener(Protocol):
-    """Listener for scopes. Never raises."""
-
-    def scope_begins(self, scope: Scope) -> None:
-        """Handle the begin of a scope on this thread."""
-
-    def scope_ends(self, scope: Scope) -> None:
-        """Handle the end of a scope."""
-
-
-LISTENERS: SharedHook[ScopeListener] = SharedHook()
-"""Open traces. The end of a scope is reported to the traces that were open when it began."""
+LISTENERS: SharedHook[Hooks] = SharedHook()
+"""Hooks of the open traces. The end of a scope is reported to the traces that were open when it began."""
 
 
 @contextmanager

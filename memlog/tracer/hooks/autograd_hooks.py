@@ -8,6 +8,7 @@ work of a GPU on threads of its own. The hooks run on these threads, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
@@ -42,14 +43,9 @@ class BackwardMarks:
             if number is None or number in self._marked or len(self._marked) >= MAX_SPANS:
                 continue
             self._marked.add(number)
-            node.register_prehook(self._hook(layer))
+            node.register_prehook(partial(self._on_backward, layer))
 
-    def _hook(self, layer: int) -> Callable[[Any], None]:
-        def on_backward(_gradients: Any) -> None:
-            if self._reached is not None:
-                try:
-                    self._reached(layer)
-                except Exception as error:  # noqa: BLE001 - training goes on
-                    self._diagnostics.fault("following the backward pass", error)
-
-        return on_backward
+    def _on_backward(self, layer: int, _gradients: Any) -> None:
+        if self._reached is not None:
+            with self._diagnostics.contained("following the backward pass"):
+                self._reached(layer)

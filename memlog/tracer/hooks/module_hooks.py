@@ -93,11 +93,8 @@ class Hooks:
                 self._listener.module_ends(scope, None)
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        listener, diagnostics, compiling = (
-            self._listener,
-            self._diagnostics,
-            torch.compiler.is_compiling,
-        )
+        listener, diagnostics = self._listener, self._diagnostics
+        compiling = torch.compiler.is_compiling
 
         def begins(module: Any, args: Any) -> None:
             if compiling():
@@ -153,20 +150,16 @@ class OptimizerSubscription:
         if self._removed:
             return
         self._stepping.append((weakref.ref(optimizer), threading.get_ident()))
-        try:
+        with self._diagnostics.contained("noticing an optimizer's step"):
             self._listener.optimizer_begins(optimizer)
-        except Exception as error:  # noqa: BLE001 - training goes on
-            self._diagnostics.fault("noticing an optimizer's step", error)
 
     def ends(self, optimizer: Any) -> None:
         """Handle the end of an optimizer's step."""
         if self._removed:
             return
         self._stepping = [other for other in self._stepping if other[0]() is not optimizer]
-        try:
+        with self._diagnostics.contained("noticing an optimizer's step"):
             self._listener.optimizer_ends(optimizer)
-        except Exception as error:  # noqa: BLE001 - training goes on
-            self._diagnostics.fault("noticing an optimizer's step", error)
 
 
 class _OptimizerHooks(SharedHook[OptimizerSubscription]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-DEFAULT_SHARE = 0.01
 SPACING = 20
 """Minimum number of plain steps between two traces after set-up. If the steps' times vary, the cost of
 tracing can't be measured, and only this limit bounds the cost."""

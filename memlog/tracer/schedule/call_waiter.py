@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -95,7 +94,9 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
         roots: Root modules of the session.
         steps: Number of the session's steps so far.
     """
-    if not _compiler_in_use():
+    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is loaded already
+
+    if not compiler_in_use():
         return "now"
     from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - loads parts of torch
 
@@ -103,11 +104,3 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
     if not are_compiled(modules) or device_of(modules, None).type == "cpu":
         return "never"
     return "later" if steps < _STEADY else "now"
-
-
-def _compiler_in_use() -> bool:
-    if "torch._dynamo" not in sys.modules:
-        return False
-    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is loaded already
-
-    return compiler_in_use()

@@ -33,7 +33,7 @@ class OptimizerSchedule:
         ends: Called with an optimizer whose step has ended, if no other optimizer is stepping.
 
     Attributes:
-        clock_steps: Number of steps of the clock.
+        clock_steps: Number of steps of the clock. The session's tracer counts them.
     """
 
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
@@ -66,10 +66,6 @@ class OptimizerSchedule:
         self._stepping.discard(id(optimizer))
         if not self._stepping:
             self._ends(optimizer)
-
-    def clock_stepped(self) -> None:
-        """Record a step of the clock."""
-        self.clock_steps += 1
 
     @property
     def has_interval(self) -> bool:

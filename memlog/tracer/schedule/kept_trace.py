@@ -95,15 +95,7 @@ class KeptTrace:
         """Decide whether the first trace is whole, and publish it. Call this at the next optimizer step."""
         if self._undecided is not None:
             members = self._undecided[0].members
-            self._decide(whole=any(member() is optimizer for member in members))
-
-    def step_ended(self) -> None:
-        """Publish the first trace, unless it is published already. Call this at the end of the next step.
-
-        If no optimizer has stepped since the trace, the user marks the steps. The guess that `add_undecided`
-        got is then final.
-        """
-        self._decide()
+            self.decide(whole=any(member() is optimizer for member in members))
 
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
@@ -119,16 +111,17 @@ class KeptTrace:
 
         ``outdated``: as in `add`. If True, mark the kept trace as covering only a part of an iteration.
         """
-        self._decide()
+        self.decide()
         if outdated and self._rank > 0:
             kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
             event, trace = kept
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
-    def _decide(self, *, whole: bool | None = None) -> None:
-        """Publish the first trace, unless it is published already.
+    def decide(self, *, whole: bool | None = None) -> None:
+        """Publish the first trace, unless it is published already. Call this at the end of the next step.
 
         ``whole``: True if the trace covers a whole iteration; ``None``: the guess that `add_undecided` got.
+        The guess is final if no optimizer has stepped since the trace, because then the user marks the steps.
         """
         if self._undecided is None:
             return

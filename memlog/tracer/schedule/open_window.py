@@ -17,6 +17,9 @@ MOST_EVENTS = 1_000_000
 _MOST_STEPS: Final = 30.0
 """Maximum duration of a window, as a multiple of the usual duration of a step. One second is added to it.
 Beyond it, the window is abandoned."""
+LIMITS: Final = (
+    f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
+)
 
 
 class OpenWindow:
@@ -72,11 +75,6 @@ class OpenWindow:
         self._calls += id(module) == self._module
         late = time.perf_counter() > self._deadline
         return self._calls > _MOST_CALLS or self.window.overflowed or late
-
-    @staticmethod
-    def limits() -> str:
-        """Return the limits as text."""
-        return f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
 
 
 class WindowSlot:

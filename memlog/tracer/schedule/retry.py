@@ -1,9 +1,11 @@
-"""Retry policy for tracing a step, and the counter of steps that were not traced."""
+"""Retry policy for tracing a step, and the count of steps that were not traced."""
 
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Diagnostics
 
+SKIPPED = "trace_skipped"
+"""Reason under which skipped traces are counted."""
 _LONGEST = 32
 """Maximum number of steps between two attempts."""
 
@@ -57,21 +59,10 @@ class RetryPolicy:
         return self._wanted
 
 
-class SkippedTraces:
-    """Counter of steps that were to be traced and could not be.
+def count_skipped(diagnostics: Diagnostics, why: str, *, for_good: bool = False) -> None:
+    """Count a step that was to be traced and could not be; log the first reason.
 
-    Args:
-        diagnostics: Counter that also counts these steps, and logs the first reason.
+    ``for_good``: True if no further step will be tried.
     """
-
-    def __init__(self, diagnostics: Diagnostics) -> None:
-        self.count = 0
-        self._diagnostics = diagnostics
-
-    def add(self, why: str, *, for_good: bool = False) -> None:
-        """Count a step; ``for_good``: True if no further step will be tried."""
-        self.count += 1
-        first = f"a step could not be traced ({why}); memlog counts how often that happens"
-        self._diagnostics.drop(
-            "trace_skipped", f"no step is traced from now on: {why}" if for_good else first
-        )
+    first = f"a step could not be traced ({why}); memlog counts how often that happens"
+    diagnostics.drop(SKIPPED, f"no step is traced from now on: {why}" if for_good else first)

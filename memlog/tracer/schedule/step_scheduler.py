@@ -23,17 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
-from memlog.tracer.schedule.budget import DEFAULT_SHARE
 from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
 from memlog.tracer.schedule.frozen_modules import FrozenStart
 from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
 from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.larger_steps import LargerSteps
-from memlog.tracer.schedule.open_window import OpenWindow, WindowSlot
-from memlog.tracer.schedule.retry import RetryPolicy, SkippedTraces
+from memlog.tracer.schedule.open_window import LIMITS, OpenWindow, WindowSlot
+from memlog.tracer.schedule.retry import SKIPPED, RetryPolicy, count_skipped
 from memlog.tracer.schedule.step_costs import StepCosts
 from memlog.tracer.schedule.top_modules import RootModules
-from memlog.tracer.schedule.trace_event import SeriesLayers, trace_event
+from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
@@ -62,8 +61,8 @@ class PeriodicTracer:
         kept: Path,
         publish: Callable[[Event], object],
         diagnostics: Diagnostics,
-        model: Any = None,
-        share: float = DEFAULT_SHARE,
+        model: Any,
+        share: float,
     ) -> None:
         self._kept_trace = KeptTrace(kept, publish)
         self._diagnostics = diagnostics
@@ -71,14 +70,13 @@ class PeriodicTracer:
         self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
         self._iteration = TracedIteration(self._schedule)
         self._frozen_start = FrozenStart()
-        self._series = SeriesLayers()
+        self._series = set[str]()
         self._retry = RetryPolicy()
         self.costs = StepCosts(share)
         self.larger_steps = LargerSteps()
         self._waiter = CallWaiter(self._called, diagnostics)
         self._subscription: OptimizerSubscription | None = None
         self._last_step: int | None = None
-        self._skipped = SkippedTraces(diagnostics)
         self._slot = WindowSlot()
         self.want()
 
@@ -106,10 +104,10 @@ class PeriodicTracer:
         """
         now = time.perf_counter()
         self._last_step = step
-        self._schedule.clock_stepped()
+        self._schedule.clock_steps += 1
         self.costs.step_ended(now)
         with self._diagnostics.contained("keeping what was traced"):
-            self._kept_trace.step_ended()
+            self._kept_trace.decide()
         if not self.tracing:
             self.costs.plain_step(now)
         elif self._iteration.is_done or self._iteration.too_rare:
@@ -140,7 +138,9 @@ class PeriodicTracer:
         if self.tracing:
             self._close(any_thread=True, failed=failed)
         elif self._retry.awaits_compiler:
-            self._skipped.add("the run ended before torch.compile was done with the model")
+            count_skipped(
+                self._diagnostics, "the run ended before torch.compile was done with the model"
+            )
         with self._diagnostics.contained("keeping what was traced"):
             self._kept_trace.finish(outdated=self._is_outdated())
         if self._subscription is not None:
@@ -175,7 +175,7 @@ class PeriodicTracer:
         if when == "never":
             self._retry.disable()
             why = "torch.compile is in use: its graphs hide layers, and hooks make it compile them again"
-            self._skipped.add(why, for_good=True)
+            count_skipped(self._diagnostics, why, for_good=True)
         else:
             self._retry.awaits_compiler = when == "later"
         return when == "now"
@@ -204,9 +204,10 @@ class PeriodicTracer:
 
             if not may_open():
                 self._retry.postpone()
-                self._skipped.add(
+                count_skipped(
+                    self._diagnostics,
                     "another torch dispatch mode, a transformation of torch.func, a graph that is compiled "
-                    "or recorded, or a backward pass was active"
+                    "or recorded, or a backward pass was active",
                 )
                 return None
             if self._subscription is None:
@@ -222,7 +223,7 @@ class PeriodicTracer:
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
             self._retry.done()
-            self._skipped.add("the trace could not begin")
+            count_skipped(self._diagnostics, "the trace could not begin")
             now = time.perf_counter()
             self.costs.window_failed(now - began, now)
             return None
@@ -271,7 +272,7 @@ class PeriodicTracer:
                 opened.window.abandon()
             finally:
                 _remove(opened.window)
-        self._skipped.add(f"it did not end within {OpenWindow.limits()}")
+        count_skipped(self._diagnostics, f"it did not end within {LIMITS}")
         self.costs.forget_step()
         now = time.perf_counter()
         self.costs.window_failed(now - opened.opened, now)
@@ -282,7 +283,7 @@ class PeriodicTracer:
         step = self._last_step if step_ended else None
         step_trace = StepTrace(
             trace,
-            trace_event(trace.result, step, self._skipped.count, self._series),
+            trace_event(trace.result, step, self._diagnostics.dropped[SKIPPED], self._series),
             iteration.members(),
             whole=step_ended and iteration.is_done,
             warm=not iteration.state_is_new,

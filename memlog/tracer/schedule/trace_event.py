@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from memlog.events import Trace, TracedLayer, TracedLine, now_us
 from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
@@ -16,31 +14,11 @@ TOP_LINES = 4
 """Maximum number of the program's lines in a trace event."""
 
 
-class SeriesLayers:
-    """Layers whose figures form series in trackers: the largest layers of all traces so far.
-
-    No layer is removed. So no series ends because another layer was larger in the next trace.
-    """
-
-    def __init__(self) -> None:
-        self._paths: set[str] = set()
-
-    def __contains__(self, path: str) -> bool:
-        """Return whether a layer's figures form series."""
-        return path in self._paths
-
-    def add(self, largest: Iterable[LayerFigures]) -> None:
-        """Add the largest layers of a trace until there are `MAX_SERIES`."""
-        for layer in largest:
-            if len(self._paths) < MAX_SERIES:
-                self._paths.add(layer.path)
-
-
 def trace_event(
     result: TraceResult,
     step: int | None,
     skipped: int = 0,
-    series: SeriesLayers | None = None,
+    series: set[str] | None = None,
 ) -> Trace:
     """Return the event of one traced step.
 
@@ -48,12 +26,15 @@ def trace_event(
         result: Result of the trace.
         step: Number of the step; ``None`` if the step did not end.
         skipped: Number of traces that were skipped so far.
-        series: Layers of this run whose figures form series. The largest layers of this trace are added.
-            ``None``: this trace is the run's only one.
+        series: Paths of the layers of this run whose figures form series. The largest layers of this trace
+            are added until there are `MAX_SERIES`. No layer is removed, so no series ends because another
+            layer was larger in the next trace. ``None``: this trace is the run's only one.
     """
-    series = SeriesLayers() if series is None else series
+    series = set() if series is None else series
     ranked = sorted(result.layers, key=_rank)
-    series.add(ranked[:TOP])
+    for layer in ranked[:TOP]:
+        if len(series) < MAX_SERIES:
+            series.add(layer.path)
     told = ranked[:TOP] + [layer for layer in ranked[TOP:] if layer.path in series]
     held = sum(share.size for share in result.shares if share.path == OUTSIDE_PATH)
     readable = result.peak is not None

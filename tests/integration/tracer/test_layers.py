@@ -105,11 +105,11 @@ def test_a_worse_step_takes_the_place_of_the_graph() -> None:
 
 def test_without_layers_a_snapshot_traces_one_step() -> None:
     loop = Loop()
-    session = memlog.init("local")
-    loop.step()
+    session = memlog.init("local", budget=1.0)
+    loop.step(batch=2)
     memlog.snapshot()
-    loop.step()
-    loop.step()
+    for _ in range(60):  # enough for further traces, if layers were on
+        loop.step(batch=2)
     memlog.finish()
     [trace] = traces(session)
     assert trace.step == 1
@@ -158,34 +158,6 @@ def test_a_step_that_fails_midway_is_reported() -> None:
     assert trace.step is None
     assert trace.at_peak["activations"] > 0
     assert torch._C._len_torch_dispatch_stack() == 0
-
-
-@pytest.mark.parametrize("how", ["in place", "wrapped", "a part"])
-@pytest.mark.parametrize("layers", [False, True])
-def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None:
-    """memlog adds no graph and no graph break, because the code is compiled before a window opens."""
-    from torch._dynamo.testing import CompileCounter
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    counter = CompileCounter()
-    loop = Loop()
-    session = memlog.init("local", layers=layers)
-    if how == "in place":
-        loop.model.compile(backend=counter)
-    elif how == "wrapped":
-        loop.model = torch.compile(loop.model, backend=counter)
-    else:
-        loop.model.encoder = torch.compile(loop.model.encoder, backend=counter)
-    for _ in range(4):
-        loop.step()
-    memlog.finish()
-    assert counter.frame_count == 1
-    assert not counters["graph_break"]
-    assert not traces(session)  # on the CPU, a tracer sees nothing inside a compiled graph
-    assert bool(session.health.dropped) == layers
-    assert not session.health.faults
 
 
 def test_loading_a_batch_is_part_of_a_traced_step(

@@ -3,6 +3,8 @@
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -55,13 +57,36 @@ def left() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("named", ["the compiled model", "the model inside", "none"])
-def test_a_compiled_model_costs_no_warning_and_no_compilation(named: str) -> None:
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net: Any = network()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("wrapped", "the compiled model"),
+        ("wrapped", "the model inside"),
+        ("wrapped", "none"),
+        ("in place", "the compiled model"),
+        ("a part", "the model around it"),
+    ],
+)
+def test_a_compiled_model_costs_no_warning_and_no_compilation(how: str, named: str) -> None:
     counter = CompileCounter()
-    model = network()
-    compiled = torch.compile(model, backend=counter)
+    compiled = model = Model()
     optimizer = sgd(model)
-    given: Any = {"the compiled model": compiled, "the model inside": model, "none": None}[named]
+    if how == "wrapped":
+        compiled = torch.compile(model, backend=counter, fullgraph=True)
+    elif how == "in place":
+        model.compile(backend=counter, fullgraph=True)
+    else:
+        model.net = torch.compile(model.net, backend=counter, fullgraph=True)
+    given: Any = {"the compiled model": compiled, "none": None}.get(named, model)
     session = memlog.init("local", model=given, layers=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -114,14 +139,16 @@ def test_a_window_whose_step_never_ends_is_abandoned() -> None:
 
 
 def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memlog.tracer import window
     from memlog.tracer.schedule import open_window
 
     monkeypatch.setattr(open_window, "MOST_EVENTS", 1000)
+    monkeypatch.setattr(window, "TraceWindow", partial(window.TraceWindow, max_events=1000))
     model = network()
     optimizer = sgd(model)
     session = memlog.init("local", model=model, layers=True)
     out = model(BATCH)
-    for _ in range(110_000):
+    for _ in range(2000):
         out = out.detach() + 1
     (mode,) = _get_current_dispatch_mode_stack()
     assert mode._observer is None  # type: ignore[attr-defined] # it only lets pass
@@ -226,7 +253,7 @@ def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TraceWindow, "abandon", abandoned)
     session = memlog.init("local", layers=True)
 
-    def train() -> None:
+    def train(_number: int) -> None:
         model = network()
         optimizer = sgd(model)
         both.wait(60)
@@ -234,11 +261,8 @@ def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
             step(model, optimizer)
             session.snapshot()
 
-    threads = [threading.Thread(target=train) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(train, range(2)))
     memlog.finish()
     assert not session.health.faults
     assert at_once == []

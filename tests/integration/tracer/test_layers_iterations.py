@@ -214,14 +214,3 @@ def test_a_step_reported_by_hand_is_traced_whole() -> None:
         session.step()
     memlog.finish()
     assert [(event.step, event.exact) for event in traces(session)] == [(0, True), (2, True)]
-
-
-def test_a_snapshot_alone_begins_no_tracing_of_its_own_accord() -> None:
-    loop = Single()
-    session = memlog.init("local", budget=1.0)
-    for number in range(60):
-        if number == 5:
-            session.snapshot()
-        loop.iterate()
-    memlog.finish()
-    assert [event.step for event in traces(session)] == [5]

@@ -72,16 +72,10 @@ def backward_alone(model: nn.Module) -> Callable[[], None]:
     return lambda: outputs.pop().backward()
 
 
-def loss_alone(model: nn.Module) -> Callable[[], None]:
-    loss = torch.compile(lambda out: torch.log_softmax(out * 2, -1).square().mean())
-    return lambda: loss(model(BATCH)).backward()
-
-
 STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Callable[[], None]]]] = {
     "a function in a module": (lambda: nn.Sequential(Compiled(), nn.Linear(64, 8)), step_in),
     "a model traced by itself": (mlp, step_beside),
     "the backward pass alone": (mlp, backward_alone),
-    "the loss": (mlp, loss_alone),
 }
 
 

@@ -1,6 +1,5 @@
 """Choice of the steps in which memlog tries to trace."""
 
-from memlog.tracer.schedule.budget import SPACING, Budget
 from memlog.tracer.schedule.retry import RetryPolicy
 
 
@@ -42,14 +41,3 @@ def test_what_can_never_be_is_not_tried_unless_somebody_asks() -> None:
     assert not retry.next_step(allowed=True)
     retry.want()
     assert retry.next_step(allowed=False)
-
-
-def test_what_came_to_nothing_is_paid_for() -> None:
-    budget = Budget(0.01, now=0.0)
-    budget.charge(2.0)
-    for _ in range(SPACING):
-        budget.plain_step(0.1)
-    assert budget.spent == 2.0
-    assert budget.median_step == 0.1
-    assert not budget.allows_another(now=600.0)  # one more attempt can fail, too
-    assert budget.allows_another(now=700.0)

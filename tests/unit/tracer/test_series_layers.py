@@ -11,7 +11,7 @@ from support.models import GPT, text
 from memlog import MemoryTracer
 from memlog.events import Trace
 from memlog.trace.records import LayerFigures, TraceResult
-from memlog.tracer.schedule.trace_event import MAX_SERIES, TOP, SeriesLayers, trace_event
+from memlog.tracer.schedule.trace_event import MAX_SERIES, TOP, trace_event
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def result() -> TraceResult:
     return tracer.result
 
 
-def event(result: TraceResult, series: SeriesLayers, sizes: Mapping[str, int]) -> Trace:
+def event(result: TraceResult, series: set[str], sizes: Mapping[str, int]) -> Trace:
     layers = tuple(
         LayerFigures(
             path, (), allocated=size, peak=size, at_peak=size, at_peak_total=size, time_ms=1
@@ -37,7 +37,7 @@ def in_series(trace: Trace) -> set[str]:
 
 
 def test_no_series_ends_because_another_layer_is_larger(result: TraceResult) -> None:
-    series = SeriesLayers()
+    series = set[str]()
     first = {f"first.{n}": 100 + n for n in range(20)}
     largest = {f"first.{n}" for n in range(12, 20)}
     assert in_series(event(result, series, first)) == largest
@@ -52,7 +52,7 @@ def test_no_series_ends_because_another_layer_is_larger(result: TraceResult) -> 
 def test_the_layers_of_a_series_are_few_but_an_event_has_the_largest(
     result: TraceResult,
 ) -> None:
-    series, kept = SeriesLayers(), set[str]()
+    series, kept = set[str](), set[str]()
     for number in range(5):
         sizes = {f"{number}.{n}": 1 + n for n in range(TOP)}
         trace = event(result, series, {**dict.fromkeys(kept, 0), **sizes})

@@ -15,6 +15,7 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.trace.exporters.speedscope import flame_graph
 from memlog.trace.records import RecordedTrace, Share
+from memlog.trace.summary import summary_text
 from memlog.tracer.schedule.trace_event import TOP_LINES, trace_event
 from memlog.tracer.window import TraceWindow
 
@@ -116,15 +117,9 @@ def test_the_event_names_the_largest_and_layers_stay_as_they_are(trace: Recorded
     assert not any(".py:" in layer.path for layer in event.layers)
 
 
-def test_the_summary_says_them(capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokens = Words(), torch.randint(0, WORDS, (8, 32))
-    tracer = MemoryTracer()
-    with tracer.trace(model):
-        train(model, tokens)
-    tracer.print_summary()
-    printed = capsys.readouterr().out
+def test_the_summary_says_them(trace: RecordedTrace) -> None:
     number = line_of("cross_entropy").partition(":")[2].partition(" ")[0]
-    assert f":{number} in train: cross_entropy" in printed
+    assert f":{number} in train: cross_entropy" in summary_text(trace.result)
 
 
 def test_a_scope_has_no_lines_and_what_made_no_graph_has() -> None:

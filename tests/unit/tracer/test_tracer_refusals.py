@@ -51,11 +51,6 @@ def test_an_engine_that_cannot_trace_the_device_is_an_error() -> None:
         raise AssertionError("the block must not run")
 
 
-def test_asking_before_tracing_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="nothing has been traced yet"):
-        MemoryTracer().get_layer_stats()
-
-
 def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,15 +85,10 @@ def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
 
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch._C, "_current_autograd_node", raising=True)
     from memlog.tracer import torch_private
     from memlog.tracer.engines import selection
 
-    monkeypatch.setitem(
-        torch_private.DISPATCH_NEEDS,
-        "torch._C._current_autograd_node",
-        torch_private._find("_C._current_autograd_node"),
-    )
+    monkeypatch.setitem(torch_private.DISPATCH_NEEDS, "torch._C._current_autograd_node", None)
     choice = selection.choose(torch.device("cpu"), "auto", compiled=False)
     assert choice.engine == "sampler"
     assert "lacks torch._C._current_autograd_node" in choice.why

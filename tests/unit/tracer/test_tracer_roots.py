@@ -58,15 +58,6 @@ def test_further_networks_of_one_class_are_distinguished_and_losses_are_not() ->
     assert "(MSELoss 2)" not in paths
 
 
-def test_no_model_is_needed() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    tracer = MemoryTracer()
-    with tracer.trace():
-        model(torch.ones(2, 4)).sum().backward()
-    assert list(tracer.get_layer_stats()) == ["Sequential", "0", "1"]
-    assert tracer.result.attributed is not None
-
-
 def test_two_networks_are_traced_alike_whether_named_or_found() -> None:
     """A generator and its critic, with the generator named, with none named and with both in one module."""
 

@@ -105,9 +105,10 @@ class AutocastTypes:
                 self._widen_attention(results)
             kind, inside = _type_from_inputs(role, tensors, backward=backward)
         kind = self._type_at(kind, layer, phase, made_of_numbers=bool(tensors))
-        _set_types(
-            results, kind, wide_inside=inside, outside=layer == OUTSIDE, is_gradient=backward
-        )
+        for tracked in results:
+            tracked.is_gradient = backward
+            if tracked.type in (WIDE, HALF):
+                tracked.type, tracked.wide_inside, tracked.outside = kind, inside, layer == OUTSIDE
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
@@ -165,20 +166,6 @@ class AutocastTypes:
 def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
     for tracked in inputs:
         tracked.backward_layer = tracked.backward_layer or layer
-
-
-def _set_types(
-    results: Iterable[TrackedStorage],
-    kind: int,
-    *,
-    wide_inside: bool,
-    outside: bool,
-    is_gradient: bool,
-) -> None:
-    for tracked in results:
-        tracked.is_gradient = is_gradient
-        if tracked.type in (WIDE, HALF):
-            tracked.type, tracked.wide_inside, tracked.outside = kind, wide_inside, outside
 
 
 def _type_from_inputs(

@@ -62,15 +62,16 @@ _ALTERED: Final = frozenset(
 """Derivatives that torch computes in another way while a mode is active, with the same results. In torch
 2.13's own tests, no other derivative runs different operations, except for those that `ModeCopies` recognizes
 and those of `untraced_derivatives`."""
-_NEGLIGIBLE: Final = 0.001
-"""Maximum fraction of the peak that altered derivatives may allocate without a report."""
 
-_ENGINE: Final = "_engine_run_backward"
 _OURS: Final = "memlog.tracer."
 
 
 class ModeCopies:
-    """Search for the storage that an operation would have written into in an untraced step."""
+    """Search for the storage that an operation would have written into in an untraced step.
+
+    Attributes:
+        altered: Bytes allocated by each derivative that an untraced step computes in another way.
+    """
 
     def __init__(self, live_storages: LiveStorages) -> None:
         self._live_storages = live_storages
@@ -80,7 +81,7 @@ class ModeCopies:
         self._began = 0
         self._zeros: set[int] = set()
         self._product = 0
-        self._altered: Counter[str] = Counter()
+        self.altered: Counter[str] = Counter()
 
     def replaced(
         self, func: Any, args: Any, out: Any, phase: int, thread_state: ThreadState
@@ -104,27 +105,13 @@ class ModeCopies:
             return tracked if tracked is not None and tracked.serial == self._product else None
         return None
 
-    def altered(self, peak: int) -> str | None:
-        """Return a sentence that names the derivatives that an untraced step computes in another way.
-
-        Return ``None`` if these allocated at most a thousandth of ``peak``, the highest number of live bytes
-        in the trace.
-        """
-        if sum(self._altered.values()) <= _NEGLIGIBLE * peak:
-            return None
-        names = ", ".join(name for name, _ in self._altered.most_common())
-        return (
-            "During tracing, torch computes these derivatives in another way, so the peak of an untraced "
-            f"step may be lower or higher: {names}."
-        )
-
     def _replaced_in_backward(
         self, func: Any, role: int, args: Any, out: Any, thread_state: ThreadState
     ) -> TrackedStorage | None:
         if thread_state.node != self._node:
             self._node_begins(thread_state.node)
         if isinstance(out, Tensor) and self._is_altered(func, args):
-            self._altered[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
+            self.altered[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
         if role == _FILLS_WITH_ZEROS:
             self._zeros.add(self._live_storages.serial + 1)
         elif (
@@ -205,7 +192,7 @@ def _called_by_autograd() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-    return frame is None or frame.f_code.co_name == _ENGINE
+    return frame is None or frame.f_code.co_name == torch_private.ENGINE
 
 
 @functools.cache

@@ -279,14 +279,11 @@ def _result_of(func: Any) -> int:
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
     if may_resize or any(argument.is_out for argument in schema.arguments):
         return RESIZED
-    return WRITTEN if _is_written_tensor(schema.arguments[:1]) else NOTHING
-
-
-def _is_written_tensor(arguments: Any) -> bool:
-    return any(
+    written = any(
         one.alias_info is not None and one.alias_info.is_write and str(one.type) == "Tensor"
-        for one in arguments
+        for one in schema.arguments[:1]
     )
+    return WRITTEN if written else NOTHING
 
 
 def refusal() -> str | None:

@@ -6,43 +6,28 @@ the allocator. Bytes that an operation allocates and frees inside itself are mea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from memlog._internal.diagnostics import Diagnostics
-from memlog.trace.encoding import (
-    ENTER,
-    INPUT,
-    OUTSIDE,
-    pack,
-)
+from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, pack
 from memlog.trace.records import Exactness
-from memlog.trace.storage_uses import UNKNOWN_TYPE
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace
-from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
-from memlog.tracer.engines.cpu.current_owner import CurrentOwner
-from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
+from memlog.tracer.engines.cpu import limitations, op_workspace
+from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode
 from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, LiveStorages
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
-from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines.cpu.operation_recorder import OperationRecorder
 from memlog.tracer.engines.cpu.patch_listeners import PatchListeners
 from memlog.tracer.engines.cpu.untraced_derivatives import UntracedDerivatives
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
 from memlog.tracer.hooks.module_hooks import Hooks
 from memlog.tracer.tensor_storages import tensors_in
-
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class DispatchEngine:
@@ -58,23 +43,26 @@ class DispatchEngine:
         self._log = log
         self._diagnostics = diagnostics
         self._hooks = Hooks(self, diagnostics)
-        self._mode = dispatch_mode.ObservingMode(self, diagnostics)
-        self._fakes = torch_private.fakes_active()
-        self._live_storages = LiveStorages(log, fakes=self._fakes, types=types)
-        self._copies = ModeCopies(self._live_storages)
-        self._calling_lines = CallingLines()
-        self._autocast_types = AutocastTypes(self._live_storages) if types else None
+        fakes = torch_private.fakes_active()
+        self._live_storages = LiveStorages(log, fakes=fakes, types=types)
         self._model_tensors = ModelTensors(names, self._live_storages)
         self._module_stack = ModuleStack(names, self._emit, all_threads=False)
-        self._owner = CurrentOwner(
-            self._module_stack, self._calling_lines, self._live_storages.events
+        self._operations = OperationRecorder(
+            log,
+            self._live_storages,
+            self._module_stack,
+            self._model_tensors,
+            fakes=fakes,
+            types=types,
         )
+        self._mode = ObservingMode(self._operations, diagnostics)
         self._patches = PatchListeners(
-            self._live_storages, self._module_stack, self._owner, diagnostics
+            self._live_storages, self._module_stack, self._operations.owner, diagnostics
         )
-        self._derivatives = UntracedDerivatives(self._mode, self._add_result, diagnostics)
+        self._derivatives = UntracedDerivatives(
+            self._mode, self._operations.add_result, diagnostics
+        )
         self._stopped = False
-        self._unmeasured: Counter[str] = Counter()
         self._transformed = self._precision_changed = False
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
@@ -95,32 +83,29 @@ class DispatchEngine:
         """Stop recording. A second call only tries to remove the dispatch mode."""
         if not self._stopped:
             self._stopped = True
-            self._end_recording()
+            self._hooks.remove()
+            self._patches.unsubscribe()
+            BACKWARD_PASSES.remove(self._derivatives)
+            with self._diagnostics.contained("ending a trace"):
+                if self._module_stack.thread_state() is not None:
+                    self._model_tensors.add_parameters()  # unsafe on other threads: parameters may change
+                self._precision_changed = op_workspace.update_precisions()
+            self._module_stack.close()
+            self._live_storages.close()
         self.leave()
         return self._report()
-
-    def _end_recording(self) -> None:
-        self._hooks.remove()
-        self._patches.unsubscribe()
-        BACKWARD_PASSES.remove(self._derivatives)
-        with self._diagnostics.contained("ending a trace"):
-            if self._module_stack.thread_state() is not None:
-                self._model_tensors.add_parameters()  # unsafe on other threads: parameters may change
-            self._precision_changed = op_workspace.update_precisions()
-        self._module_stack.close()
-        self._live_storages.close()
 
     def _report(self) -> EngineReport:
         omitted = f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
         dropped = {
-            "operations whose scratch space could not be measured": self._unmeasured.total(),
+            "operations whose scratch space could not be measured": self._operations.unmeasured.total(),
             "calls of compiled code, whose allocations are not seen": self._patches.compiled_calls,
             omitted: self._live_storages.omitted,
         }
         self._log.fold()
         accountant = self._log.accountant
         peak = accountant.before_bytes + accountant.peak_bytes
-        altered = self._copies.altered(peak)
+        altered = limitations.altered_derivatives(self._operations.altered, peak)
         missed = self._missed(peak)
         incomplete = missed or self._live_storages.omitted
         # With altered derivatives, the peak without tracing may be lower or higher.
@@ -136,7 +121,7 @@ class DispatchEngine:
             ),
             fragmentation_reason=allocator_stats.NOTHING_RESERVED,
             dropped={reason: count for reason, count in dropped.items() if count},
-            lines=tuple(self._calling_lines.lines),
+            lines=tuple(self._operations.lines),
             exactness=exactness,
         )
 
@@ -158,9 +143,9 @@ class DispatchEngine:
         missed = [sentence for sentence, applies in found.items() if applies]
         if compilers := torch_private.unknown_compilers():
             missed.append(limitations.unknown_compilers(compilers))
-        if self._unmeasured:
-            missed.append(limitations.unmeasured(self._unmeasured))
-        if untraced := self._derivatives.missed(peak):
+        if unmeasured := self._operations.unmeasured:
+            missed.append(limitations.unmeasured(unmeasured))
+        if untraced := limitations.untraced_derivatives(self._derivatives.returned, peak):
             missed.append(untraced)
         return tuple(missed)
 
@@ -211,66 +196,6 @@ class DispatchEngine:
             self._model_tensors.add_state(optimizer)
             self._model_tensors.repeat_state(optimizer)
             self._module_stack.optimizer_ends(optimizer)
-
-    # Calls from the dispatch mode.
-
-    def before_change(self, values: Any) -> None:
-        """Track the storages of an operation's arguments before the operation may change them."""
-        if self._module_stack.thread_state(join=True) is not None:
-            for tensor in tensors_in(values):
-                self._live_storages.track_existing(tensor)
-
-    def operation(
-        self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
-    ) -> None:
-        """Record an operation whose result may have a new storage, or that allocates workspace."""
-        thread_state = self._module_stack.thread_state(join=True)
-        if thread_state is None:
-            return
-        result = kind & dispatch_mode.RESULT
-        if result == dispatch_mode.DETACHED:
-            self._model_tensors.add_detached(out)
-            return
-        layer, phase = self._owner(thread_state)
-        made = UNKNOWN_TYPE
-        if result == dispatch_mode.NEW:
-            if func is not _LIFT_FRESH or not self._live_storages.is_foreign(out.untyped_storage()):
-                made = self._track_results(func, args, out, layer, phase, thread_state)
-        elif result:
-            self._live_storages.sparse = self._live_storages.sparse or bool(
-                result & dispatch_mode.WRITTEN
-            )
-            for tensor in tensors_in(out):
-                if tensor.is_cpu:
-                    self._live_storages.track_resized(
-                        tensor.untyped_storage(), layer, phase, thread_state.number
-                    )
-        if inside is not None:
-            self._live_storages.add_workspace(
-                inside.peak - inside.kept, layer, phase, thread_state.number, made
-            )
-        elif kind > dispatch_mode.RESULT and (not self._fakes or op_workspace.measures_fakes()):
-            self._unmeasured[str(func)] += 1
-        self._log.fold_when_full()
-
-    def _track_results(
-        self, func: Any, args: Any, out: Any, layer: int, phase: int, thread_state: ThreadState
-    ) -> int:
-        """Track the results of an operation; return their type under autocast."""
-        before = self._live_storages.serial
-        instead = self._copies.replaced(func, args, out, phase, thread_state)
-        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            self._live_storages.track(tensor, layer, phase, thread_state.number, instead)
-        if self._autocast_types is None:
-            return UNKNOWN_TYPE
-        return self._autocast_types.operation(func, args, out, layer, phase, before)
-
-    def _add_result(self, tensor: Tensor) -> None:
-        """Record the result of a derivative that ran without the mode."""
-        thread_state = self._module_stack.thread_state(join=True)
-        if thread_state is not None:
-            layer, phase = self._owner(thread_state)
-            self._live_storages.track(tensor, layer, phase, thread_state.number)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         key, size = thread_state.inputs if kind == ENTER else (0, 0)

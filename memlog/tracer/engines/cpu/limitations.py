@@ -8,6 +8,8 @@ from typing import Final
 
 _MOST_NAMES: Final = 8
 """Maximum number of names in a sentence. Further names are left out."""
+_NEGLIGIBLE: Final = 0.001
+"""Maximum fraction of the peak that derivatives may allocate without a sentence about them."""
 
 ALWAYS: Final = (
     "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "
@@ -58,6 +60,36 @@ def unknown_compilers(names: Sequence[str]) -> str:
         "Code of these compilers may have run, and what it allocates is unknown, so peaks and live bytes at "
         f"the end are lower bounds: {', '.join(names[:_MOST_NAMES])}."
     )
+
+
+def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
+    """Return the sentence for derivatives that torch computes in another way during tracing.
+
+    Args:
+        allocated: Bytes that each derivative allocated.
+        peak: Highest number of live bytes in the trace. If the derivatives allocated at most a thousandth of
+            it, the sentence is ``None``.
+    """
+    if allocated.total() <= _NEGLIGIBLE * peak:
+        return None
+    return (
+        "During tracing, torch computes these derivatives in another way, so the peak of an untraced "
+        f"step may be lower or higher: {_all_names(allocated)}."
+    )
+
+
+def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
+    """Return the sentence for derivatives that ran without the mode; arguments as `altered_derivatives`."""
+    if returned.total() <= _NEGLIGIBLE * peak:
+        return None
+    return (
+        "Memory that these derivatives allocate and free inside themselves is not seen, because torch "
+        f"would compute them in another way during tracing: {_all_names(returned)}."
+    )
+
+
+def _all_names(counts: Counter[str]) -> str:
+    return ", ".join(name for name, _ in counts.most_common())
 
 
 def unmeasured(counts: Counter[str]) -> str:

@@ -23,7 +23,7 @@ from memlog.trace.encoding import (
 )
 from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer.engines.cpu.autocast_types import type_of
-from memlog.tracer.engines.cpu.storage_events import StorageEvents, TrackedStorage
+from memlog.tracer.engines.cpu.storage_events import Owner, StorageEvents, TrackedStorage
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
@@ -34,6 +34,7 @@ SMALL = 64 * 1024
 """Minimum size, in bytes, of storages that are tracked beyond `MOST_LIVE`. The tracer thus takes 8.8 MB, plus
 at most 1 % of the live bytes."""
 
+_BEFORE = Owner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
 
 
@@ -91,14 +92,7 @@ class LiveStorages:
             tracked.serial = -1
         self._tracked.clear()
 
-    def track(
-        self,
-        tensor: Tensor,
-        layer: int,
-        phase: int,
-        thread: int,
-        instead: TrackedStorage | None = None,
-    ) -> None:
+    def track(self, tensor: Tensor, owner: Owner, instead: TrackedStorage | None = None) -> None:
         """Record the storage of a tensor that an operation has returned, if it is new.
 
         An untraced step would have written the result into the storage ``instead``. If ``instead`` is freed
@@ -109,7 +103,7 @@ class LiveStorages:
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._tracked:
                     kind = self._type_of(plain)
-                    self._add(storage, layer, phase, UNDECIDED, thread, kind, instead)
+                    self._add(storage, owner, UNDECIDED, kind, instead)
                     self.complex = self.complex or plain.is_complex()
                     self.nested = self.nested or plain.is_nested
             if plain is not tensor and tensor.layout is not torch.strided:
@@ -124,7 +118,7 @@ class LiveStorages:
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._tracked and not self.is_foreign(storage):
-                    self._add(storage, OUTSIDE, BEFORE, OTHER, 0, self._type_of(plain))
+                    self._add(storage, _BEFORE, OTHER, self._type_of(plain))
 
     def is_foreign(self, storage: Any) -> bool:
         """Return whether a storage lies on memory that is not torch's, such as numpy's."""
@@ -137,15 +131,13 @@ class LiveStorages:
             return None
         return self._tracked.get(tensor.untyped_storage()._cdata)
 
-    def add_workspace(
-        self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN_TYPE
-    ) -> None:
+    def add_workspace(self, size: int, owner: Owner, made: int) -> None:
         """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
             self.serial += 1
-            self.events.workspace(self.serial, size, layer, phase, thread, made)
+            self.events.workspace(self.serial, size, owner, made)
 
-    def track_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
+    def track_resized(self, storage: Any, owner: Owner) -> None:
         """Record the new size of a storage, if it has changed."""
         tracked = self._tracked.get(storage._cdata)
         category, kind = UNDECIDED, UNKNOWN_TYPE
@@ -157,7 +149,7 @@ class LiveStorages:
             self.events.write_pending()
             self.events.use(tracked, FREE)
             tracked.serial = -1
-        self._add(storage, layer, phase, category, thread, kind)
+        self._add(storage, owner, category, kind)
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a tensor's storage; return True if the storage is newly tracked.
@@ -180,8 +172,8 @@ class LiveStorages:
                 foreign = category == INPUT and self.is_foreign(storage)
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
-                    kind = self._type_of(plain)
-                    added = self._add(storage, layer, made, category, 0, kind) or added
+                    kind, owner = self._type_of(plain), Owner(layer, made, 0)
+                    added = self._add(storage, owner, category, kind) or added
             elif tracked.category != category and not _is_final(tracked.category, category):
                 tracked.category = category
                 self.events.category(tracked, layer)
@@ -222,10 +214,8 @@ class LiveStorages:
     def _add(
         self,
         storage: Any,
-        layer: int,
-        phase: int,
+        owner: Owner,
         category: int,
-        thread: int,
         kind: int,
         instead: TrackedStorage | None = None,
     ) -> bool:
@@ -242,7 +232,7 @@ class LiveStorages:
         ) = 0
         tracked.wide_inside = tracked.outside = tracked.is_gradient = False
         self._tracked[pointer] = tracked
-        self.events.allocation(tracked, layer, phase, thread, instead)
+        self.events.allocation(tracked, owner, instead)
         return True
 
 

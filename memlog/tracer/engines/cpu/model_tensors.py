@@ -7,14 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memlog.trace.encoding import (
-    BACKWARD,
-    BEFORE,
-    GRADIENT,
-    OPTIMIZER_STATE,
-    OUTSIDE,
-    PARAMETER,
-)
+from memlog.trace.encoding import BACKWARD, BEFORE, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.parameter_owners import ParameterOwners
@@ -37,9 +30,8 @@ class ModelTensors:
 
     def add_new_roots(self) -> None:
         """Classify the tensors of root modules that were found since the last call."""
-        if self._owners.has_new_roots:
-            for tensor, layer, category in self._owners.register_new_roots():
-                self._live_storages.classify(tensor, layer, category)
+        for tensor, layer, category in self._owners.register_new_roots():
+            self._live_storages.classify(tensor, layer, category)
 
     def add_parameters(self) -> None:
         """Classify all parameters and their gradients again at the window's end.

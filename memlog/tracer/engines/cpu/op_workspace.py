@@ -142,7 +142,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
         key = known = None
     if known is not None:
         return func(*args, **kwargs), known
-    if _of_fakes is not None and _is_fake(args):
+    if _of_fakes is not None and any(type(value).__name__ == "FakeTensor" for value in args):
         out = func(*args, **kwargs)
         found = _of_fakes(func, args, kwargs, out)
         if found is not None and key is not None:
@@ -165,10 +165,6 @@ def of_fakes(measure: MeasureFakes) -> Iterator[None]:
 def measures_fakes() -> bool:
     """Return whether the workspace of operations on fake tensors is measured."""
     return _of_fakes is not None
-
-
-def _is_fake(args: Any) -> bool:
-    return any(type(value).__name__ == "FakeTensor" for value in args)
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
@@ -204,7 +200,10 @@ def _is_indexing(func: Any) -> bool:
 
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
-        return _measured_below(func, args, kwargs)
+        # Such a mode is below the current one, belongs to another tracer, and measures the same operation.
+        _last_measured.func = None
+        out = func(*args, **kwargs)
+        return out, _last_measured.found if _last_measured.func is func else None
     out, sizes = allocations(func, args, kwargs)
     if sizes is None:
         return out, None
@@ -224,13 +223,12 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     start, end = torch_private.allocation_profiler()
     if start is None or end is None or not _started(start):
         return func(*args, **kwargs), None
-    records: Any = ()
     collects = gc.isenabled()
     gc.disable()  # a collection's frees would be reported as the operation's
     try:
         out = func(*args, **kwargs)
     finally:
-        records = _ended(end)
+        records = end()
         if collects:
             gc.enable()
     events = (record for thread in records for record in thread)
@@ -271,29 +269,12 @@ def _as_one(sizes: list[int]) -> list[int]:
     return [found.peak, found.kept - found.peak]
 
 
-def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
-    """Run an operation; return its result, and the workspace that another tracer's mode has measured.
-
-    That mode is below the current one on this thread's stack, and sees the same operation.
-    """
-    _last_measured.func = None
-    out = func(*args, **kwargs)
-    return out, _last_measured.found if _last_measured.func is func else None
-
-
 def _started(start: Callable[[], Any]) -> bool:
     try:
         start()
     except RuntimeError:
         return False  # another profiler is on, which memlog must not stop
     return True
-
-
-def _ended(end: Callable[[], Any]) -> Any:
-    try:
-        return end()
-    except RuntimeError:
-        return ()  # the operation has stopped the profiler
 
 
 def _has_mask(values: Any) -> bool:

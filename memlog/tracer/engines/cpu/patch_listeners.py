@@ -11,6 +11,7 @@ from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.engines.cpu import patches
 from memlog.tracer.engines.cpu.live_storages import LiveStorages
 from memlog.tracer.engines.cpu.patches import FunctionPatch
+from memlog.tracer.engines.cpu.storage_events import Owner
 
 
 @dataclass(eq=False)
@@ -23,8 +24,8 @@ class PatchListeners:
 
     _live_storages: LiveStorages
     _module_stack: ModuleStack
-    _owner: Callable[[ThreadState], tuple[int, int]]
-    """Function that returns the layer and phase that a thread's current operation counts for."""
+    _owner: Callable[[ThreadState], Owner]
+    """Function that returns the owner of a thread's current operation."""
     _diagnostics: Diagnostics
     _compiled: Sequence[FunctionPatch] = field(default=(), init=False)
     compiled_calls: int = field(default=0, init=False)
@@ -60,13 +61,11 @@ class PatchListeners:
         with self._diagnostics.contained("noticing a copy of a generator's state"):
             thread_state = self._module_stack.thread_state()
             if thread_state is not None:
-                layer, phase = self._owner(thread_state)
-                self._live_storages.track(state, layer, phase, thread_state.number)
+                self._live_storages.track(state, self._owner(thread_state))
 
     def _storage_resized(self, _result: Any, args: Any) -> None:
         storage = args[0]
         with self._diagnostics.contained("noticing that a storage was resized"):
             thread_state = self._module_stack.thread_state()
             if thread_state is not None and storage.device.type == "cpu":
-                layer, phase = self._owner(thread_state)
-                self._live_storages.track_resized(storage, layer, phase, thread_state.number)
+                self._live_storages.track_resized(storage, self._owner(thread_state))

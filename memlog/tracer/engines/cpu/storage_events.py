@@ -5,11 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from memlog.trace.encoding import ALLOC, CLASSIFY, FREE, LINE, TEMPORARY, UNDECIDED, pack
 from memlog.trace.storage_uses import MOST_CASTS, UNKNOWN_TYPE, packed
 from memlog.tracer.event_log import EventLog
+
+
+class Owner(NamedTuple):
+    """Layer and phase that new memory counts for, and number of the thread that made it."""
+
+    layer: int
+    phase: int
+    thread: int
 
 
 class TrackedStorage(weakref.ref[Any]):
@@ -76,6 +85,7 @@ class TrackedStorage(weakref.ref[Any]):
         )
 
 
+@dataclass
 class _PendingAllocation:
     """A new storage whose allocation is not written yet.
 
@@ -84,15 +94,10 @@ class _PendingAllocation:
         workspace: Events of the operation's workspace.
     """
 
-    def __init__(self, tracked: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
-        self.tracked = tracked
-        self.instead = instead
-        self.event = event
-        self.workspace = b""
-
-    def take_over(self) -> None:
-        """Count the new storage as the older one."""
-        self.tracked.serial, self.tracked.size = self.instead.serial, self.instead.size
+    tracked: TrackedStorage
+    instead: TrackedStorage
+    event: bytes
+    workspace: bytes = b""
 
 
 class StorageEvents:
@@ -110,16 +115,12 @@ class StorageEvents:
         self.line = 0
 
     def allocation(
-        self,
-        tracked: TrackedStorage,
-        layer: int,
-        phase: int,
-        thread: int,
-        instead: TrackedStorage | None,
+        self, tracked: TrackedStorage, owner: Owner, instead: TrackedStorage | None
     ) -> None:
         """Write the allocation of a storage. If the storage may replace ``instead``, write it later."""
         self.write_pending()
         now, serial, category = self._log.now(), tracked.serial, tracked.category
+        layer, phase, thread = owner
         event = pack(serial, tracked.size, now, layer, ALLOC, phase, category, thread)
         if category == UNDECIDED:
             event += self._made_by(serial, now)
@@ -128,14 +129,13 @@ class StorageEvents:
         else:
             self._pending.append(_PendingAllocation(tracked, instead, event))
 
-    def workspace(
-        self, serial: int, size: int, layer: int, phase: int, thread: int, made: int
-    ) -> None:
+    def workspace(self, serial: int, size: int, owner: Owner, made: int) -> None:
         """Write the allocation and the end of an operation's workspace of ``size`` bytes.
 
         ``made``: type of the workspace under autocast.
         """
         now = self._log.now()
+        layer, phase, thread = owner
         events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
         events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
         if self._pending:
@@ -175,7 +175,8 @@ class StorageEvents:
                 if pending:
                     successor = pending.pop()
                     if successor.instead is tracked:
-                        successor.take_over()
+                        new = successor.tracked
+                        new.serial, new.size = tracked.serial, tracked.size
                         storages.pop(tracked.pointer, None)
                         append(successor.workspace)
                         return

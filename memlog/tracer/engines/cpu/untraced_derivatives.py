@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -31,8 +32,6 @@ _OPERATIONS: Final = (
 _NODES: Final = frozenset(("MaskedFillBackward1", "ProdBackward0", "ProdBackward1"))
 _MAX_NODES: Final = 1_000_000
 """Maximum number of nodes of one graph to look at. Further nodes run with the mode."""
-_NEGLIGIBLE: Final = 0.001
-"""Maximum fraction of the peak that the derivatives' results may take without a report."""
 
 
 class UntracedDerivatives:
@@ -42,6 +41,9 @@ class UntracedDerivatives:
         mode: The window's mode.
         record: Called with each tensor that a derivative returned without the mode.
         diagnostics: Counter of memlog's own errors.
+
+    Attributes:
+        returned: Bytes of the results of each derivative that ran without the mode.
     """
 
     def __init__(
@@ -50,21 +52,7 @@ class UntracedDerivatives:
         self._mode = mode
         self._record = record
         self._diagnostics = diagnostics
-        self._bytes: Counter[str] = Counter()
-
-    def missed(self, peak: int) -> str | None:
-        """Return a sentence that names the derivatives that ran without the mode.
-
-        Return ``None`` if their results took at most a thousandth of ``peak``, the highest number of live
-        bytes in the trace.
-        """
-        if self._bytes.total() <= _NEGLIGIBLE * peak:
-            return None
-        names = ", ".join(name for name, _ in self._bytes.most_common())
-        return (
-            "Memory that these derivatives allocate and free inside themselves is not seen, because torch "
-            f"would compute them in another way during tracing: {names}."
-        )
+        self.returned: Counter[str] = Counter()
 
     @contextmanager
     def during_backward(self, outputs: Sequence[Any], *, makes_cycles: bool) -> Iterator[None]:
@@ -76,7 +64,7 @@ class UntracedDerivatives:
             with self._diagnostics.contained("looking through a graph"):
                 for node in _nodes_concerned(outputs):
                     handles.append(node.register_prehook(self._begins))
-                    handles.append(node.register_hook(self._ends_of(node.name())))
+                    handles.append(node.register_hook(partial(self._ends, node.name())))
         try:
             yield
         finally:
@@ -86,15 +74,12 @@ class UntracedDerivatives:
     def _begins(self, _gradients: Any) -> None:
         torch_private.remove_mode_for_node(self._mode)
 
-    def _ends_of(self, name: str) -> Callable[[Any, Any], None]:
-        def ends(results: Any, _gradients: Any) -> None:
-            with self._diagnostics.contained("recording a derivative"):
-                for tensor in results:
-                    if isinstance(tensor, Tensor):
-                        self._bytes[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
-                        self._record(tensor)
-
-        return ends
+    def _ends(self, name: str, results: Any, _gradients: Any) -> None:
+        with self._diagnostics.contained("recording a derivative"):
+            for tensor in results:
+                if isinstance(tensor, Tensor):
+                    self.returned[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
+                    self._record(tensor)
 
 
 def _nodes_concerned(outputs: Sequence[Any]) -> list[Any]:

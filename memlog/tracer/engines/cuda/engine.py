@@ -123,8 +123,7 @@ class NativeEngine(HookEngine):
         super().optimizer_ends(optimizer)
 
     def _register_new_roots(self) -> None:
-        if self._owners.has_new_roots:
-            self._add_roots(late=True)
+        self._add_roots(late=True)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         reading = None

@@ -1,0 +1,129 @@
+"""Recording of the operations that the dispatch mode sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE
+from memlog.trace.storage_uses import UNKNOWN_TYPE
+from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
+from memlog.tracer.engines.cpu import dispatch_mode, op_workspace
+from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
+from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
+from memlog.tracer.engines.cpu.live_storages import LiveStorages
+from memlog.tracer.engines.cpu.model_tensors import ModelTensors
+from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines.cpu.storage_events import Owner
+from memlog.tracer.event_log import EventLog
+from memlog.tracer.tensor_storages import tensors_in
+
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+
+
+class OperationRecorder:
+    """Observer of a dispatch mode: tracks the storages of operations' results, and their workspaces.
+
+    Args:
+        fakes: True to count fake tensors as if they had bytes.
+        types: True to find out the type of each storage under autocast.
+
+    Attributes:
+        altered: Bytes allocated by each derivative that an untraced step computes in another way.
+        lines: Lines of the program that called operations outside all modules.
+        unmeasured: Number of calls of each operation whose workspace could not be measured.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        live_storages: LiveStorages,
+        module_stack: ModuleStack,
+        model_tensors: ModelTensors,
+        *,
+        fakes: bool,
+        types: bool,
+    ) -> None:
+        self._log = log
+        self._live_storages = live_storages
+        self._module_stack = module_stack
+        self._model_tensors = model_tensors
+        self._fakes = fakes
+        self._calling_lines = CallingLines()
+        self._copies = ModeCopies(live_storages)
+        self._autocast_types = AutocastTypes(live_storages) if types else None
+        self.altered = self._copies.altered
+        self.lines = self._calling_lines.lines
+        self.unmeasured: Counter[str] = Counter()
+
+    def owner(self, thread_state: ThreadState) -> Owner:
+        """Return the owner of the current operation; set the line of new storages.
+
+        The line is the current line of the program, or 0 within a module.
+        """
+        layer, phase = self._module_stack.owner(thread_state)
+        line = 0
+        if layer == OUTSIDE:
+            line = thread_state.line if phase == BACKWARD else 0
+            line = line or self._calling_lines.current_line()
+            if phase == FORWARD:
+                self._module_stack.mark_line(line, thread_state)
+        self._live_storages.events.line = line
+        return Owner(layer, phase, thread_state.number)
+
+    def before_change(self, values: Any) -> None:
+        """Track the storages of an operation's arguments before the operation may change them."""
+        if self._module_stack.thread_state(join=True) is not None:
+            for tensor in tensors_in(values):
+                self._live_storages.track_existing(tensor)
+
+    def operation(
+        self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
+    ) -> None:
+        """Record an operation whose result may have a new storage, or that allocates workspace."""
+        thread_state = self._module_stack.thread_state(join=True)
+        if thread_state is None:
+            return
+        result = kind & dispatch_mode.RESULT
+        if result == dispatch_mode.DETACHED:
+            self._model_tensors.add_detached(out)
+            return
+        owner = self.owner(thread_state)
+        made = UNKNOWN_TYPE
+        if result == dispatch_mode.NEW:
+            if func is not _LIFT_FRESH or not self._live_storages.is_foreign(out.untyped_storage()):
+                made = self._track_results(func, args, out, owner, thread_state)
+        elif result:
+            self._live_storages.sparse = self._live_storages.sparse or bool(
+                result & dispatch_mode.WRITTEN
+            )
+            for tensor in tensors_in(out):
+                if tensor.is_cpu:
+                    self._live_storages.track_resized(tensor.untyped_storage(), owner)
+        if inside is not None:
+            self._live_storages.add_workspace(inside.peak - inside.kept, owner, made)
+        elif kind > dispatch_mode.RESULT and (not self._fakes or op_workspace.measures_fakes()):
+            self.unmeasured[str(func)] += 1
+        self._log.fold_when_full()
+
+    def _track_results(
+        self, func: Any, args: Any, out: Any, owner: Owner, thread_state: ThreadState
+    ) -> int:
+        """Track the results of an operation; return their type under autocast."""
+        before = self._live_storages.serial
+        instead = self._copies.replaced(func, args, out, owner.phase, thread_state)
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
+            self._live_storages.track(tensor, owner, instead)
+        if self._autocast_types is None:
+            return UNKNOWN_TYPE
+        return self._autocast_types.operation(func, args, out, owner.layer, owner.phase, before)
+
+    def add_result(self, tensor: Tensor) -> None:
+        """Record the result of a derivative that ran without the mode."""
+        thread_state = self._module_stack.thread_state(join=True)
+        if thread_state is not None:
+            self._live_storages.track(tensor, self.owner(thread_state))
