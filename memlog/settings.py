@@ -300,7 +300,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as Python writes it, shortened for a message."""
     shown = repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 

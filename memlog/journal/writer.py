@@ -67,18 +67,13 @@ class JournalWriter:
         )
         try:
             self._output = SegmentOutput(
-                directory, self._first_line(), self._header, diagnostics, self._backpressure.measure
+                directory, self._header, diagnostics, self._backpressure.measure
             )
         except OSError as error:
             raise UnwritableDirectoryError(
                 f"can't write the journal in {directory}: {error.strerror}; "
                 "pass dir=… or set MEMLOG_DIR to a folder that can be written"
             ) from error
-
-    @property
-    def published(self) -> int:
-        """Number of events appended so far."""
-        return self._seq
 
     @property
     def queued(self) -> bool:
@@ -126,10 +121,7 @@ class JournalWriter:
             # then belong to another file.
             self._output.close()
 
-    def _first_line(self) -> bytes:
-        return self._encoder.encode(self._header) + b"\n"
-
     def _begin_segment(self, header: Header) -> None:
         self._header = msgspec.structs.replace(header, segment=self._header.segment + 1)
         self._size = 0
-        self._output.begin_segment(self._first_line(), self._header)
+        self._output.begin_segment(self._header)

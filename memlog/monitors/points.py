@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from memlog._internal.units import mib
-from memlog.console import SummaryNotice, usage
+from memlog.console import point_line, summary_lines, usage
 from memlog.events import DeviceReading, Recorded
 from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter, device_index
@@ -82,7 +82,7 @@ class MemoryMonitor:
             point = _meter(device_index(device)).point(_as_prefix(str(prefix)))
             label = point.label.strip().rstrip(":") or "memory"
             event = Recorded(point.time_us, label, point.rss, point.devices)
-            _publishing.publish(event, notice=point)
+            _publishing.publish(event, notice=point_line(point))
 
     @staticmethod
     def log_memory_usage(
@@ -133,7 +133,7 @@ class MemoryTracker:
     def print_summary(self) -> None:
         """Print a line for each point, in order."""
         points = tuple(self._points)
-        _publishing.print_notice(SummaryNotice(points, self._recorded - len(points)))
+        _publishing.print_notice(summary_lines(points, self._recorded - len(points)))
 
     def get_peak_memory(self) -> dict[str, float]:
         """Return the largest figures among the recorded points, in MB of 1024² bytes.

@@ -135,27 +135,6 @@ def test_of_several_ranks_the_first_prints(tmp_path: Path) -> None:
     assert lines_of(tmp_path, script, RANK="1", WORLD_SIZE="2") == []
 
 
-def test_the_peak_has_what_a_traced_step_was_made_of(tmp_path: Path) -> None:
-    script = """
-    import torch
-
-    network = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 10))
-    optimizer = torch.optim.Adam(network.parameters())
-    memlog.init("local", model=network, layers=True)
-    for _ in range(4):
-        network(torch.randn(512, 64)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    memlog.finish()
-    """
-    lines = lines_of(tmp_path, script, OMP_NUM_THREADS="1")
-    size = r"[\d.]+ [KM]iB"
-    assert re.search(
-        rf"; traced step \d needed {size} in tensors: \w[\w ]+ {size}, \w[\w ]+ {size}, \w[\w ]+ {size}$",
-        lines[1],
-    )
-
-
 def test_a_run_that_ran_out_of_memory_says_so_before_its_peak(tmp_path: Path) -> None:
     script = """
     import torch

@@ -5,24 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.events import recorded
 
 import memlog
 from memlog.events import Batch, Phase
 from memlog.journal import RunDirectory
 from memlog.metrics import values
 from memlog.reports.summary import summarize
-from memlog.session.session import Session
 
 MIB = 2**20
 
 
 pytestmark = pytest.mark.usefixtures("runs")
-
-
-def phases_of(session: Session) -> list[Phase]:
-    assert session.directory is not None
-    trainer = RunDirectory(session.directory).files()[0]
-    return [entry.event for entry in trainer.read() if isinstance(entry.event, Phase)]
 
 
 class Allocator:
@@ -65,7 +59,7 @@ def test_nested_phases_have_their_labels_and_durations() -> None:
         with memlog.phase("advantages"):
             pass
         session.step()
-    inner, outer = phases_of(session)
+    inner, outer = recorded(session, Phase)
     assert (inner.label, inner.within, outer.label, outer.within) == (
         "advantages", ("learn",), "learn", (),
     )  # fmt: skip
@@ -79,7 +73,7 @@ def test_a_phase_ends_also_if_it_raises() -> None:
     session = memlog.init("local")
     with pytest.raises(ZeroDivisionError), memlog.phase("rollout"), memlog.phase("inner"):
         raise ZeroDivisionError
-    assert [(each.label, each.error) for each in phases_of(session)] == [
+    assert [(each.label, each.error) for each in recorded(session, Phase)] == [
         ("inner", "ZeroDivisionError"),
         ("rollout", "ZeroDivisionError"),
     ]
@@ -92,14 +86,14 @@ def test_hooks_in_pairs_end_what_is_open_within() -> None:
     session.begin_phase("batch")
     session.end_phase("validation")
     session.end_phase("batch")
-    assert [each.label for each in phases_of(session)] == ["batch", "validation"]
+    assert [each.label for each in recorded(session, Phase)] == ["batch", "validation"]
 
 
 def test_a_phase_that_is_open_at_the_end_is_recorded() -> None:
     session = memlog.init("local")
     session.begin_phase("rollout")
     memlog.finish()
-    assert [each.label for each in phases_of(session)] == ["rollout"]
+    assert [each.label for each in recorded(session, Phase)] == ["rollout"]
 
 
 def test_without_a_session_a_phase_does_nothing() -> None:
@@ -130,7 +124,7 @@ def test_each_phases_peak_is_exact_if_the_counter_rose_in_it(
         device.uses(20)
         session.step()
         device.frees(20)
-    found = phases_of(session)
+    found = recorded(session, Phase)
     assert [
         (each.label, each.devices[0].peak_source, (each.devices[0].peak or 0) // MIB)
         for each in found
@@ -168,7 +162,5 @@ def test_a_phase_before_the_first_step_is_on_the_step_axis() -> None:
     session.step()
     with memlog.phase("train"):
         session.step()
-    assert [each.step for each in phases_of(session)] == [7, 8]
-    assert session.directory is not None
-    trainer = RunDirectory(session.directory).files()[0]
-    assert [e.event.step for e in trainer.read() if isinstance(e.event, Batch)] == [7, 8]
+    assert [each.step for each in recorded(session, Phase)] == [7, 8]
+    assert [each.step for each in recorded(session, Batch)] == [7, 8]

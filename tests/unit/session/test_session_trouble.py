@@ -177,15 +177,6 @@ def test_a_failed_init_leaves_the_running_session_alone(tmp_path: Path) -> None:
     assert session.enabled
 
 
-def test_an_explicit_folder_goes_before_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    session = memlog.init("local", dir="memlog_runs")
-    assert session.directory is not None
-    assert session.directory.parent == tmp_path / "memlog_runs"
-
-
 def test_a_stub_of_a_client_is_not_the_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
