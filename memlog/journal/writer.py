@@ -29,9 +29,7 @@ class JournalWriter:
         begun_us: Start of the run, Unix time in microseconds.
         initial_step: First step of the run's step axis.
         segment_bytes: Size at which a new segment begins, in bytes.
-        limit: Maximum bytes of the run's journal; ``None``: no limit. The helper process thins the journal to
-            this size. While the journal is larger than 1.5 times the limit, only new peaks and one of 1,000
-            other steps are written. The steps that are not written are counted.
+        limit: Maximum bytes of the run's journal; ``None``: no limit. See `Backpressure`.
         diagnostics: Counts losses.
 
     Raises:

@@ -172,17 +172,16 @@ READ_ONLY = """
 """
 
 
-@pytest.mark.parametrize("segment_bytes", [8_192, 1_000_000])
 def test_a_disk_that_stays_full_is_reported_once_and_shown(
-    tmp_path: Path, small_disk: Path, segment_bytes: int
+    tmp_path: Path, small_disk: Path
 ) -> None:
+    """Neither an event nor a new segment can be written."""
     fill = f"open({str(small_disk / 'full')!r}, 'wb', buffering=0).write(bytes(300_000))"
-    run = Outcome(tmp_path, fill, runs=small_disk, segment_bytes=segment_bytes)
+    run = Outcome(tmp_path, fill, runs=small_disk, segment_bytes=8_192)
     assert len(run.warnings) == 2, run.warnings
     assert "OSError" not in "".join(run.warnings)
     health = summarize(find_run(small_disk, "latest")).health
-    assert health.faults == run.faults
-    assert bool(run.faults) == (segment_bytes == 8_192)
+    assert health.faults == run.faults != {}
     assert health.dropped["journal_write"] == run.dropped["journal_write"]
     assert health.overhead_ms_total
     assert health.overhead_ms_per_step

@@ -14,7 +14,6 @@ from support.events import recorded
 import memlog
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
-from memlog.bus import EventBus
 from memlog.events import Batch
 from memlog.journal import RunDirectory
 from memlog.journal.segment_output import SegmentFile
@@ -92,19 +91,6 @@ def test_an_error_of_memlog_is_not_a_signal_handlers() -> None:
         look(1, sys._getframe().f_back or sys._getframe())
     assert not raised_by_handler(caught.value)
     assert not raised_by_handler(ValueError())
-
-
-@pytest.mark.usefixtures("handled")
-def test_only_a_signal_handlers_exception_passes_the_bus() -> None:
-    health, seen = Diagnostics(), []
-    bus = EventBus(health)
-    bus.subscribe(lambda _: interrupted())
-    bus.subscribe(lambda _: 1 / 0)
-    bus.subscribe(seen.append)
-    with pytest.raises(TimeUp):
-        bus.publish(Batch(1, 1, 1, 1, "exact"))
-    assert len(seen) == 1  # all have had it all the same
-    assert sum(health.faults.values()) == 1
 
 
 @pytest.mark.usefixtures("handled")
