@@ -136,17 +136,16 @@ class NpmPackage:
         """Unpack the wanted files and collect the licences.
 
         Args:
-            tarball: A package that `verify` has accepted, so the names of its entries are trusted.
+            tarball: A package that `verify` has accepted, so its content and the names of its entries are
+                trusted.
             target: Folder for the files.
 
         Raises:
-            FetchError: The tarball is damaged, or lacks a needed file or the licence.
+            FetchError: The tarball lacks a needed file or the licence.
+            OSError: ``target`` can't be written.
         """
-        try:
-            with tarfile.open(tarball, "r:gz") as archive:
-                own = self._unpack(archive, target)
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise FetchError(f"{self.name}'s package can't be unpacked: {error}") from error
+        with tarfile.open(tarball, "r:gz") as archive:
+            own = self._unpack(archive, target)
         if own is None or not (target / self.needed).is_file():
             raise FetchError(f"{self.name}'s package lacks its build or its licence")
         texts = [f"{self.name} {self.version}\n\n{own}"]

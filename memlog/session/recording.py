@@ -143,8 +143,7 @@ class Recording(RecordingParts):
             self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
-        with contained("closing the host's memory figures"):
-            self.batches.close()
+        self.batches.close()
         print_lost_events(self.run, self._diagnostics)
         return end, health
 

@@ -1,11 +1,11 @@
 """Phases: nested, ended also by an exception, each with its own peak, and the user's counters unchanged."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.events import recorded
+from support.torch_double import Devices, nested
 
 import memlog
 from memlog.events import Batch, Phase
@@ -19,31 +19,26 @@ MIB = 2**20
 pytestmark = pytest.mark.usefixtures("runs")
 
 
-class Allocator:
-    """CUDA's counters at torch's interface, as `torch.cuda` has them; a reset is an error."""
+class Allocator(Devices):
+    """CUDA's counters at torch's interface; a reset is an error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__({})
         self.current = self.peak = 0
-        cuda: dict[str, Any] = {
-            "_is_compiled": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "get_allocator_backend": lambda: "native",
-            "reset_peak_memory_stats": self.refuse,
-            "get_device_properties": lambda _: SimpleNamespace(name="GPU", total_memory=2**34),
-        }
-        for name, value in cuda.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.stats, raising=False)
+        for name in (
+            *("is_initialized", "device_count", "current_device"),
+            *("get_allocator_backend", "get_device_properties"),
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.refuse)
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.nested_stats, raising=False)
 
     def refuse(self, *_: object) -> None:
         raise AssertionError("memlog reset the user's peak")
 
-    def stats(self, *_: object) -> dict[str, Any]:
-        figures = {"all": {"current": self.current, "peak": self.peak}}
-        none = {"all": {"current": 0, "peak": 0}}
-        return {"allocated_bytes": figures, "reserved_bytes": figures, "inactive_split_bytes": none}
+    def nested_stats(self, _index: int) -> dict[Any, Any]:
+        return nested(self.current, self.current, self.peak)
 
     def uses(self, mib: int) -> None:
         self.current += mib * MIB
