@@ -156,9 +156,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder that contains the runs' folders.
-
-    It is ``directory``, else ``$MEMLOG_DIR``, else ``./memlog_runs``.
+    """Return the folder for runs: ``directory``, else ``$MEMLOG_DIR``, else ``./memlog_runs``.
 
     Raises:
         ConfigurationError: The path is no valid UTF-8, or it is relative and the working directory no longer
