@@ -38,7 +38,10 @@ def batch(rss: float, *devices: DeviceReading) -> Batch:
 
 @pytest.mark.seed(33)
 def test_the_announcement_and_an_empty_line() -> None:
-    assert announcement(5) == "Memory monitoring enabled (verbose for first 5 batches)\n"
+    enabled = "Memory monitoring enabled"
+    assert announcement(0) == f"{enabled}\n"
+    assert announcement(1) == f"{enabled} (verbose for first batch)\n"
+    assert announcement(5) == f"{enabled} (verbose for first 5 batches)\n"
 
 
 @pytest.mark.seed(34, 35, 46, 52)
@@ -147,6 +150,7 @@ def test_a_trackers_points() -> None:
         "  a: CPU: 1.0 MB | GPU: Not available",
         "  b: CPU: 2.0 MB | GPU: Not available",
     ]
+    assert summary_lines([]) == "Memory summary:\n  (no points were recorded)"
 
 
 @pytest.mark.seed(12, 13, 14, 15, 16, 55)
@@ -215,19 +219,6 @@ def test_a_usage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         memlog.MemoryMonitor.log_memory_usage("After loading")
     line = NUMBER.sub("N", caplog.messages[0])
     assert line == "After loading: CPU: N | GPU: Not available"
-
-
-def test_the_announcement_counts_batches_in_words() -> None:
-    assert [announcement(verbose) for verbose in (0, 1, 2)] == [
-        "Memory monitoring enabled\n",
-        "Memory monitoring enabled (verbose for first batch)\n",
-        "Memory monitoring enabled (verbose for first 2 batches)\n",
-    ]
-
-
-def test_a_summary_of_no_points_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    memlog.MemoryTracker().print_summary()
-    assert capsys.readouterr().out == "Memory summary:\n  (no points were recorded)\n"
 
 
 def test_a_terminal_that_shows_ascii_alone_gets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
