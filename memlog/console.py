@@ -1,6 +1,6 @@
 """Lines printed for the user.
 
-`Console` prints the events of a session. `show` prints the notices of a monitor.
+`Console` prints the events of a session. The functions return the text that monitors print.
 
 Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/monitors.md lists the
 lines that differ from the older monitors' lines. Without an accelerator, a line shows the host's memory.
@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias
-
-import msgspec
 
 from memlog._internal import terminal
 from memlog._internal.units import mib
@@ -30,67 +27,12 @@ from memlog.events import (
     Scope,
 )
 
-
-class Announcement(msgspec.Struct, frozen=True):
-    """Message that monitoring is on."""
-
-    verbose_batches: int
-
-
-class BatchNotice(msgspec.Struct, frozen=True):
-    """Batch, numbered within its epoch, and its loss as text."""
-
-    index: int
-    event: Batch
-    loss: str | None = None
-
-
-class EvaluationNotice(msgspec.Struct, frozen=True):
-    """Call of a loss function, numbered by the function's wrapper, and its loss as text."""
-
-    index: int
-    event: Evaluation
-    loss: str | None = None
-
-
-class OptimizationNotice(msgspec.Struct, frozen=True):
-    """End of a black-box optimisation."""
-
-    event: Epoch
-
-
-class ProfileNotice(msgspec.Struct, frozen=True):
-    """Memory readings at the labelled points of one batch."""
-
-    points: tuple[Recorded, ...]
-
-
-class SummaryNotice(msgspec.Struct, frozen=True):
-    """Points of a `MemoryTracker`. ``omitted`` is the number of earlier points that are left out."""
-
-    points: tuple[Recorded, ...]
-    omitted: int = 0
-
-
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 """Table that replaces line breaks in labels by spaces. Users choose labels, and each must be one line."""
 _CLEAR = "\r\x1b[2K"
 """Text that clears a terminal's present line."""
 _REWRITTEN_EVERY = 0.1
 _WRITTEN_EVERY = 10.0
-
-Notice: TypeAlias = (
-    Announcement
-    | BatchNotice
-    | EvaluationNotice
-    | OptimizationNotice
-    | ProfileNotice
-    | SummaryNotice
-    | Recorded
-    | Epoch
-    | Scope
-)
-"""Event, or events with extra text, that a monitor prints for the user."""
 
 
 class Console:
@@ -110,34 +52,19 @@ class Console:
             Exception: Any error of the stream.
         """
         if self._left:
-            show(Announcement(self._left))
+            terminal.out(announcement(self._left))
 
     def __call__(self, event: Event) -> None:
         """Print the event's line, if it has one."""
         if isinstance(event, Batch) and self._left > 0:
             self._left -= 1
-            terminal.out(batch_line(event))
+            terminal.out(batch_line(event.step, event))
         elif isinstance(event, Alert) and not event.is_of_finding:
             terminal.err(alert_line(event))
 
     def stop_printing_batches(self) -> None:
         """Print no more batches, because a monitor of the trainer prints them."""
         self._left = 0
-
-
-def show(notice: Notice, write: Callable[[str], object] = terminal.out) -> None:
-    """Print a monitor's notice."""
-    text = "\n".join(_lines(notice))
-    if text:
-        write(text)
-
-
-def batch_line(event: Batch) -> str:
-    """Return a line such as ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``.
-
-    Without an accelerator, the line has no figure for it.
-    """
-    return f"  Batch {event.step}: {_batch_figures(event)}"
 
 
 def usage(event: Recorded | Evaluation) -> str:
@@ -149,33 +76,22 @@ def usage(event: Recorded | Evaluation) -> str:
     return f"{host} | GPU Allocated: {_mb(device.allocated)} | GPU Reserved: {_mb(device.reserved)}"
 
 
-def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one return for each kind
-    if isinstance(notice, Announcement):
-        return [_announcement(notice.verbose_batches)]
-    if isinstance(notice, BatchNotice):
-        loss = "" if notice.loss is None else f", loss={notice.loss}"
-        return [f"  Batch {notice.index}: {_batch_figures(notice.event)}{loss}"]
-    if isinstance(notice, EvaluationNotice):
-        return _evaluation(notice)
-    if isinstance(notice, Epoch):
-        return [_epoch(notice)]
-    if isinstance(notice, Scope):
-        return _scope(notice)
-    if isinstance(notice, Recorded):
-        return [f"{_label(notice)}{usage(notice)}"]
-    if isinstance(notice, OptimizationNotice):
-        name, peak = _peak(notice.event)
-        return [f"  Peak {name} memory during optimization: {peak}"]
-    if isinstance(notice, ProfileNotice):
-        return _profile(notice.points)
-    return _summary(notice)
+def announcement(batches: int) -> str:
+    """Return the message that monitoring is on.
 
-
-def _announcement(batches: int) -> str:
+    Args:
+        batches: Number of the first batches for which a line is printed.
+    """
     if not batches:
         return "Memory monitoring enabled\n"
     first = "batch" if batches == 1 else f"{batches} batches"
     return f"Memory monitoring enabled (verbose for first {first})\n"
+
+
+def batch_line(index: int, event: Batch, loss: str | None = None) -> str:
+    """Return a line such as ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB, loss=0.014553``."""
+    shown = "" if loss is None else f", loss={loss}"
+    return f"  Batch {index}: {_batch_figures(event)}{shown}"
 
 
 def _batch_figures(event: Batch) -> str:
@@ -189,17 +105,22 @@ def _batch_figures(event: Batch) -> str:
     return ", ".join(figures) or "memory unknown"
 
 
-def _evaluation(notice: EvaluationNotice) -> list[str]:
-    event = notice.event
-    lines = [f"  Loss evaluation {notice.index}: {usage(event)}"]
+def evaluation_lines(index: int, event: Evaluation, loss: str | None = None) -> str:
+    """Return the lines of one call of a loss function: the memory, and the loss or the error.
+
+    Args:
+        index: Number of the call, counted from 0 by the function's wrapper.
+        event: The call.
+        loss: The loss as text; ``None``: unknown.
+    """
+    line = f"  Loss evaluation {index}: {usage(event)}"
     if event.error is not None:
-        lines.append(f"    Iteration {notice.index + 1}: raised {event.error}")
-    elif notice.loss is not None:
-        lines.append(f"    Iteration {notice.index + 1}: loss={notice.loss}")
-    return lines
+        return f"{line}\n    Iteration {index + 1}: raised {event.error}"
+    return line if loss is None else f"{line}\n    Iteration {index + 1}: loss={loss}"
 
 
-def _epoch(event: Epoch) -> str:
+def epoch_line(event: Epoch) -> str:
+    """Return a line such as ``  Epoch end: CPU 1645.1 MB, peak 1702.4 MB``."""
     _, peak = _peak(event)
     if not event.devices:
         return f"  Epoch end: CPU {_mb(event.rss)}, peak {peak}"
@@ -208,22 +129,31 @@ def _epoch(event: Epoch) -> str:
     return f"  Epoch end: GPU {allocated} allocated, {reserved} reserved, peak {peak}"
 
 
-def _scope(event: Scope) -> list[str]:
+def optimization_line(event: Epoch) -> str:
+    """Return the line printed at the end of a black-box optimisation."""
+    name, peak = _peak(event)
+    return f"  Peak {name} memory during optimization: {peak}"
+
+
+def scope_lines(event: Scope) -> str:
+    """Return the lines of a watched block: the change of memory, and a device's peak."""
     line = f"[Memory] {_label(event)}: CPU {_change(event.rss_change)}"
     if not event.devices:
-        return [line]
+        return line
     device = event.devices[0]
-    return [
-        f"{line}, GPU {_change(device.allocated)}",
-        f"         Peak GPU: {_qualified(device.peak, device.peak_source)}",
-    ]
+    peak = _qualified(device.peak, device.peak_source)
+    return f"{line}, GPU {_change(device.allocated)}\n         Peak GPU: {peak}"
 
 
-def _profile(points: tuple[Recorded, ...]) -> list[str]:
-    pairs = list(pairwise(points))
-    if not pairs:
-        return []
-    return ["    Memory profile:", *(f"      {_change_between(*pair)}" for pair in pairs)]
+def point_line(event: Recorded) -> str:
+    """Return the label of a recorded point and the memory in use."""
+    return f"{_label(event)}{usage(event)}"
+
+
+def profile_lines(points: Sequence[Recorded]) -> str:
+    """Return the change from each point to the next; empty text for fewer than two points."""
+    changes = [f"      {_change_between(*pair)}" for pair in pairwise(points)]
+    return "\n".join(["    Memory profile:", *changes]) if changes else ""
 
 
 def _change_between(before: Recorded, after: Recorded) -> str:
@@ -234,13 +164,16 @@ def _change_between(before: Recorded, after: Recorded) -> str:
     return f"{labels}: {name} {_mb(size)} ({_change(change)})"
 
 
-def _summary(notice: SummaryNotice) -> list[str]:
-    lines = ["Memory summary:", *(f"  {_label(point)}: {usage(point)}" for point in notice.points)]
-    if not notice.points:
-        lines.append("  (no points were recorded)")
-    if notice.omitted:
-        lines.insert(1, f"  ({notice.omitted} earlier points are left out)")
-    return lines
+def summary_lines(points: Sequence[Recorded], omitted: int = 0) -> str:
+    """Return a line for each point of a `MemoryTracker`.
+
+    Args:
+        points: The points.
+        omitted: Number of earlier points that are left out.
+    """
+    left_out = [f"  ({omitted} earlier points are left out)"] if omitted else []
+    lines = [f"  {_label(point)}: {usage(point)}" for point in points]
+    return "\n".join(["Memory summary:", *left_out, *(lines or ["  (no points were recorded)"])])
 
 
 def _main_figure(event: Recorded) -> tuple[str, int | None]:

@@ -156,9 +156,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder that contains the runs' folders.
-
-    It is ``directory``, else ``$MEMLOG_DIR``, else ``./memlog_runs``.
+    """Return the folder for runs: ``directory``, else ``$MEMLOG_DIR``, else ``./memlog_runs``.
 
     Raises:
         ConfigurationError: The path is no valid UTF-8, or it is relative and the working directory no longer
@@ -300,7 +298,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as Python writes it, shortened for a message."""
     shown = repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 

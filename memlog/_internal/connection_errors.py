@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
+from memlog._internal.credential_scope import origin
 from memlog._internal.redact import bare_address, without_credentials
 
 _MAX_TEXT = 200
@@ -30,7 +30,6 @@ _REASONS = (
         "the connection was closed",
     ),
 )
-_PORTS = {"http": 80, "https": 443}
 _POOL = re.compile(
     r"HTTP(?P<secure>S?)ConnectionPool\(host='(?P<host>[^']*)', port=(?P<port>\d+)\)"
 )
@@ -49,7 +48,8 @@ def address_in(text: str) -> str | None:
     found = _POOL.search(text)
     if found is None:
         return None
-    return f"http{'s' if found['secure'] else ''}://{found['host']}:{found['port']}"
+    host = f"[{found['host']}]" if ":" in found["host"] else found["host"]  # IPv6
+    return f"http{'s' if found['secure'] else ''}://{host}:{found['port']}"
 
 
 def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -> str:
@@ -63,23 +63,11 @@ def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -
         reason: Cause in a few words.
     """
     named = address_in(text)
-    if address is None:
-        address = named
-    at = "" if address is None else f" at {bare_address(address)}"
-    if address and named and _server(named) != (_server(address) or _server(named)):
-        return f"{tracker}{at} leads to {bare_address(named)}, which does not answer ({reason})"
+    asked = named if address is None else bare_address(address)
+    at = "" if asked is None else f" at {asked}"
+    if asked and named and origin(named) != (origin(asked) or origin(named)):
+        return f"{tracker}{at} leads to {named}, which does not answer ({reason})"
     return f"{tracker}{at} does not answer ({reason})"
-
-
-def _server(address: str) -> tuple[str, int] | None:
-    """Return the host and port of an address; ``None`` if the address has no host."""
-    try:
-        parts = urlsplit(address)
-        if parts.scheme not in _PORTS or not parts.hostname:
-            return None
-        return parts.hostname.lower(), parts.port or _PORTS[parts.scheme]
-    except ValueError:
-        return None
 
 
 def in_full(text: str) -> str:

@@ -61,8 +61,8 @@ def is_same_place(named: str, known: str | None) -> bool:
     bare = bare_address(known)
     if named == known or named.rstrip("/") == bare.rstrip("/"):
         return True
-    origin = _origin(named)
-    return origin is not None and origin == _origin(bare)
+    found = origin(named)
+    return found is not None and found == origin(bare)
 
 
 def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tuple[str, ...]:
@@ -83,7 +83,8 @@ def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tu
     return (*home.credentials, *_netrc_files(address))
 
 
-def _origin(address: str) -> tuple[str, str, int] | None:
+def origin(address: str) -> tuple[str, str, int] | None:
+    """Return the scheme, host and port of an HTTP address; ``None`` for any other address."""
     match = _SERVER.fullmatch(address)
     if match is None:
         return None

@@ -32,27 +32,16 @@ class Publisher(Protocol):
         """Put an event on the bus."""
 
     def claim_steps(self, *, only_first: bool = False) -> None:
-        """Make the caller the only one that counts steps from now on.
-
-        Args:
-            only_first: True to do nothing if a step was recorded before.
-        """
+        """See `memlog.session.trainers.TrainerInterface.claim_steps`."""
 
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
-        """Count a step that has ended.
-
-        Args:
-            step: Number of the step in the caller's own count; ``None``: the caller has no count.
-
-        Returns:
-            The session's step, and its event if one was published; ``None`` if the session counts no steps.
-        """
+        """See `memlog.session.trainers.TrainerInterface.count_step`."""
 
     def open_phase(self, name: str) -> object | None:
-        """Begin a phase, and return the argument for `close_phase`; ``None`` if nothing is recorded."""
+        """See `memlog.session.trainers.TrainerInterface.open_phase`."""
 
     def close_phase(self, phase: object, error: str | None = None) -> None:
-        """End a phase. ``error`` is the type of the exception that ended the phase."""
+        """See `memlog.session.trainers.TrainerInterface.close_phase`."""
 
     def next_evaluation(self) -> int:
         """Return the number of the next evaluation of a loss function, from 0."""
@@ -105,10 +94,6 @@ def before_finish(settle: Callable[[float], None]) -> None:
 
 
 def settle(seconds: float) -> None:
-    """Call every function that `before_finish` registered.
-
-    Args:
-        seconds: Time limit of each function.
-    """
+    """Call every function that `before_finish` registered, each with a time limit in ``seconds``."""
     for callback in _before_finish:
         callback(seconds)

@@ -67,12 +67,10 @@ class _CallbackLoader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        """Call the module's own loader."""
         created: ModuleType | None = self._loader.create_module(spec)
         return created
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Restore the module's own loader, call it, and call the callback."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

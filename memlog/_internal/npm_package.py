@@ -49,17 +49,10 @@ class FetchError(Exception):
         self.remedy = remedy
 
 
-def find_npm() -> str | None:
-    """Return the path of npm's client; ``None`` if it is not installed."""
-    return shutil.which("npm")
-
-
 def cache_directory() -> Path:
     """Return memlog's folder in the user's cache, by the XDG base directory specification."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification says to ignore a relative path.
-    root = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
-    return root / "memlog"
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "memlog"
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ class NpmPackage:
                 return folder
         if announce is None:
             return None
-        if find_npm() is not None:
+        if shutil.which("npm") is not None:
             announce(f"fetching {self.name} {self.version} with npm into {cached.parent}, once")
         cached.parent.mkdir(parents=True, exist_ok=True)
         self.fetch(cached)
@@ -143,17 +136,16 @@ class NpmPackage:
         """Unpack the wanted files and collect the licences.
 
         Args:
-            tarball: A package that `verify` has accepted, so the names of its entries are trusted.
+            tarball: A package that `verify` has accepted, so its content and the names of its entries are
+                trusted.
             target: Folder for the files.
 
         Raises:
-            FetchError: The tarball is damaged, or lacks a needed file or the licence.
+            FetchError: The tarball lacks a needed file or the licence.
+            OSError: ``target`` can't be written.
         """
-        try:
-            with tarfile.open(tarball, "r:gz") as archive:
-                own = self._unpack(archive, target)
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise FetchError(f"{self.name}'s package can't be unpacked: {error}") from error
+        with tarfile.open(tarball, "r:gz") as archive:
+            own = self._unpack(archive, target)
         if own is None or not (target / self.needed).is_file():
             raise FetchError(f"{self.name}'s package lacks its build or its licence")
         texts = [f"{self.name} {self.version}\n\n{own}"]
@@ -164,7 +156,7 @@ class NpmPackage:
 
     def _pack(self, folder: Path) -> Path:
         """Download the package with npm's client, without running code from it."""
-        npm = find_npm()
+        npm = shutil.which("npm")
         if npm is None:
             raise FetchError("npm is not installed", INSTALL_NPM)
         command = [

@@ -105,10 +105,7 @@ def shell_line(arguments: Sequence[str]) -> str:
 
 
 def bare_address(address: str) -> str:
-    """Return an address without its user, its password and the secrets in its query.
-
-    The address may contain blanks.
-    """
+    """Return an address, which may contain blanks, without its user, password and secrets in its query."""
     return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
 
 

@@ -39,7 +39,6 @@ class Token(NamedTuple):
     """``number``, ``word``, ``sign`` or ``end``."""
     text: str
     start: int
-    end: int
 
 
 class Reader:
@@ -56,12 +55,11 @@ class Reader:
         self._what = what
         self._text = text
         self._tokens = [
-            Token(str(match.lastgroup), match.group(), match.start(), match.end())
+            Token(str(match.lastgroup), match.group(), match.start())
             for match in _TOKEN.finditer(self._text)
             if not match.group().isspace()
         ]
-        end = len(self._text.rstrip())
-        self._tokens.append(Token("end", "", end, end))
+        self._tokens.append(Token("end", "", len(self._text.rstrip())))
         self._at = 0
 
     @property

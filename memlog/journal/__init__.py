@@ -7,14 +7,7 @@ record, ``[number, event]``. One ``write(2)`` writes a record, so the file has e
 full, and when later events belong to another run in a tracker. The header names the tracker's run.
 """
 
-from memlog.journal.format import (
-    Binding,
-    Header,
-    Position,
-    ProcessIdentity,
-    Record,
-    binding_of,
-)
+from memlog.journal.format import Binding, Header, Position, ProcessIdentity, binding_of
 from memlog.journal.reader import Entry, JournalFile
 from memlog.journal.runs import RunDirectory, find_run, list_runs, new_run
 from memlog.journal.writer import JournalWriter
@@ -27,7 +20,6 @@ __all__ = [
     "JournalWriter",
     "Position",
     "ProcessIdentity",
-    "Record",
     "RunDirectory",
     "binding_of",
     "find_run",

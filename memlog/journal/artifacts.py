@@ -95,7 +95,9 @@ def _require_a_file(source: Path) -> None:
         raise ValueError(
             "it is a device, a pipe or a socket: write its data to a file, and pass that file"
         )
-    raise ValueError(f"{source} is no file")
+    raise ValueError(
+        "there is no such file; write it before you call save_artifact, and pass a folder as an archive"
+    )
 
 
 class Names:
@@ -162,16 +164,12 @@ def safe_name(text: str) -> str:
 def not_kept(path: object, error: Exception) -> str:
     """Return one line that says why a file was not saved as an artifact, and what to do."""
     shown = f"{str(path)[:500]!r} was not saved as an artifact"
-    if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
-        return (
-            f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"
-        )
-    if isinstance(error, OSError) and error.strerror:
-        return f"{shown} ({error.strerror}): pass a readable file, and check that the disk has free space"
-    return (
-        f"{shown}: there is no such file; write it before you call save_artifact, and pass a folder as "
-        "an archive"
-    )
+    if isinstance(error, ValueError):
+        return f"{shown}: {error}"
+    if isinstance(error, TypeError):
+        return f"{shown}: pass a file's path"
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    return f"{shown} ({reason}): pass a readable file, and check that the disk has free space"
 
 
 def renamed(artifact: Artifact, name: str, kind: str) -> str | None:

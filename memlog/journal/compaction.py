@@ -8,7 +8,7 @@ length. So positions in the segment stay valid, and readers count the removed ev
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -51,18 +51,16 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.
-        ValueError: A line is longer than memlog writes. The segment is unchanged.
     """
-    kept = _Kept(window, levels)
     with open_plain(path.parent, path.name) as source:
         first_line = source.readline(MAX_LINE_BYTES)
-        for index, line in enumerate(_lines(source)):
-            kept.take(index, line)
-        kept.finish()
+        kept = _kept(source, window, levels)
         with replacing(path.parent, path.name) as target:
-            target.write(_header_line(first_line, window))
+            compaction = Compaction(window, len(first_line))
+            header = msgspec.structs.replace(_HEADER.decode(first_line), compaction=compaction)
+            target.write(msgspec.json.encode(header) + b"\n")
             source.seek(len(first_line))
-            removed = _copy(source, target, kept.indices, delivered=delivered)
+            removed = _copy(source, target, kept, delivered=delivered)
             target.flush()
             os.fsync(target.fileno())
             status = os.fstat(source.fileno())
@@ -71,32 +69,24 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
     return removed
 
 
-class _Kept:
-    """Choice of the lines to keep, by index.
+def _kept(lines: Iterable[bytes], window: int, levels: LevelsOf) -> set[int]:
+    """Return the indices of the lines to keep.
 
     A line is kept without comparison if it can't be decoded, or if its event must stay.
     """
-
-    def __init__(self, window: int, levels: LevelsOf) -> None:
-        self.indices: set[int] = set()
-        self._window = window
-        self._levels = levels
-        self._open: dict[type[Event], _EventWindow] = {}
-
-    def take(self, index: int, line: bytes) -> None:
+    kept: set[int] = set()
+    windows: dict[type[Event], _EventWindow] = {}
+    for index, line in enumerate(lines):
         event = _event(line)
-        levels = None if event is None else self._levels(event)
-        if event is None or levels is None:
-            self.indices.add(index)
-            return
-        window = self._open.setdefault(type(event), _EventWindow())
-        window.take(index, levels)
-        if window.events >= self._window:
-            self.indices |= self._open.pop(type(event)).kept()
-
-    def finish(self) -> None:
-        for window in self._open.values():
-            self.indices |= window.kept()
+        compared = None if event is None else levels(event)
+        if event is None or compared is None:
+            kept.add(index)
+            continue
+        current = windows.setdefault(type(event), _EventWindow())
+        current.take(index, compared)
+        if current.events >= window:
+            kept |= windows.pop(type(event)).kept()
+    return kept.union(*(left.kept() for left in windows.values()))
 
 
 class _EventWindow:
@@ -119,13 +109,6 @@ class _EventWindow:
         return {self._last, *(index for _, index in self._greatest.values())}
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    while line := file.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise ValueError("a line that memlog did not write")
-        yield line
-
-
 def _event(line: bytes) -> Event | None:
     try:
         return _RECORD.decode(line).event
@@ -133,16 +116,10 @@ def _event(line: bytes) -> Event | None:
         return None
 
 
-def _header_line(first_line: bytes, window: int) -> bytes:
-    compaction = Compaction(window, len(first_line))
-    header = msgspec.structs.replace(_HEADER.decode(first_line), compaction=compaction)
-    return msgspec.json.encode(header) + b"\n"
-
-
 def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool) -> int:
     """Copy the lines to keep, with gaps in place of the others; return the number of removed events."""
     removed = events = size = 0
-    for index, line in enumerate(chain(_lines(source), [b""])):
+    for index, line in enumerate(chain(source, [b""])):
         if line and index not in kept:
             events, size = events + 1, size + len(line)
             continue

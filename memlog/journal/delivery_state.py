@@ -175,6 +175,9 @@ class _Lock:
         self._name = name
         self._file: BinaryIO | None = None
 
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
     def take(self) -> bool:
         """Take the lock; return False if another process holds it."""
         file = open_to_append(self._run.path, self._name)
@@ -185,7 +188,6 @@ class _Lock:
         return True
 
     def free(self) -> None:
-        """Release the lock."""
         if self._file is not None:
             self._file.close()
 
@@ -202,16 +204,11 @@ class UploadLock(_Lock):
         self._backend = backend
 
     def __enter__(self) -> None:
-        """Take the lock."""
         if not self.take():
             raise DeliveryError(
                 f"run {self._run.id} is being delivered to {self._backend} by its own helper process: "
                 f"wait for it; `{self._run.command('show')}` prints its progress"
             )
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock."""
-        self.free()
 
 
 class TakenOver(UploadLock):
@@ -236,7 +233,6 @@ class TakenOver(UploadLock):
         self._wanted = _Lock(run, _wanted_name(run, backend))
 
     def __enter__(self) -> None:
-        """Take the lock as soon as it is free."""
         deadline = time.monotonic() + self._timeout
         self._wanted.take()
         try:
@@ -280,12 +276,7 @@ class HelperLock(_Lock):
         super().__init__(run, "helper.lock")
 
     def __enter__(self) -> bool:
-        """Take the lock."""
         return self.take() and not any(map(_is_held, self._run.delivery.glob("*.lock")))
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock."""
-        self.free()
 
 
 def _is_held(path: Path) -> bool:

@@ -42,20 +42,13 @@ def birth_of(pid: int) -> Birth:
     fields = stat.rpartition(")")[2].split()
     if fields[_STATE] in _DEAD:
         raise ProcessLookupError(f"process {pid} is dead")
-    return Birth(_boot(), int(fields[_START]))
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return Birth(boot, int(fields[_START]))
 
 
 def own_birth() -> Birth:
     """Return the start of the calling process; every field is ``None`` if ``/proc`` can't be read."""
     try:
-        birth = birth_of(os.getpid())
-    except (OSError, ValueError, IndexError):
+        return birth_of(os.getpid())
+    except OSError:
         return Birth()
-    return birth if birth.boot is not None else Birth()
-
-
-def _boot() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None

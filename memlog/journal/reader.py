@@ -35,6 +35,17 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
+def segments_in(directory: Path) -> Iterator[tuple[str, int]]:
+    """Yield the process and the number of each segment in a folder. Segments are plain files."""
+    # The in-process writer calls this in every pass, and a glob takes three times as long.
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            # `is_file` may cost a system call, so the name is tested first.
+            found = parse_segment_name(entry.name)
+            if found is not None and entry.is_file(follow_symlinks=False):
+                yield found
+
+
 class Entry(NamedTuple):
     """One event, as read from the journal."""
 
@@ -69,19 +80,11 @@ class JournalFile:
     @property
     def segments(self) -> list[int]:
         """The numbers of the segments that exist."""
-        # The in-process writer calls this in every pass, and a glob takes three times as long.
         try:
-            with os.scandir(self._directory) as entries:
-                # Segments are plain files. `is_file` may cost a system call, so the name is tested first.
-                named = [
-                    found
-                    for entry in entries
-                    if (found := parse_segment_name(entry.name)) and found[0] == self.process
-                    if entry.is_file(follow_symlinks=False)
-                ]
+            found = list(segments_in(self._directory))
         except OSError:
             return []
-        return sorted(segment for _, segment in named)
+        return sorted(segment for process, segment in found if process == self.process)
 
     @property
     def size(self) -> int:

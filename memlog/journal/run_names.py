@@ -20,15 +20,15 @@ def names_of(run: RunDirectory) -> list[str]:
 
     These are the name passed to ``init``, and the name and id of each tracker's run, as memlog found it.
     """
-    bindings = [*_joined(run), *_opened(run)]
+    opened = [state.own_run for state in read_states(run) if state.own_run is not None]
+    bindings = [*_joined(run), *opened]
     names = [_given(run), *(each.name for each in bindings), *(each.run_id for each in bindings)]
     return list(dict.fromkeys(without_credentials(name) for name in names if name))
 
 
 def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
     """Return, by backend, the user's run that was joined last, or else the run that memlog opened."""
-    opened = {state.backend: state.own_run for state in read_states(run)}
-    found = {backend: binding for backend, binding in opened.items() if binding is not None}
+    found = {each.backend: each.own_run for each in read_states(run) if each.own_run is not None}
     # The trainer's headers suffice: the helper process knows no more about a run.
     for file in run.files("trainer"):
         for header in file.headers():
@@ -48,8 +48,3 @@ def _joined(run: RunDirectory) -> Iterable[Binding]:
     for file in run.files():
         for header in file.headers():
             yield from header.bindings.values()
-
-
-def _opened(run: RunDirectory) -> Iterable[Binding]:
-    """Yield the runs that memlog opened."""
-    return (state.own_run for state in read_states(run) if state.own_run is not None)

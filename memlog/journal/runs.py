@@ -18,9 +18,9 @@ from memlog.errors import (
     UnwritableDirectoryError,
 )
 from memlog.events import End, Event
-from memlog.journal.format import Header, Position, ProcessIdentity, Role, parse_segment_name
+from memlog.journal.format import Header, Position, ProcessIdentity, Role
 from memlog.journal.process_identity import birth_of
-from memlog.journal.reader import JournalFile
+from memlog.journal.reader import JournalFile, segments_in
 from memlog.settings import runs_directory
 
 logger = logging.getLogger("memlog")
@@ -82,12 +82,8 @@ class RunDirectory:
         Args:
             role: Role of the processes to return; ``None``: all processes.
         """
-        processes = {
-            process for process, _ in _segments(self.path) if process.startswith(role or "")
-        }
-        ordered = sorted(
-            processes, key=lambda process: (not process.startswith("trainer"), process)
-        )
+        found = {name for name, _ in segments_in(self.path) if name.startswith(role or "")}
+        ordered = sorted(found, key=lambda name: (not name.startswith("trainer"), name))
         return [JournalFile(self.path, process) for process in ordered]
 
     def events(self, role: Role | None = None) -> Iterator[Event]:
@@ -183,15 +179,6 @@ def new_run(root: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-def _segments(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the process and the number of each segment in a folder. Segments are plain files."""
-    with os.scandir(path) as entries:
-        for entry in entries:
-            found = parse_segment_name(entry.name)
-            if found is not None and entry.is_file(follow_symlinks=False):
-                yield found
-
-
 def list_runs(root: Path) -> list[RunDirectory]:
     """Return the runs below ``root``, oldest first; log a warning for each that can't be read."""
     if not root.is_dir():
@@ -201,7 +188,7 @@ def list_runs(root: Path) -> list[RunDirectory]:
         run = RunDirectory(path)
         try:
             path.name.encode()  # a name that is no UTF-8 can't be passed to other programs
-            if path.is_dir() and any(_segments(path)):
+            if path.is_dir() and any(segments_in(path)):
                 runs.append((run.begun(), run.id, run))
         except Exception as error:  # noqa: BLE001 - one bad folder must not hide the other runs
             logger.warning("memlog: %s is left out, because it can't be read: %s", path, error)

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
@@ -33,8 +35,7 @@ class SegmentOutput:
 
     Args:
         directory: The run's folder.
-        first_line: The first segment's header as a line.
-        header: The first segment's header as an object.
+        header: The first segment's header.
         diagnostics: Counts losses.
         on_switch: Called after each segment but the first has begun, on the thread that writes.
 
@@ -45,7 +46,6 @@ class SegmentOutput:
     def __init__(
         self,
         directory: Path,
-        first_line: bytes,
         header: Header,
         diagnostics: Diagnostics,
         on_switch: Callable[[], object],
@@ -58,7 +58,7 @@ class SegmentOutput:
         self._try_at, self._try_after = 0.0, TRY_AGAIN_S
         self._unchecked = 0
         self._gone = False
-        self._file = SegmentFile(directory, first_line, header)
+        self._file = SegmentFile(directory, header)
 
     @property
     def queued(self) -> bool:
@@ -67,16 +67,16 @@ class SegmentOutput:
 
     def write(self, line: bytes) -> None:
         """Write a line to the current segment, or queue it."""
-        if self._queue is not None and not self._leaves_queue():
+        if self._queue is not None and not self._leaves(self._queue):
             self._queue.put(partial(self._write, line))
         else:
             self._write(line, self._disk.write)
             if self._disk.is_slow:
                 self._move_to_queue()
 
-    def begin_segment(self, first_line: bytes, header: Header) -> None:
+    def begin_segment(self, header: Header) -> None:
         """Write later lines to a new segment; if it can't be created, continue in the old one."""
-        switch = partial(self._switch_file, first_line, header)
+        switch = partial(self._switch_file, header)
         if self._queue is not None:
             self._queue.put_always(switch)
         else:
@@ -97,9 +97,9 @@ class SegmentOutput:
                 count=self._queue.waiting(),
             )
 
-    def _switch_file(self, first_line: bytes, header: Header) -> None:
+    def _switch_file(self, header: Header) -> None:
         try:
-            file = SegmentFile(self._directory, first_line, header)
+            file = SegmentFile(self._directory, header)
         except OSError as error:
             if raised_by_handler(error):
                 raise
@@ -162,13 +162,12 @@ class SegmentOutput:
             "disk)",
         )
 
-    def _leaves_queue(self) -> bool:
+    def _leaves(self, queue: WriteQueue) -> bool:
         """Leave the queue, and return True, if it is empty and it is time to test the disk again.
 
         Then one slow write is enough to start a new queue.
         """
-        queue = self._queue
-        if queue is None or time.monotonic() < self._try_at or not queue.is_idle:
+        if time.monotonic() < self._try_at or not queue.is_idle:
             return False
         queue.end()
         self._queue = None
@@ -181,20 +180,19 @@ class SegmentFile:
 
     Args:
         directory: The run's folder.
-        first_line: The segment's header as a line.
-        header: The segment's header as an object.
+        header: The segment's header, which is written as the first line.
 
     Raises:
         OSError: The file can't be created, or the header can't be written. The file does not exist then.
     """
 
-    def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
+    def __init__(self, directory: Path, header: Header) -> None:
         path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._torn = False
         self._descriptor = Descriptor(os.open(path, flags, 0o644))
         try:
-            self.write(first_line)
+            self.write(msgspec.json.encode(header) + b"\n")
         except BaseException:
             self.close()
             with suppress(OSError):

@@ -29,9 +29,7 @@ class JournalWriter:
         begun_us: Start of the run, Unix time in microseconds.
         initial_step: First step of the run's step axis.
         segment_bytes: Size at which a new segment begins, in bytes.
-        limit: Maximum bytes of the run's journal; ``None``: no limit. The helper process thins the journal to
-            this size. While the journal is larger than 1.5 times the limit, only new peaks and one of 1,000
-            other steps are written. The steps that are not written are counted.
+        limit: Maximum bytes of the run's journal; ``None``: no limit. See `Backpressure`.
         diagnostics: Counts losses.
 
     Raises:
@@ -67,18 +65,13 @@ class JournalWriter:
         )
         try:
             self._output = SegmentOutput(
-                directory, self._first_line(), self._header, diagnostics, self._backpressure.measure
+                directory, self._header, diagnostics, self._backpressure.measure
             )
         except OSError as error:
             raise UnwritableDirectoryError(
                 f"can't write the journal in {directory}: {error.strerror}; "
                 "pass dir=… or set MEMLOG_DIR to a folder that can be written"
             ) from error
-
-    @property
-    def published(self) -> int:
-        """Number of events appended so far."""
-        return self._seq
 
     @property
     def queued(self) -> bool:
@@ -126,10 +119,7 @@ class JournalWriter:
             # then belong to another file.
             self._output.close()
 
-    def _first_line(self) -> bytes:
-        return self._encoder.encode(self._header) + b"\n"
-
     def _begin_segment(self, header: Header) -> None:
         self._header = msgspec.structs.replace(header, segment=self._header.segment + 1)
         self._size = 0
-        self._output.begin_segment(self._first_line(), self._header)
+        self._output.begin_segment(self._header)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memlog.metrics.axes import alert_in_run, in_run, place
 from memlog.metrics.event_values import (
-    Value,
-    closing_parameters,
     fragmentation,
     parameters_of,
     safe_label,
@@ -16,10 +14,8 @@ from memlog.metrics.points import Plan, bucket_start, replaces
 
 __all__ = [
     "Plan",
-    "Value",
     "alert_in_run",
     "bucket_start",
-    "closing_parameters",
     "fragmentation",
     "in_run",
     "parameters_of",

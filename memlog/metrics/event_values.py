@@ -80,7 +80,7 @@ def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
 
     Of a health event, trackers get only two counts: of lost data, and of memlog's own errors. A count of 0 is
     left out. The journal has all figures about memlog itself. At the end of the run, trackers get them as
-    parameters (`closing_parameters`).
+    parameters (`parameters_of`).
     """
     if older or not isinstance(event, Health):
         yield from values(event, older=older)
@@ -98,10 +98,10 @@ def parameters_of(event: Event) -> Parameters | None:
         return Parameters(
             time_us, {name: str(value) for name, value in known.items() if value is not None}
         )
-    return closing_parameters(event)
+    return _closing_parameters(event)
 
 
-def closing_parameters(event: Event) -> Parameters | None:
+def _closing_parameters(event: Event) -> Parameters | None:
     """Return memlog's own cost and errors, if the event is the trainer's last health event; else ``None``."""
     if not isinstance(event, Health) or event.steps is None:
         return None

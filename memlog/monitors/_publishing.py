@@ -6,10 +6,9 @@ printed.
 
 from __future__ import annotations
 
-from memlog._internal import current_session
+from memlog._internal import current_session, terminal
 from memlog._internal.current_session import Publisher
 from memlog._internal.diagnostics import Diagnostics
-from memlog.console import Notice, show
 from memlog.events import Event
 
 
@@ -47,17 +46,16 @@ def session() -> Publisher | None:
     return publisher if publisher is not None and publisher.enabled else None
 
 
-def publish(event: Event, notice: Notice | None = None) -> None:
+def publish(event: Event, notice: str = "") -> None:
     """Publish an event to the running session and print a notice, if there is one."""
     running = session()
     if running is not None:
         running.publish(event)
-    if notice is not None:
-        print_notice(notice)
+    print_notice(notice)
 
 
-def print_notice(notice: Notice) -> None:
-    """Print a notice. Never raises: a closed pipe must not end training."""
-    if not silenced():
+def print_notice(notice: str) -> None:
+    """Print lines, unless they are empty. Never raises: a closed pipe must not end training."""
+    if notice and not silenced():
         with HEALTH.contained("printing"):
-            show(notice)
+            terminal.out(notice)

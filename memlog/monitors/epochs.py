@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlog._internal.current_session import Publisher
-from memlog.console import Announcement, BatchNotice, OptimizationNotice
+from memlog.console import announcement, batch_line, epoch_line, optimization_line
 from memlog.events import Batch, Epoch, Loss, now_us
 from memlog.monitors import _publishing
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
@@ -68,20 +68,20 @@ class EpochMemoryMonitor:
         """End an epoch: publish and print its peaks."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an epoch"):
-                event = self._end()
-                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(event))
+                notice = epoch_line(self._end())
+                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(notice))
 
     def on_optimization_end(self) -> None:
         """End a black-box optimisation, as `on_epoch_end` ends an epoch, but print a different line."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an optimisation"):
-                notice = OptimizationNotice(self._end())
+                notice = optimization_line(self._end())
                 DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(notice))
 
     def _announce(self) -> None:
         session = self._claim()
         if session is None or not session.announced:
-            _publishing.print_notice(Announcement(self.verbose_batches))
+            _publishing.print_notice(announcement(self.verbose_batches))
 
     def _claim(self) -> Publisher | None:
         """Return the running session. At the first call for a session, claim the counting of its steps."""
@@ -109,7 +109,7 @@ class EpochMemoryMonitor:
                 session.publish(Loss(now_us(), step, value.value))
             if line is not None:
                 text = None if value is None else value.text
-                _publishing.print_notice(BatchNotice(index, line, text))
+                _publishing.print_notice(batch_line(index, line, text))
 
         DEFERRED_LOSSES.deliver(reading, when_known)
 

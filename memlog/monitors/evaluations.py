@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from memlog.console import EvaluationNotice
+from memlog.console import evaluation_lines
 from memlog.events import Evaluation, now_us
 from memlog.monitors import _publishing, iterations
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
@@ -185,7 +185,7 @@ class _LossWatch:
             if session is not None:
                 session.publish(event)
             if shown:
-                _publishing.print_notice(EvaluationNotice(index, event, text))
+                _publishing.print_notice(evaluation_lines(index, event, text))
 
         DEFERRED_LOSSES.deliver(_read(returned) if error is None else None, when_known)
 

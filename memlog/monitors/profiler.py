@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from memlog.console import ProfileNotice
+from memlog.console import profile_lines
 from memlog.events import Recorded
 from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter
@@ -40,7 +40,7 @@ class BatchMemoryProfiler:
     def print_summary(self) -> None:
         """Print the change from each checkpoint to the next. With one checkpoint or none, print nothing."""
         if self._enabled:
-            _publishing.print_notice(ProfileNotice(tuple(self._points)))
+            _publishing.print_notice(profile_lines(tuple(self._points)))
 
     def reset(self) -> None:
         """Remove the checkpoints from this object; the journal keeps them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from memlog.console import scope_lines
 from memlog.events import DeviceReading, Recorded, Scope, now_us
 from memlog.monitors import _publishing
 from memlog.monitors._functions import require_function, within
@@ -58,7 +59,7 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
                 # GeneratorExit: a caller closed the generator early, which is not an error.
                 name = None if kind in {None, GeneratorExit} else kind.__name__
                 event = _scope(before, after, (ended - begun) // 1000, name)
-                _publishing.publish(event, notice=event if self._print else None)
+                _publishing.publish(event, notice=scope_lines(event) if self._print else "")
 
 
 @overload

@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.terminal import say
 from memlog.alerts import engine_for, parse_rules
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.events import Alert
-from memlog.session.exit_messages import print_never_judged, print_no_longer_judged
+
+_MAX_RULES = 5
+"""Maximum number of rules that a line names."""
 
 
 class AlertJudge:
@@ -71,9 +74,13 @@ class AlertJudge:
         rules: dict[str, str] = {}
         with self._diagnostics.contained("looking for rules that were never judged"):
             rules = {} if self._engine is None else self._engine.never_judged()
-            print_never_judged(rules)
-            if helper_is_away:
-                why = print_no_longer_judged(self._helper_rules)
+            if rules:
+                shown = _listed([f"{rule!r} ({why})" for rule, why in rules.items()])
+                say(f"alert rules never judged in this run: {shown}")
+            if helper_is_away and self._helper_rules:
+                shown = _listed([repr(rule) for rule in self._helper_rules])
+                say(f"alert rules no longer judged since the helper process ended: {shown}")
+                why = "no longer, since the helper process ended"
                 rules |= dict.fromkeys(self._helper_rules, why)
         return rules
 
@@ -81,3 +88,8 @@ class AlertJudge:
         with self._diagnostics.contained("printing"):
             self._console(alert)
         self._on_alert(alert)
+
+
+def _listed(rules: Sequence[str]) -> str:
+    more = f"; and {len(rules) - _MAX_RULES} more" if len(rules) > _MAX_RULES else ""
+    return "; ".join(rules[:_MAX_RULES]) + more

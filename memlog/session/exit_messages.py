@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import UploadState, read_states
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
-    from memlog.journal.delivery_state import UploadState
 
-_MAX_RULES = 5
-"""Maximum number of rules that a line names."""
 _PRINT_AFTER = 1.0
 """Seconds after which ``finish`` prints that it waits for delivery."""
 _UNREACHABLE_AFTER = 2.0
@@ -64,33 +61,6 @@ class Waiting:
         """Return True if an attempt failed after the waiting began. Older failures are no longer relevant."""
         failed_before = self._failed.get(state.backend, 0)
         return state.stage == "unreachable" and state.failed_attempts > failed_before
-
-
-def print_never_judged(rules: Mapping[str, str]) -> None:
-    """Print the alert rules that were never judged.
-
-    Without this message, missing alerts would look like a good result.
-
-    Args:
-        rules: Reason why each rule was not judged, by the rule's text.
-    """
-    if rules:
-        shown = _first(f"{rule!r} ({why})" for rule, why in rules.items())
-        say(f"alert rules never judged in this run: {shown}")
-
-
-def print_no_longer_judged(rules: Sequence[str]) -> str:
-    """Print the rules that only the helper process could judge. Return why they are no longer judged."""
-    if rules:
-        shown = _first(map(repr, rules))
-        say(f"alert rules no longer judged since the helper process ended: {shown}")
-    return "no longer, since the helper process ended"
-
-
-def _first(texts: Iterable[str]) -> str:
-    parts = list(texts)
-    more = f"; and {len(parts) - _MAX_RULES} more" if len(parts) > _MAX_RULES else ""
-    return "; ".join(parts[:_MAX_RULES]) + more
 
 
 def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
@@ -154,9 +124,6 @@ def _problems(run: RunDirectory, diagnostics: Diagnostics) -> str:
 
 
 def _states(run: RunDirectory, diagnostics: Diagnostics) -> list[UploadState]:
-    """Return the delivery state of each tracker, as the helper has recorded it."""
-    from memlog.journal.delivery_state import read_states  # noqa: PLC0415 - only needed when a run ends
-
     states: list[UploadState] = []
     with diagnostics.contained("reading how far delivery is"):
         states += read_states(run)

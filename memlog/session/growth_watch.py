@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.bus import EventBus
-from memlog.events import Alert, Event, Finding, Sample
+from memlog.events import Alert, Finding, Sample
 from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
@@ -48,7 +48,7 @@ class GrowthWatch:
         memory: Memory,
         is_traced: Callable[[], bool],
         *,
-        layers: bool = False,
+        layers: bool,
     ) -> None:
         self._layers = layers
         self._wasted: WastedGradients | None = None
@@ -66,7 +66,7 @@ class GrowthWatch:
             lambda growth: self._begun_inquiry().suspected(growth),
             lambda growth: self._begun_inquiry().withdrawn(growth),
             memory,
-            lambda: self._inquiry is not None and self._inquiry.searching,
+            lambda: self._is_inquiring,
         )
         self._inputs = StepInputsWatch(bus.publish, diagnostics, lambda: host_free(os.getpid()))
         bus.subscribe(self._alerts)
@@ -76,8 +76,11 @@ class GrowthWatch:
     @property
     def searching(self) -> bool:
         """True while steps are searched for objects that hold memory, or for gradients that nothing uses."""
-        searching = self._inquiry is not None and self._inquiry.searching
-        return searching or (self._wasted is not None and self._wasted.watching)
+        return self._is_inquiring or (self._wasted is not None and self._wasted.watching)
+
+    @property
+    def _is_inquiring(self) -> bool:
+        return self._inquiry is not None and self._inquiry.searching
 
     def after_step(self, step: int) -> None:
         """Continue the searches after an optimizer step."""
@@ -85,8 +88,7 @@ class GrowthWatch:
         if self._inquiry is not None and not watching:
             self._inquiry.after_step(step)
         if self._wasted is not None:
-            searching = self._inquiry is not None and self._inquiry.searching
-            self._wasted.after_step(step, busy=searching or self._is_traced())
+            self._wasted.after_step(step, busy=self._is_inquiring or self._is_traced())
         elif self._layers and "torch" in sys.modules:
             # Imported here: it loads parts of torch.
             from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415
@@ -130,7 +132,8 @@ class GrowthWatch:
         """
         with self._diagnostics.contained("reading what was found"):
             findings = [*self._alerts.findings]
-            for event in _helpers_events(run):
+            # The user may have deleted the run's folder.
+            for event in run.events("helper") if run.path.exists() else ():
                 if isinstance(event, Finding):
                     findings.append(event)
                 elif isinstance(event, Sample):
@@ -152,8 +155,3 @@ def _line(finding: Finding) -> str:
 
     remedy = f" {finding.remedy}" if finding.remedy else ""
     return f"{sentence(finding)}{remedy}"
-
-
-def _helpers_events(run: RunDirectory) -> Iterator[Event]:
-    if run.path.exists():  # the user may have deleted it
-        yield from run.events("helper")

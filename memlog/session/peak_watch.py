@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from memlog._internal.units import format_bytes
 from memlog.events import (
     Batch,
     Device,
-    DeviceReading,
     Epoch,
     Evaluation,
     Event,
@@ -21,6 +20,7 @@ from memlog.events import (
 
 _HOST = "host"
 _CATEGORIES_SHOWN = 3
+_Measured: TypeAlias = Batch | Epoch | Evaluation | Recorded | Phase
 
 
 class _Peak(NamedTuple):
@@ -28,7 +28,7 @@ class _Peak(NamedTuple):
 
     size: int
     source: PeakSource | None
-    event: Batch | Epoch | Evaluation | Recorded | Phase
+    event: _Measured
 
 
 class PeakWatch:
@@ -65,32 +65,18 @@ class PeakWatch:
         elif isinstance(event, Trace) and (event.peak or 0) > self._traced:
             self._trace, self._traced = event, event.peak or 0
 
-    def _take(
-        self,
-        event: Batch | Epoch | Evaluation | Recorded | Phase,
-        peak: int | None,
-        source: PeakSource | None,
-    ) -> None:
-        if peak is None:
-            peak, source = event.rss, "sampled"
-        self._keep(_HOST, peak, source, event)
+    def _take(self, event: _Measured, peak: int | None, source: PeakSource | None) -> None:
+        self._keep(_HOST, event.rss, peak, source, event)
         for device in event.devices:
-            self._take_device(event, device)
-
-    def _take_device(
-        self, event: Batch | Epoch | Evaluation | Recorded | Phase, device: DeviceReading
-    ) -> None:
-        peak, source = device.peak, device.peak_source
-        if peak is None:
-            peak, source = device.allocated, "sampled"
-        self._keep(device.name, peak, source, event)
+            self._keep(device.name, device.allocated, device.peak, device.peak_source, event)
 
     def _keep(
         self,
         name: str,
         size: int | None,
+        peak: int | None,
         source: PeakSource | None,
-        event: Batch | Epoch | Evaluation | Recorded | Phase,
+        event: _Measured,
     ) -> None:
         """Keep a reading if it is higher than all earlier readings of its kind of memory.
 
@@ -98,16 +84,18 @@ class PeakWatch:
         does not replace an equal reading of another phase. So of nested phases the innermost one is kept,
         because it ends first.
         """
-        known = self._peaks.get(name)
-        if size is None:
+        if peak is None:
+            peak, source = size, "sampled"
+        if peak is None:
             return
+        known = self._peaks.get(name)
         names_it = isinstance(event, Phase) and source == "exact"
         if (
             known is None
-            or size > known.size
-            or (names_it and size == known.size and not isinstance(known.event, Phase))
+            or peak > known.size
+            or (names_it and peak == known.size and not isinstance(known.event, Phase))
         ):
-            self._peaks[name] = _Peak(size, source, event)
+            self._peaks[name] = _Peak(peak, source, event)
 
     def sentence(self, host_limit: int | None) -> str | None:
         """Return text with the peak, its limit and its step, and with a traced step's memory categories.

@@ -172,7 +172,6 @@ class phase:  # noqa: N801 - a context manager, used like a function
         self._entered: list[tuple[current_session.Publisher, object] | None] = []
 
     def __enter__(self) -> phase:  # noqa: PYI034 - typing.Self came with Python 3.11
-        """Begin the phase."""
         session = current_session.publisher()
         begun = None if session is None else session.open_phase(self._name)
         self._entered.append(None if session is None or begun is None else (session, begun))
@@ -184,7 +183,6 @@ class phase:  # noqa: N801 - a context manager, used like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the phase."""
         entered = self._entered.pop() if self._entered else None
         if entered is not None:
             session, begun = entered

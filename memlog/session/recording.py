@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
@@ -22,14 +22,12 @@ from memlog.events import (
     now_us,
 )
 from memlog.events import Health as HealthEvent
+from memlog.journal.artifacts import Names, keep, not_kept, renamed
 from memlog.session.exit_messages import print_lost_events
 from memlog.session.labels import Labels
 from memlog.session.recording_parts import AlertCallback, RecordingParts
 from memlog.settings import Settings
 from memlog.sink import Sink
-
-if TYPE_CHECKING:
-    from memlog.session.saved_files import SavedFiles
 
 _RESERVE = 4 * 1024**2
 """Bytes of address space that memlog reserves and never touches. memlog releases them when a run
@@ -45,12 +43,12 @@ class Recording(RecordingParts):
         diagnostics: Diagnostics,
         sinks: Sequence[Sink],
         model: Any,
-        on_alert: AlertCallback | None = None,
-        on_in_process: Callable[[], object] = lambda: None,
+        on_alert: AlertCallback | None,
+        on_in_process: Callable[[], object],
     ) -> None:
         self._closed = False
-        self._files: SavedFiles | None = None
         self._labels = Labels(diagnostics)
+        self._names = Names()
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
         super().__init__(settings, diagnostics, sinks, model, self.publish, on_alert, on_in_process)
@@ -79,17 +77,20 @@ class Recording(RecordingParts):
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str, name: str | None
     ) -> Path | None:
-        """Save a file in the run's folder and publish its event."""
+        """Copy a file into the run's folder and publish its event; return the copy's path, if any."""
         if fork.generation != self.generation:
             return None
-        if self._files is None:
-            from memlog.session.saved_files import SavedFiles  # noqa: PLC0415 - most trainers save no file
-
-            self._files = SavedFiles(self.run, self._diagnostics)
-        artifact = self._files.save(path, kind, name)
-        if artifact is not None:
-            self.publish(artifact)
-        return None if artifact is None else self.run.path / artifact.path
+        try:
+            file = Path(path)
+            artifact = keep(self.run, file, name, kind, self._names)
+        except Exception as error:  # noqa: BLE001 - the trainer's step must not fail on a report
+            self._diagnostics.drop_each("artifact_not_kept", not_kept(path, error))
+            return None
+        message = renamed(artifact, file.name if name is None else name, kind)
+        if message is not None:
+            self._diagnostics.say_once(message, message)
+        self.publish(artifact)
+        return self.run.path / artifact.path
 
     def claim_steps(self, *, only_first: bool) -> None:
         """Let the caller count the steps.
@@ -142,8 +143,7 @@ class Recording(RecordingParts):
             self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
-        with contained("closing the host's memory figures"):
-            self.batches.close()
+        self.batches.close()
         print_lost_events(self.run, self._diagnostics)
         return end, health
 

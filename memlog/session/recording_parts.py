@@ -173,7 +173,6 @@ class RecordingParts:
         begun_us: int,
         undo: ExitStack,
     ) -> None:
-        """Start the helper process and the in-process writers."""
         self._writers = {
             name: InProcessWriter(self.run, name, self._bus.subscribe, self._diagnostics)
             for name, backend in backends.items()
@@ -188,7 +187,6 @@ class RecordingParts:
         self._delivery.start_helper(begun_us, listener, self._rank)
 
     def _begin_steps(self, model: Any, undo: ExitStack) -> None:
-        """Create the recorder of steps."""
         self.batches = BatchRecorder(
             self._settings,
             self._bus,

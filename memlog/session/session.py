@@ -206,7 +206,6 @@ class Session(TrainerInterface, SessionDisplay):
         return _disabled_session, (self.settings, self.id, self.directory)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
-        """Return the session itself."""
         return self
 
     def __exit__(
@@ -215,7 +214,6 @@ class Session(TrainerInterface, SessionDisplay):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the run."""
         self._finish(status_of(error), None, error)
 
 

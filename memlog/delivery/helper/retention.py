@@ -91,12 +91,8 @@ class Retention:
         segment = self._next(files) if self._shrinking else None
         if segment is None:
             return False
-        try:
-            removed = compact(segment.path, WINDOW, _levels, delivered=segment.delivered)
-        except ValueError:
-            pass  # the segment is damaged, and stays as it is
-        else:
-            self._report(segment, removed)
+        removed = compact(segment.path, WINDOW, _levels, delivered=segment.delivered)
+        self._report(segment, removed)
         self._compactable[segment.path] = False
         return True
 

@@ -1,7 +1,6 @@
 """The journal's disk is full, deleted, read-only or slow: training goes on, and the loss is counted."""
 
 import json
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ TRAINER = """
         if step == 100:
             {trouble}
         session.step()
-    published = session._live._journal.published + 2   # health and end
+    published = session._live._journal._seq + 2   # health and end
     session.finish()
     dropped, faults = session.health.dropped, session.health.faults
     print(json.dumps({{"published": published, "dropped": dropped, "faults": faults}}))
@@ -173,17 +172,16 @@ READ_ONLY = """
 """
 
 
-@pytest.mark.parametrize("segment_bytes", [8_192, 1_000_000])
 def test_a_disk_that_stays_full_is_reported_once_and_shown(
-    tmp_path: Path, small_disk: Path, segment_bytes: int
+    tmp_path: Path, small_disk: Path
 ) -> None:
+    """Neither an event nor a new segment can be written."""
     fill = f"open({str(small_disk / 'full')!r}, 'wb', buffering=0).write(bytes(300_000))"
-    run = Outcome(tmp_path, fill, runs=small_disk, segment_bytes=segment_bytes)
+    run = Outcome(tmp_path, fill, runs=small_disk, segment_bytes=8_192)
     assert len(run.warnings) == 2, run.warnings
     assert "OSError" not in "".join(run.warnings)
     health = summarize(find_run(small_disk, "latest")).health
-    assert health.faults == run.faults
-    assert bool(run.faults) == (segment_bytes == 8_192)
+    assert health.faults == run.faults != {}
     assert health.dropped["journal_write"] == run.dropped["journal_write"]
     assert health.overhead_ms_total
     assert health.overhead_ms_per_step
@@ -227,37 +225,6 @@ def test_a_disk_that_takes_50_ms_a_write_holds_nobody_up(tmp_path: Path) -> None
     lost = run.dropped["journal_queue_full"]
     assert f"{lost} events" in end
     assert in_journal(tmp_path / "runs") >= run.published - lost
-
-
-BUSY = """
-    import os
-    import signal
-    import threading
-    import time
-
-    import memlog
-
-    def compute():
-        while True:
-            sum(range(1_000))
-
-    for _ in range(2):
-        threading.Thread(target=compute, daemon=True).start()
-    session = memlog.init("local", dir="runs", config={"quiet": True})
-    for step in range(300):
-        time.sleep(0.0001)   # gives up Python's lock, as torch's operations do
-        session.step()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_threads_that_compute_are_no_slow_disk(tmp_path: Path) -> None:
-    """The threads hold the GIL during a write. The write then takes many ms, although the disk is fast."""
-    process = child.start(BUSY, tmp_path)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL
-    assert errors == ""
-    assert summarize(find_run(tmp_path / "runs", "latest")).steps == 300
 
 
 @pytest.fixture

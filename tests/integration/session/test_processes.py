@@ -1,6 +1,5 @@
 """Forks, threads and workers: nothing hangs, and no helper is left behind."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from support.programs import (
 )
 
 import memlog
-from memlog.events import Batch, Recorded, Sample
+from memlog.events import Batch, Sample
 from memlog.journal import RunDirectory, list_runs
 
 pytestmark = pytest.mark.integration
@@ -171,64 +170,6 @@ def test_the_helper_is_not_in_the_users_tree(tmp_path: Path) -> None:
         if isinstance(entry.event, Sample)
     ]
     assert set(samples) == {1}
-
-
-THREADS = """
-    import json
-    import threading
-
-    from memlog.events import Recorded
-
-    session = begin()
-
-    def publish(number):
-        for index in range(10_000):
-            session.publish(Recorded(index, str(number), None))
-
-    threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    memlog.finish()
-    print(json.dumps([session.health.dropped, session.health.faults]))
-"""
-
-
-@pytest.mark.slow
-def test_eight_threads_lose_nothing_and_keep_their_order(tmp_path: Path) -> None:
-    output = child.run(PREFACE + THREADS, tmp_path)
-    assert json.loads(output.splitlines()[-1]) == [{}, {}]
-    [run] = list_runs(tmp_path / "runs")
-    told: dict[str, list[int]] = {}
-    seen = []
-    for entry in RunDirectory(run.path).files()[0].read():
-        seen.append(entry.seq)
-        if isinstance(entry.event, Recorded):
-            told.setdefault(entry.event.label, []).append(entry.event.time_us)
-    assert seen == list(range(len(seen)))
-    assert told == {str(number): list(range(10_000)) for number in range(8)}
-
-
-def test_a_run_that_is_over_holds_no_descriptor(tmp_path: Path) -> None:
-    script = """
-    def descriptors():
-        return len(os.listdir("/proc/self/fd"))
-
-    def again():
-        session = begin(finish_timeout=0)   # ends the one before
-        session.step()
-        os.kill(session._live._helper.pid, signal.SIGKILL)   # eight would take their time to end
-
-    again()
-    memlog.finish()
-    before = descriptors()
-    for _ in range(8):
-        again()
-    memlog.finish()
-    assert descriptors() == before, os.popen(f"ls -l /proc/{os.getpid()}/fd").read()
-    """
-    assert status_and_steps(tmp_path, script) == [("finished", 1)] * 9
 
 
 def test_a_working_directory_that_is_gone_costs_nothing(tmp_path: Path) -> None:

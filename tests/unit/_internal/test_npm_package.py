@@ -2,14 +2,12 @@
 
 import dataclasses
 import io
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from memlog._internal import npm_package
 from memlog._internal.npm_package import SPEEDSCOPE, UPLOT, FetchError, NpmPackage
 from memlog.artifacts import viewer
 from memlog.errors import ViewerUnavailableError
@@ -165,8 +163,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ViewerUnavailableError, match="file"):
         viewer.find_viewer(print)
-
-
-def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert npm_package.cache_directory() == Path(os.path.expanduser("~/.cache/memlog"))  # noqa: PTH111 - an independent way

@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from support.events import recorded
 
 import memlog
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
-from memlog.bus import EventBus
-from memlog.events import Batch, Event
+from memlog.events import Batch
 from memlog.journal import RunDirectory
 from memlog.journal.segment_output import SegmentFile
 from memlog.reports import summarize
@@ -64,9 +64,9 @@ HANDLERS: list[Callable[..., object]] = [
 ]
 
 
-@pytest.fixture(params=HANDLERS, ids=range(len(HANDLERS)))
+@pytest.fixture
 def handled(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, request.param)
+    before = signal.signal(signal.SIGUSR1, getattr(request, "param", plain))
     yield
     signal.signal(signal.SIGUSR1, before)
 
@@ -76,6 +76,7 @@ def interrupted() -> None:
 
 
 @pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("handled", HANDLERS, ids=range(len(HANDLERS)), indirect=True)
 def test_every_kind_of_signal_handler_is_recognised() -> None:
     with pytest.raises(TimeUp) as caught:
         interrupted()
@@ -93,37 +94,17 @@ def test_an_error_of_memlog_is_not_a_signal_handlers() -> None:
 
 
 @pytest.mark.usefixtures("handled")
-def test_only_a_signal_handlers_exception_passes_the_bus() -> None:
-    health, seen = Diagnostics(), []
-    bus = EventBus(health)
-    bus.subscribe(lambda _: interrupted())
-    bus.subscribe(lambda _: 1 / 0)
-    bus.subscribe(seen.append)
-    with pytest.raises(TimeUp):
-        bus.publish(Batch(1, 1, 1, 1, "exact"))
-    assert len(seen) == 1  # all have had it all the same
-    assert sum(health.faults.values()) == 1
-
-
-@pytest.mark.usefixtures("handled")
-def test_a_signal_handlers_exception_passes_contained_blocks() -> None:
+def test_a_signal_handlers_exception_passes_contained_blocks_and_callbacks() -> None:
     health = Diagnostics()
     with pytest.raises(TimeUp), health.contained("a test"):
         interrupted()
-    assert not health.faults
-
-
-@pytest.mark.usefixtures("handled")
-def test_a_signal_handlers_exception_passes_contained_callbacks() -> None:
-    health = Diagnostics()
     with pytest.raises(TimeUp):
         health.contained_callback("a test", lambda _: interrupted())(None)
     assert not health.faults
 
 
-def steps(directory: Path) -> list[int]:
-    found: list[Event] = list(RunDirectory(directory).events())
-    return [event.step for event in found if isinstance(event, Batch)]
+def steps(session: memlog.Session) -> list[int]:
+    return [event.step for event in recorded(session, Batch)]
 
 
 @pytest.mark.usefixtures("handled")
@@ -146,7 +127,7 @@ def test_the_step_that_was_interrupted_is_in_the_journal_once_or_counted(
             session.step()
         session.step()
     assert session.directory is not None
-    assert steps(session.directory) == ([0, 1, 2] if written else [0, 2])
+    assert steps(session) == ([0, 1, 2] if written else [0, 2])
     assert not session.health.faults
     assert not session.health.dropped
     lost = summarize(RunDirectory(session.directory)).health.dropped
@@ -165,33 +146,6 @@ def test_a_step_that_was_interrupted_before_it_had_an_event_is_counted(
             session.step()
         monkeypatch.undo()
         session.step()
-    assert session.directory is not None
-    assert steps(session.directory) == [0, 2]
+    assert steps(session) == [0, 2]
     assert not session.health.faults
     assert session.health.dropped == {"interrupted": 1}
-
-
-@pytest.mark.usefixtures("handled")
-def test_a_new_segment_that_was_interrupted_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = SegmentFile.close
-
-    def slow(file: SegmentFile, *arguments: Any) -> None:
-        monkeypatch.undo()
-        real(file, *arguments)
-        interrupted()
-
-    config = {"memlog": {"segment_bytes": 4096}}
-    with memlog.init("local", dir=tmp_path, config=config) as session:
-        monkeypatch.setattr(SegmentFile, "close", slow)
-        caught = 0
-        for _ in range(200):
-            try:
-                session.step()
-            except TimeUp:  # noqa: PERF203 - as a user's loop catches it
-                caught += 1
-    assert session.directory is not None
-    assert caught == 1
-    assert steps(session.directory) == list(range(200))
-    assert not session.health.dropped

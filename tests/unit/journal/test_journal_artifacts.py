@@ -29,7 +29,7 @@ def test_a_copy_is_kept(run: RunDirectory, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("nothing-here", "is no file"),
+        ("nothing-here", "there is no such file; write it before"),
         (".", "it is a folder: pass an archive of it"),
         ("/dev/zero", "it is a device, a pipe or a socket: write its data to a file"),
         ("fifo", "it is a device, a pipe or a socket: write its data to a file"),

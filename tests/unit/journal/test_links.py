@@ -10,11 +10,10 @@ from support.journals import MIB, MadeRun, at, batch
 from support.sinks import ListSink, ListTracker
 from support.thirdparty import ListBackend
 
-from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
 from memlog.delivery.uploader.uploader import Uploader
-from memlog.events import Artifact, Batch, End, Run
-from memlog.journal import JournalWriter, RunDirectory, new_run
+from memlog.events import Artifact, End, Run
+from memlog.journal import RunDirectory
 from memlog.journal.artifacts import keep
 from memlog.sink import Target
 from memlog.trace.exporters import write_json
@@ -114,15 +113,10 @@ class SwappingSink(ListSink):
 
 
 def kept_file(tmp_path: Path) -> RunDirectory:
-    run = new_run(tmp_path / "runs")
+    made = MadeRun(tmp_path / "runs")
     (tmp_path / "graph").write_text("content")
-    journal = JournalWriter(
-        run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
-    )
-    for event in (Batch(1, 0, MIB, MIB, "exact"), keep(run, tmp_path / "graph", None, "file")):
-        journal.append(event)
-    journal.close()
-    return run
+    graph = keep(made.directory, tmp_path / "graph", None, "file")
+    return made.write(batch(0, MIB), graph).closed()
 
 
 def test_a_file_swapped_for_a_link_is_sent_as_it_was(tmp_path: Path, outside: Path) -> None:

@@ -25,8 +25,8 @@ from memlog.metrics import (
     Plan,
     alert_in_run,
     bucket_start,
-    closing_parameters,
     fragmentation,
+    parameters_of,
     values,
 )
 from memlog.sink import Point, Resolution
@@ -234,12 +234,12 @@ def test_all_of_memlogs_own_figures_are_known_and_are_parameters_at_the_end() ->
         "memlog/dropped": 0,
         "memlog/faults": 0,
     }
-    assert closing_parameters(health(5)) is None
-    assert closing_parameters(batch(5)) is None
-    closing = closing_parameters(health(5, dropped=2, steps=40))
+    assert parameters_of(health(5)) is None
+    assert parameters_of(batch(5)) is None
+    closing = parameters_of(health(5, dropped=2, steps=40))
     assert closing is not None
     assert closing.values == {"overhead_ms": "0.75", "dropped": "2", "faults": "0"}
-    no_steps = closing_parameters(health(5, steps=0))
+    no_steps = parameters_of(health(5, steps=0))
     assert no_steps is not None
     assert no_steps.values == {"dropped": "0", "faults": "0"}
 

@@ -1,17 +1,17 @@
 """Phases: nested, ended also by an exception, each with its own peak, and the user's counters unchanged."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.events import recorded
+from support.torch_double import Devices, nested
 
 import memlog
 from memlog.events import Batch, Phase
 from memlog.journal import RunDirectory
 from memlog.metrics import values
 from memlog.reports.summary import summarize
-from memlog.session.session import Session
 
 MIB = 2**20
 
@@ -19,37 +19,26 @@ MIB = 2**20
 pytestmark = pytest.mark.usefixtures("runs")
 
 
-def phases_of(session: Session) -> list[Phase]:
-    assert session.directory is not None
-    trainer = RunDirectory(session.directory).files()[0]
-    return [entry.event for entry in trainer.read() if isinstance(entry.event, Phase)]
-
-
-class Allocator:
-    """CUDA's counters at torch's interface, as `torch.cuda` has them; a reset is an error."""
+class Allocator(Devices):
+    """CUDA's counters at torch's interface; a reset is an error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__({})
         self.current = self.peak = 0
-        cuda: dict[str, Any] = {
-            "_is_compiled": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "get_allocator_backend": lambda: "native",
-            "reset_peak_memory_stats": self.refuse,
-            "get_device_properties": lambda _: SimpleNamespace(name="GPU", total_memory=2**34),
-        }
-        for name, value in cuda.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.stats, raising=False)
+        for name in (
+            *("is_initialized", "device_count", "current_device"),
+            *("get_allocator_backend", "get_device_properties"),
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.refuse)
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.nested_stats, raising=False)
 
     def refuse(self, *_: object) -> None:
         raise AssertionError("memlog reset the user's peak")
 
-    def stats(self, *_: object) -> dict[str, Any]:
-        figures = {"all": {"current": self.current, "peak": self.peak}}
-        none = {"all": {"current": 0, "peak": 0}}
-        return {"allocated_bytes": figures, "reserved_bytes": figures, "inactive_split_bytes": none}
+    def nested_stats(self, _index: int) -> dict[Any, Any]:
+        return nested(self.current, self.current, self.peak)
 
     def uses(self, mib: int) -> None:
         self.current += mib * MIB
@@ -65,7 +54,7 @@ def test_nested_phases_have_their_labels_and_durations() -> None:
         with memlog.phase("advantages"):
             pass
         session.step()
-    inner, outer = phases_of(session)
+    inner, outer = recorded(session, Phase)
     assert (inner.label, inner.within, outer.label, outer.within) == (
         "advantages", ("learn",), "learn", (),
     )  # fmt: skip
@@ -79,7 +68,7 @@ def test_a_phase_ends_also_if_it_raises() -> None:
     session = memlog.init("local")
     with pytest.raises(ZeroDivisionError), memlog.phase("rollout"), memlog.phase("inner"):
         raise ZeroDivisionError
-    assert [(each.label, each.error) for each in phases_of(session)] == [
+    assert [(each.label, each.error) for each in recorded(session, Phase)] == [
         ("inner", "ZeroDivisionError"),
         ("rollout", "ZeroDivisionError"),
     ]
@@ -92,14 +81,14 @@ def test_hooks_in_pairs_end_what_is_open_within() -> None:
     session.begin_phase("batch")
     session.end_phase("validation")
     session.end_phase("batch")
-    assert [each.label for each in phases_of(session)] == ["batch", "validation"]
+    assert [each.label for each in recorded(session, Phase)] == ["batch", "validation"]
 
 
 def test_a_phase_that_is_open_at_the_end_is_recorded() -> None:
     session = memlog.init("local")
     session.begin_phase("rollout")
     memlog.finish()
-    assert [each.label for each in phases_of(session)] == ["rollout"]
+    assert [each.label for each in recorded(session, Phase)] == ["rollout"]
 
 
 def test_without_a_session_a_phase_does_nothing() -> None:
@@ -130,7 +119,7 @@ def test_each_phases_peak_is_exact_if_the_counter_rose_in_it(
         device.uses(20)
         session.step()
         device.frees(20)
-    found = phases_of(session)
+    found = recorded(session, Phase)
     assert [
         (each.label, each.devices[0].peak_source, (each.devices[0].peak or 0) // MIB)
         for each in found
@@ -168,7 +157,5 @@ def test_a_phase_before_the_first_step_is_on_the_step_axis() -> None:
     session.step()
     with memlog.phase("train"):
         session.step()
-    assert [each.step for each in phases_of(session)] == [7, 8]
-    assert session.directory is not None
-    trainer = RunDirectory(session.directory).files()[0]
-    assert [e.event.step for e in trainer.read() if isinstance(e.event, Batch)] == [7, 8]
+    assert [each.step for each in recorded(session, Phase)] == [7, 8]
+    assert [each.step for each in recorded(session, Batch)] == [7, 8]

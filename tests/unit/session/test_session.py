@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import os
 import pickle
 import re
 import shutil
@@ -10,24 +9,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from support.events import EventT, events_in, recorded
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.events import Alert, Batch, End, Epoch, Event, Health, Parameters, Run, now_us
-from memlog.journal import Binding, RunDirectory, find_run
+from memlog.events import Alert, Batch, End, Epoch, Health, Parameters, Run, now_us
+from memlog.journal import Binding, RunDirectory
+from memlog.session.exit_status import error_at_exit, status_of
 from memlog.sink import Target
 
 pytestmark = pytest.mark.usefixtures("runs")
 
 
-def events(run: str | None, kind: type[Any] | None = None) -> list[Event]:
-    directory = RunDirectory(find_run(Path(os.environ["MEMLOG_DIR"]), run or "").path)
-    trainer = directory.files()[0]
-    return [e.event for e in trainer.read() if kind is None or isinstance(e.event, kind)]
+def events(session: memlog.Session, kind: type[EventT]) -> list[EventT]:
+    assert session.directory is not None
+    return events_in(RunDirectory(session.directory), kind)
 
 
 def train(steps: int) -> None:
@@ -39,8 +38,8 @@ def train(steps: int) -> None:
         optimizer.zero_grad()
 
 
-def steps(run: str | None) -> list[int]:
-    return [event.step for event in events(run, Batch)]  # type: ignore[union-attr]
+def steps(session: memlog.Session) -> list[int]:
+    return [event.step for event in events(session, Batch)]
 
 
 @pytest.mark.seed(245)
@@ -48,12 +47,10 @@ def test_an_unchanged_loop_gives_one_event_a_step() -> None:
     session = memlog.init("local", name="n", project="p")
     train(5)
     memlog.finish()
-    assert steps(session.id) == list(range(5))
-    begun = events(session.id)[0]
-    assert isinstance(begun, Run)
+    assert steps(session) == list(range(5))
+    [begun] = events(session, Run)
     assert (begun.name, begun.project, begun.backends) == ("n", "p", ("local",))
-    batch = events(session.id, Batch)[0]
-    assert isinstance(batch, Batch)
+    batch = events(session, Batch)[0]
     assert batch.rss is not None
     assert 2**24 < batch.rss <= (batch.rss_peak or 0)
 
@@ -62,7 +59,7 @@ def test_every_and_initial_step() -> None:
     session = memlog.init("local", every=3, initial_step=100)
     train(7)
     memlog.finish()
-    assert steps(session.id) == [100, 103, 106]
+    assert steps(session) == [100, 103, 106]
 
 
 def test_the_steps_that_the_caller_counts_are_the_only_ones() -> None:
@@ -70,7 +67,7 @@ def test_the_steps_that_the_caller_counts_are_the_only_ones() -> None:
         session.step()
         train(5)
         session.step()
-    assert steps(session.id) == [0, 1]
+    assert steps(session) == [0, 1]
 
 
 def test_a_first_step_by_hand_after_the_optimizers_is_the_same_step() -> None:
@@ -78,15 +75,14 @@ def test_a_first_step_by_hand_after_the_optimizers_is_the_same_step() -> None:
         for _ in range(3):
             train(1)
             session.step()
-    assert steps(session.id) == [0, 1, 2]
+    assert steps(session) == [0, 1, 2]
 
 
 def test_the_model_and_the_versions_are_recorded_once() -> None:
     session = memlog.init("local", model=torch.nn.Linear(3, 2))
     train(3)
     memlog.finish()
-    (parameters,) = events(session.id, Parameters)
-    assert isinstance(parameters, Parameters)
+    (parameters,) = events(session, Parameters)
     assert parameters.values["torch"] == torch.__version__
     assert parameters.values["devices"] == "cpu"
     assert parameters.values["model_parameters"] == "8"
@@ -101,9 +97,17 @@ def test_leaving_the_block_sets_the_status(error: BaseException | None, status: 
     with contextlib.suppress(ValueError, KeyboardInterrupt), session:
         if error is not None:
             raise error
-    (end,) = events(session.id, End)
-    assert isinstance(end, End)
+    (end,) = events(session, End)
     assert end.status == status
+
+
+def test_an_error_that_a_shell_has_shown_is_not_that_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    assert status_of(error_at_exit()) == "failed"
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert status_of(error_at_exit()) == "finished"
 
 
 def test_init_again_ends_the_run_before_and_keeps_the_two_apart() -> None:
@@ -113,9 +117,9 @@ def test_init_again_ends_the_run_before_and_keeps_the_two_apart() -> None:
     train(3)
     memlog.finish()
     memlog.finish()
-    assert steps(first.id) == [0, 1]
-    assert steps(second.id) == [0, 1, 2]
-    assert len(events(first.id, End)) == 1
+    assert steps(first) == [0, 1]
+    assert steps(second) == [0, 1, 2]
+    assert len(events(first, End)) == 1
 
 
 def test_disabled_installs_nothing_and_does_nothing(runs: Path) -> None:
@@ -151,15 +155,14 @@ def test_events_of_the_callers_own_are_published() -> None:
     epoch = Epoch(now_us(), 0, 4, 1, 2, "exact")
     with memlog.init("local") as session:
         session.publish(epoch)
-    assert epoch in events(session.id)
+    assert events(session, Epoch) == [epoch]
 
 
 def test_memlogs_own_cost_is_recorded() -> None:
     session = memlog.init("local")
     train(20)
     memlog.finish()
-    health = events(session.id, Health)[-1]
-    assert isinstance(health, Health)
+    health = events(session, Health)[-1]
     assert health.overhead_ms is not None
     assert health.overhead_ms > 0
     assert health.overhead_total_ms == pytest.approx(health.overhead_ms * 20)
@@ -196,21 +199,6 @@ def test_the_first_batches_are_printed_where_asked_for(capsys: pytest.CaptureFix
     assert lines[2].endswith(" MB")
 
 
-def test_a_forked_child_leaves_the_run_alone() -> None:
-    session = memlog.init("local")
-    session.step()
-    child = os.fork()
-    if child == 0:
-        session.step()
-        memlog.finish("failed")
-        os._exit(0)
-    os.waitpid(child, 0)
-    session.step()
-    memlog.finish()
-    assert steps(session.id) == [0, 1]
-    assert len(events(session.id, End)) == 1
-
-
 class Trainer:
     """Trainer of a user, who copies it and keeps it in checkpoints."""
 
@@ -233,7 +221,7 @@ def test_a_copied_trainer_goes_on_recording(copied: Callable[[Trainer], Trainer]
     del trainer
     again.epoch()
     again.session.finish()
-    assert steps(again.session.id) == [0, 1]
+    assert steps(again.session) == [0, 1]
 
 
 def test_a_trainer_from_a_checkpoint_names_its_run_and_records_nothing(runs: Path) -> None:
@@ -252,23 +240,10 @@ def test_a_trainer_from_a_checkpoint_names_its_run_and_records_nothing(runs: Pat
     loaded.session.finish("failed")
     trainer.epoch()
     memlog.finish()
-    assert steps(trainer.session.id) == [0, 1]
-    assert [event.status for event in events(trainer.session.id, End)] == ["finished"]  # type: ignore[union-attr]
+    assert steps(trainer.session) == [0, 1]
+    assert [event.status for event in events(trainer.session, End)] == ["finished"]
     assert pickle.loads(pickle.dumps(trainer.monitor)).enabled  # noqa: S301 - ours
     assert [path for path in runs.iterdir() if path.is_dir()] == [trainer.session.directory]
-
-
-def test_init_does_not_wait_for_its_helper() -> None:
-    memlog.init("local")  # what is imported once
-    memlog.finish()
-    taken = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        memlog.init("mlflow", config={"memlog": {"linger": 0}})  # the helper ends with this process
-        taken.append(time.perf_counter() - begun)
-    memlog.init("local").finish()
-    # The helper's imports take longer. How long init takes is measured by `make bench`.
-    assert min(taken) < 1.0
 
 
 def test_its_text_tells_the_run_the_tracker_and_the_state(runs: Path) -> None:
@@ -300,7 +275,7 @@ def test_a_quiet_session_prints_nothing(capsys: pytest.CaptureFixture[str]) -> N
         r"memlog: peak [\d.]+ [MG]iB( of [\d.]+ GiB \(\d+%\))? (at|by) step \d", peak
     )
     assert last == f"memlog: run {session.id}: `memlog show {session.id}`"
-    assert "quiet" not in events(session.id, Run)[0].settings  # type: ignore[union-attr]
+    assert "quiet" not in events(session, Run)[0].settings
 
 
 def test_an_alert_goes_to_the_journal_the_console_and_the_callback(
@@ -316,38 +291,21 @@ def test_an_alert_goes_to_the_journal_the_console_and_the_callback(
     session = memlog.init("local", alerts=rules, on_alert=on_alert)
     train(10)
     memlog.finish()
-    assert events(session.id, Alert) == told
+    assert events(session, Alert) == told
     [alert] = told
     assert (alert.step, alert.level, alert.rule) == (2, "error", rules[0])
     assert capfd.readouterr().err.count(f"memlog: error: {alert.title} (step 2)\n") == 1
     assert session.health.faults == {"on_alert: RuntimeError": 1}
-    assert steps(session.id) == list(range(10))
+    assert steps(session) == list(range(10))
 
 
 def test_the_helper_judges_what_it_samples() -> None:
     config = {"alerts": "host.tree > 1 MiB, host.available < 0.001 KiB", "sample_interval": 0.05}
     session = memlog.init("local", config=config)
-    directory = RunDirectory(find_run(Path(os.environ["MEMLOG_DIR"]), session.id or "").path)
-    found: list[Event] = []
     deadline = time.monotonic() + 60
-    while not found and time.monotonic() < deadline:
+    while not recorded(session, Alert) and time.monotonic() < deadline:
         session.step()
         time.sleep(0.05)
-        found = [event for event in directory.events() if isinstance(event, Alert)]
     memlog.finish()
-    [alert] = found
-    assert isinstance(alert, Alert)
+    [alert] = recorded(session, Alert)
     assert alert.rule == "host.tree > 1 MiB"
-
-
-def test_a_saved_file_is_uploaded_to_every_sink(tmp_path: Path) -> None:
-    report = tmp_path / "report.txt"
-    report.write_text("all is well")
-    tracker = ListTracker()
-    session = memlog.init([ListSink(tracker, Target("x", None))])
-    kept = session.save_artifact(report, kind="report")
-    report.unlink()
-    assert kept is not None
-    assert kept.read_text() == "all is well"
-    memlog.finish()
-    assert list(tracker.files.values()) == [{("report", "report.txt"): b"all is well"}]

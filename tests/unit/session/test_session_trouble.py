@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from support.journals import MadeRun
 from support.sinks import ListSink, ListTracker
 
 import memlog
@@ -22,7 +22,7 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import ConfigurationError
 from memlog.events import Sample
-from memlog.journal import JournalFile, JournalWriter, RunDirectory, find_run, new_run
+from memlog.journal import JournalWriter, RunDirectory, find_run
 from memlog.reports.summary import summarize
 from memlog.sink import Connection, Sink, Target, TrackerRun, find_backends
 
@@ -37,10 +37,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_closing_beside_a_publishing_thread_touches_nobody_elses_file(tmp_path: Path) -> None:
     """A closed descriptor's number soon belongs to another file."""
     for attempt in range(30):
-        run = new_run(tmp_path / str(attempt))
-        journal = JournalWriter(
-            run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
-        )
+        journal = MadeRun(tmp_path / str(attempt)).trainer
         stop = threading.Event()
 
         def publish(writer: JournalWriter = journal, stop: threading.Event = stop) -> None:
@@ -177,26 +174,14 @@ def test_a_failed_init_leaves_the_running_session_alone(tmp_path: Path) -> None:
     assert session.enabled
 
 
-def test_an_explicit_folder_goes_before_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    session = memlog.init("local", dir="memlog_runs")
-    assert session.directory is not None
-    assert session.directory.parent == tmp_path / "memlog_runs"
-
-
-def test_a_stub_of_a_client_is_not_the_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stub_of_a_client_is_not_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", types.ModuleType("mlflow"))
     assert "mlflow" not in find_backends()
     memlog.init().finish()
 
 
-def test_the_helper_is_apart_from_the_trainer(runs: Path) -> None:
-    others = len(psutil.Process().children(recursive=True))
-    session = memlog.init("local", config={"memlog": {"sample_interval": 0.05}})
+def test_the_helper_is_apart_from_the_trainer() -> None:
+    session = memlog.init("local")
     assert session._live is not None
     helper = session._live._helper
     assert helper.pid is not None
@@ -206,15 +191,6 @@ def test_the_helper_is_apart_from_the_trainer(runs: Path) -> None:
         helper.send(Connect("mlflow", big))  # a full pipe costs messages, and never time
     session.step()
     session.finish()
-    run = find_run(runs, session.id or "")
-    samples = [
-        entry.event
-        for entry in JournalFile(run.path, f"helper-{helper.pid}").read()
-        if isinstance(entry.event, Sample)
-    ]
-    assert samples
-    trees = {sample.tree_processes for sample in samples}
-    assert trees == {1 + others}  # the trainer and other tests' servers, without its helper
 
 
 class OneRun:
@@ -238,9 +214,7 @@ class OneRun:
 
 
 def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -> None:
-    journal = JournalWriter(
-        tmp_path, run="r", role="trainer", begun_us=1, diagnostics=Diagnostics()
-    )
+    journal = MadeRun(tmp_path).trainer
     told: list[Message] = []
     run_detector = RunDetector({"one": OneRun()}, journal, told.append, Diagnostics())
     assert (run_detector.join_new_runs(), run_detector.join_new_runs()) == (True, False)
@@ -248,7 +222,7 @@ def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
         Join("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
     ]
-    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl"))
     assert b"abc" in written
     assert b"secret" not in written
     assert b"hidden" not in written

@@ -4,19 +4,17 @@ import os
 
 import pytest
 import torch
+from support.events import recorded
 
 import memlog
 from memlog.events import Batch
-from memlog.journal import RunDirectory
 from memlog.session.session import Session
 
 pytestmark = pytest.mark.usefixtures("runs")
 
 
 def steps_of(session: Session) -> list[int]:
-    assert session.directory is not None
-    trainer = RunDirectory(session.directory).files()[0]
-    return [entry.event.step for entry in trainer.read() if isinstance(entry.event, Batch)]
+    return [event.step for event in recorded(session, Batch)]
 
 
 def optimizer_steps(count: int) -> None:
