@@ -22,6 +22,7 @@ from memlog.cli.advise import print_hints
 from memlog.cli.options import SETTINGS, json_option
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
+from memlog.reports import encode
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
@@ -95,7 +96,7 @@ def estimate_step(
         SCHEMA, target, device, limit, tuple(_row(each, limit) for each in found)
     )
     if as_json:
-        print_json(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2))
+        print_json(encode(document))
     else:
         _print(document, found)
     if limit is not None and not any(step.fits for step in document.steps):
@@ -112,7 +113,6 @@ def _numbers(option: str, text: str | None) -> list[int | None]:
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """Import a script and return its function."""
     script, colon, name = target.rpartition(":")
     if not colon or not Path(script).is_file():
         raise ConfigurationError(
@@ -204,14 +204,13 @@ def _row(found: Estimate, limit: int | None) -> EstimatedStep:
 
 def _print(document: EstimateDocument, found: list[Estimate]) -> None:
     with page() as console:
-        rows = table(console)
         counted = [
             name
             for name in ("batch", "length")
             if any(getattr(step, name) is not None for step in document.steps)
         ]
-        for column in (*counted, "peak of tensors", "reserved", "needed"):
-            rows.add_column(column, justify="right", no_wrap=True)
+        columns = (*counted, "peak of tensors", "reserved", "needed")
+        rows = table(console, *columns, right=columns)
         if document.memory is not None:
             rows.add_column(f"fits {format_bytes(document.memory)}")
         for step in document.steps:

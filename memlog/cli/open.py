@@ -7,7 +7,6 @@ import platform
 import sys
 import webbrowser
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -101,7 +100,7 @@ def _show(page: Page, path: Path, port: int, *, browser: bool) -> None:
         click.echo("\nmemlog: no longer shown")
 
 
-def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
+def _serve(server: PageServer, path: Path, *, browser: bool) -> None:
     click.echo(one_line(f"{path.name} is shown at"))
     click.echo(f"  {server.url}")
     if browser and not _has_screen():
@@ -111,7 +110,6 @@ def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
     click.echo("for this machine only; Ctrl-C ends it")
     sys.stdout.flush()
     server.serve_forever()
-    raise AssertionError  # no code calls shutdown()
 
 
 def _has_screen() -> bool:

@@ -210,11 +210,8 @@ def _print(pulled: list[Pulled], sources: list[Source]) -> None:
         backend = sources[0].backend
         store = "its own folder" if backend == LOCAL else backend
         console.print(plain(f"{files} of {origin} from {store}, {total}"))
-        made = table(console)
-        for heading in ("path", "kind", "size", ""):
-            made.add_column(
-                heading, overflow="fold", justify="right" if heading == "size" else "left"
-            )
+        headings = ("path", "kind", "size", "")
+        made = table(console, *headings, right=["size"], folded=headings)
         for file in pulled:
             made.add_row(
                 plain(file.path),

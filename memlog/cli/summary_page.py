@@ -29,7 +29,6 @@ from memlog.ranks.finding import lowest_rank
 from memlog.reports.aggregates import ALLOCATED, RESERVED
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (
-    AlertFacts,
     Delivery,
     HealthFacts,
     LargestStep,
@@ -169,11 +168,8 @@ def _head(run: RunFacts, steps: str) -> dict[str, str | Text]:
 
 
 def _peaks(console: Console, summary: Summary) -> Table:
-    made = table(console)
-    made.add_column("memory", no_wrap=True)
-    made.add_column("peak", justify="right", no_wrap=True)
-    made.add_column("how obtained")
-    made.add_column("at", no_wrap=True)
+    headings = ("memory", "peak", "how obtained", "at")
+    made = table(console, *headings, right=["peak"], folded=["how obtained"])
     for kind, peak in summary.peaks.items():
         made.add_row(
             plain(kind),
@@ -202,13 +198,10 @@ def _share(run: RunFacts, kind: str, peak: Peak) -> str:
     return f" ({peak.bytes / device.capacity_bytes:.0%})"
 
 
-def _where(seen: Peak | AlertFacts) -> str:
-    if seen.step is not None:
-        return f"step {seen.step:,}"
-    if seen.evaluation is not None:
-        return f"evaluation {seen.evaluation:,}"
-    epoch = seen.epoch if isinstance(seen, AlertFacts) else None
-    return "" if epoch is None else f"epoch {epoch:,}"
+def _where(peak: Peak) -> str:
+    if peak.step is not None:
+        return f"step {peak.step:,}"
+    return "" if peak.evaluation is None else f"evaluation {peak.evaluation:,}"
 
 
 def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:
@@ -220,11 +213,8 @@ def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:
 
 
 def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
-    made = table(console)
-    made.add_column("name", overflow="fold")
-    made.add_column("unit", no_wrap=True)
-    for heading in ("last", "min", "max"):
-        made.add_column(heading, justify="right", no_wrap=True)
+    figures = ("last", "min", "max")
+    made = table(console, "name", "unit", *figures, right=figures, folded=["name"])
     # The user's metrics stand above memlog's metrics of itself.
     for name, metric in sorted(metrics.items(), key=lambda item: item[0].startswith("memlog/")):
         unit = _UNITS.get(name.rpartition("_")[2], "")
@@ -253,26 +243,18 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
 
 
 def _alerts(console: Console, summary: Summary) -> Table:
-    made = table(console)
-    made.add_column("at", no_wrap=True)
-    made.add_column("level", no_wrap=True)
-    made.add_column("rule", overflow="fold")
-    made.add_column("what", overflow="fold")
+    made = table(console, "at", "level", "rule", "what", folded=["rule", "what"])
     for alert in summary.alerts:
         # The title of a finding's alert ends in a full stop. The title of a rule's alert does not.
         text = plain(f"{alert.title.rstrip('.')}: {alert.text}" if alert.text else alert.title)
-        made.add_row(
-            _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), text
-        )
+        level = plain(alert.level, _LEVELS[alert.level])
+        made.add_row(alert.place, level, plain(alert.rule), text)
     return made
 
 
 def _artifacts(console: Console, summary: Summary) -> Table:
-    made = table(console)
-    made.add_column("name", overflow="fold")
-    made.add_column("kind", no_wrap=True)
-    made.add_column("size", justify="right", no_wrap=True)
-    made.add_column("file in the run's folder", overflow="fold")
+    file = "file in the run's folder"
+    made = table(console, "name", "kind", "size", file, right=["size"], folded=["name", file])
     for artifact in summary.artifacts:
         size = format_bytes(artifact.size_bytes)
         made.add_row(plain(artifact.name), plain(artifact.kind), size, plain(artifact.path))

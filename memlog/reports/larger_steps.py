@@ -108,12 +108,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if there are far more records than steps in random order would have.
-
-    Args:
-        records: Number of steps that peaked higher than every step before.
-        steps: Number of all steps.
-    """
+    """Return True if there are far more records than ``steps`` steps in random order would have."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

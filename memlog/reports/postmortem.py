@@ -69,9 +69,7 @@ def report(
     if moments.trace is not None and not telling:
         parts.append(("The newest traced step", lambda: _newest_trace(moments)))
     if suspicion.of_memory:
-        parts.append(
-            ("What would help", lambda: [_list(advice(moments, growth, predicted, diagnostics))])
-        )
+        parts.append(("What would help", lambda: [_list(advice(moments, growth, predicted))]))
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
     title = title_of_rank(moments, _title(moments, suspicion))
@@ -225,7 +223,10 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
     failure, last = moments.failure, moments.last_step
     if trace.step is None:
         return "It was running when the run ended."
-    later = "" if last is None else f" came {_count(last + 1 - trace.step, 'step')} later. It"
+    later = ""
+    if last is not None:
+        after = last + 1 - trace.step
+        later = f" came {after} {'step' if after == 1 else 'steps'} later. It"
     if failure is None:
         return f"The last step{later} was not traced, and may have been different."
     if not in_a_step(failure, trace):
@@ -299,9 +300,8 @@ def _trend(moments: LastMoments) -> str:
     if len(moments.steps) < 2 or moments.first is None:  # noqa: PLR2004 - a trend needs two ends
         return "There were too few steps to see a trend."
     count = moments.steps[-1].step - moments.steps[0].step
-    begun, before, after = (
-        _levels(step) for step in (moments.first, moments.steps[0], moments.steps[-1])
-    )
+    ends = (moments.first, moments.steps[0], moments.steps[-1])
+    begun, before, after = (_levels(step) for step in ends)
     return " ".join(
         _growth(name, count, before.get(name), size, begun.get(name))
         for name, size in after.items()
@@ -358,10 +358,6 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _counts(part: int, total: int) -> bool:

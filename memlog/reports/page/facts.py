@@ -12,7 +12,6 @@ from memlog.events import (
     Artifact,
     Batch,
     Device,
-    DeviceReading,
     Epoch,
     Evaluation,
     Event,
@@ -99,17 +98,11 @@ class SeriesFold:
         """Add an event of a process, in the journal's order."""
         if isinstance(event, Batch):
             self._steps[process] = event.step
-            self._take_batch(event)
+            self._read("step", event.step, event)
         elif isinstance(event, Sample):
             self._take_sample(event)
         else:
             self._take_rare(event, self._steps.get(process))
-
-    def _take_batch(self, event: Batch) -> None:
-        host = self._fold("step", _HOST)
-        host.add("resident set", "level", event.step, event.rss)
-        host.add("peak so far", "peak", event.step, event.rss_peak)
-        self._read("step", event.step, event.devices)
 
     def _take_sample(self, event: Sample) -> None:
         # An older memlog recorded the container's limit only.
@@ -129,9 +122,11 @@ class SeriesFold:
         elif isinstance(event, Trace):
             self._take_trace(event)
         elif isinstance(event, Epoch):
-            self._take_epoch(event)
+            self._read("epoch", event.epoch, event)
+            self._mark("step", "epoch", event.step, f"end of epoch {event.epoch:,}")
         elif isinstance(event, Evaluation):
-            self._take_evaluation(event, step)
+            self._read("evaluation", event.evaluation, event)
+            self._mark("step", "evaluation", step, f"evaluation {event.evaluation:,}")
         else:
             self._take_mark(event, step)
 
@@ -157,21 +152,12 @@ class SeriesFold:
         if event.step is not None:
             self._mark("step", "trace", event.step, "traced step")
 
-    def _take_epoch(self, event: Epoch) -> None:
-        host = self._fold("epoch", _HOST)
-        host.add("resident set", "level", event.epoch, event.rss)
-        host.add("peak so far", "peak", event.epoch, event.rss_peak)
-        self._read("epoch", event.epoch, event.devices)
-        self._mark("step", "epoch", event.step, f"end of epoch {event.epoch:,}")
-
-    def _take_evaluation(self, event: Evaluation, step: int | None) -> None:
-        host = self._fold("evaluation", _HOST)
-        host.add("resident set", "level", event.evaluation, event.rss)
-        self._read("evaluation", event.evaluation, event.devices)
-        self._mark("step", "evaluation", step, f"evaluation {event.evaluation:,}")
-
-    def _read(self, axis: Axis, index: int, devices: tuple[DeviceReading, ...]) -> None:
-        for device in devices:
+    def _read(self, axis: Axis, index: int, event: Batch | Epoch | Evaluation) -> None:
+        host = self._fold(axis, _HOST)
+        host.add("resident set", "level", index, event.rss)
+        if not isinstance(event, Evaluation):
+            host.add("peak so far", "peak", index, event.rss_peak)
+        for device in event.devices:
             fold = self._fold(axis, device.name)
             fold.add("allocated", "level", index, device.allocated)
             fold.add("peak", "peak", index, device.peak)
@@ -204,7 +190,7 @@ class SeriesFold:
             axis=axis,
             charts=[self._chart(name, folds[name]) for name in names if not folds[name].is_empty],
             marks=sorted(
-                {mark for on, mark in self._marks if on == axis},
+                dict.fromkeys(mark for on, mark in self._marks if on == axis),
                 key=lambda m: (m.at, _KINDS.index(m.kind)),
             ),
             omitted={

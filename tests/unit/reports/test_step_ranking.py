@@ -14,7 +14,7 @@ from support.training import CASES, traced
 
 from memlog.cli.main import cli
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.events import Batch, DeviceReading, OutOfMemory
+from memlog.events import Batch, OutOfMemory
 from memlog.journal import RunDirectory
 from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the_largest
 from memlog.reports.worst_step import read_worst_step
@@ -148,10 +148,7 @@ def test_a_step_that_was_never_over_is_the_last(tmp_path: Path) -> None:
 
 
 def test_a_device_is_judged_by_its_own_allocator(tmp_path: Path) -> None:
-    def reading(peak: int) -> tuple[DeviceReading, ...]:
-        return (cuda(peak),)
-
-    batches = [batch(step, GIB, *reading(100 * MIB + step * 20 * MIB)) for step in range(10)]
+    batches = [batch(step, GIB, cuda(100 * MIB + step * 20 * MIB)) for step in range(10)]
     run = a_run(tmp_path, *batches)
     event, found = read_worst_step(run)
     on_a_device = msgspec.structs.replace(
