@@ -108,34 +108,30 @@ def _sources(
     name: str, backend_name: str | None, directory: Path | None, trusted: Sequence[str]
 ) -> list[Source]:
     """Return the stores that hold the run's files, with the run's id in each."""
-    root = runs_directory(directory)
-    if backend_name is None or backend_name == LOCAL:
-        try:
-            found = find_run(root, name)
-        except RunNotFoundError as error:
-            raise RunNotFoundError(
-                f"{error}; if it is a tracker's run, name the tracker: --backend B"
-            ) from error
-        return [Source(LOCAL, found.id, JournalStore(found))]
-    backend = load_backend(backend_name)
-    if not hasattr(backend, "open_store"):
+    backend = None if backend_name in (None, LOCAL) else load_backend(backend_name)
+    if backend is not None and not hasattr(backend, "open_store"):
         raise ConfigurationError(
             f"backend {backend_name!r} can't download files: name another with --backend"
         )
     try:
-        found = find_run(root, name)
+        found = find_run(runs_directory(directory), name)
     except RunNotFoundError as error:
+        if backend is None:
+            raise RunNotFoundError(
+                f"{error}; if it is a tracker's run, name the tracker: --backend B"
+            ) from error
         if name == LATEST or isinstance(error, AmbiguousRunError):
             raise
-        return [Source(backend_name, name, backend.open_store(connection_of(backend)))]
-    sources = _delivered(found, backend, backend_name, trusted)
+        return [Source(backend.name, name, backend.open_store(connection_of(backend)))]
+    if backend is None:
+        return [Source(LOCAL, found.id, JournalStore(found))]
+    sources = _delivered(found, backend, trusted)
     return [source for source in sources if source.run_id == name] or sources
 
 
-def _delivered(
-    run: RunDirectory, backend: Backend, name: str, trusted: Sequence[str]
-) -> list[Source]:
+def _delivered(run: RunDirectory, backend: Backend, trusted: Sequence[str]) -> list[Source]:
     """Return the tracker's runs to which a run of this machine was delivered."""
+    name = backend.name
     delivery = summarize(run, remember=True).health.delivered.get(name)
     guard, connection = Guard(backend, trusted), connection_of(backend)
     sources = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -163,7 +163,8 @@ def _head(run: RunFacts, steps: str) -> dict[str, str | Text]:
         product = device.product or "unknown product"
         facts[name] = f"{product}, {format_bytes(device.capacity_bytes)}"
     if run.parameters:
-        facts["parameters"] = _listed(f"{name}={value}" for name, value in run.parameters.items())
+        known = (f"{name}={value}" for name, value in run.parameters.items())
+        facts["parameters"] = ", ".join(known)
     return facts
 
 
@@ -223,7 +224,7 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 
 
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
-    facts: dict[str, str | Text] = {}
+    facts: dict[str, str | Text] = {"peak": f"unknown; {traced.steps:,} traced"}
     if traced.worst_peak_bytes is not None:
         step = "a step that did not end"
         if traced.worst_step is not None:
@@ -232,8 +233,6 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
             f"{format_bytes(traced.worst_peak_bytes)} in tensors"
             f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
         )
-    else:
-        facts["peak"] = f"unknown; {traced.steps:,} traced"
     if traced.cost_ms is not None and traced.set_up_ms is not None:
         share = f", {traced.cost_ms / 1e3 / duration_s:.1%} of the run" if duration_s else ""
         facts["cost"] = (
@@ -285,9 +284,7 @@ def _deliveries(console: Console, summary: Summary) -> RenderableType:
 def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
     text = Text(f"{delivery.points:,} points")
     if delivery.stage != "done":
-        text = Text(
-            f"{delivery.points:,} points delivered" if delivery.points else "nothing delivered"
-        )
+        text = text.append(" delivered") if delivery.points else Text("nothing delivered")
         text.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
     elif not delivery.problem:
         text.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
@@ -336,8 +333,5 @@ def _published(health: HealthFacts) -> str:
 def _counted(counts: Mapping[str, int]) -> str | Text:
     if not counts:
         return "none"
-    return plain(_listed(f"{name} {count:,}" for name, count in counts.items()), "yellow")
-
-
-def _listed(items: Iterable[str]) -> str:
-    return ", ".join(items)
+    listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return plain(listed, "yellow")

@@ -129,10 +129,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice to give instead of advice on smaller training steps; ``None``: smaller steps would help.
-
-    There is such advice if smaller steps would not help, or if too little is known about the steps.
-    """
+    """Return advice to give in place of smaller training steps; ``None``: smaller steps would help."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)
@@ -217,8 +214,7 @@ def _of_a_larger_step(
 ) -> Iterator[str]:
     """Yield advice on a failing step that was far larger than the traced one.
 
-    Parameters and optimizer state are the same in every step, so only memory that depends on the input can
-    have grown. The traced step's numbers and shares do not apply to the failing step.
+    Only memory that depends on the input can have grown, because parameters and optimizer state have not.
     """
     where = {"forward": "forward pass", "backward": "backward pass"}.get(
         failure.phase or "", "forward or backward pass"

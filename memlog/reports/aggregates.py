@@ -26,8 +26,14 @@ ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
 """In the name of a kind of memory, `ALLOCATED` or `RESERVED` comes after the device's name."""
 
+UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
 """Rank of a reading's source. Of equal readings the one with the highest rank is kept."""
+
+
+def peak_kind(name: str) -> str:
+    """Return the kind of memory whose peak is shown for ``host`` or a device, such as ``cuda0.allocated``."""
+    return HOST if name == "host" else name + ALLOCATED
 
 
 class MetricFold:
@@ -101,12 +107,12 @@ class PeakFold:
     """
 
     def __init__(self) -> None:
-        self._peaks = {HOST: _UNKNOWN, TREE: _UNKNOWN}
+        self._peaks = {HOST: UNKNOWN, TREE: UNKNOWN}
 
     def expect(self, device: str) -> None:
         """Add a device's two kinds of memory. If no reading follows, they are unknown instead of missing."""
         for kind in (device + ALLOCATED, device + RESERVED):
-            self._peaks.setdefault(kind, _UNKNOWN)
+            self._peaks.setdefault(kind, UNKNOWN)
 
     def take(self, event: Event) -> None:
         """Add one event's readings of memory. Scopes are left out, because their sizes are changes."""
@@ -146,7 +152,7 @@ class PeakFold:
         """Keep the largest value. Of equal values, keep the one with the best source, or else the first."""
         if size is None:
             return
-        peak = self._peaks.get(kind, _UNKNOWN)
+        peak = self._peaks.get(kind, UNKNOWN)
         if peak.bytes is None or (size, _TRUST[source]) > (peak.bytes, _TRUST[peak.source]):
             self._peaks[kind] = Peak(bytes=size, source=source, step=step, evaluation=evaluation)
 
@@ -156,6 +162,3 @@ def _highest(
 ) -> tuple[int | None, PeakSource | None]:
     """Return a reading's peak with its source; the level in use if the peak is unknown."""
     return (level, "sampled") if peak is None else (peak, source)
-
-
-_UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)

@@ -212,11 +212,7 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return growth over fewer than `_LEAST_STEPS` steps.
-
-    Returns:
-        The growth; ``None`` if it is too small, or if memory grew even more after the last complete step.
-    """
+    """Return growth over few steps; ``None`` if it is too small, or if more came after the last step."""
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None
@@ -279,10 +275,7 @@ def _is_full(failure: OutOfMemory | None) -> bool:
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """Return the levels without a plateau at the limit.
-
-    Levels have such a plateau if C code continues after failed allocations.
-    """
+    """Return the levels without the plateau at the limit that C code makes after failed allocations."""
     top = series[-1] - _FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]

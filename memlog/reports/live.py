@@ -11,7 +11,7 @@ from memlog.journal import Entry, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.journal.run_names import names_of
 from memlog.reports.accumulator import Accumulator
-from memlog.reports.aggregates import ALLOCATED, HOST, TREE
+from memlog.reports.aggregates import ALLOCATED, HOST, TREE, UNKNOWN
 from memlog.reports.history import History
 from memlog.reports.schema import AlertFacts, FindingFacts, RunStatus
 from memlog.reports.summary import alert_facts, finding_facts, iso_time
@@ -210,14 +210,14 @@ class LiveRun:
         if name not in (HOST, TREE):
             device = self._totals.devices.get(name)
             kind, limit = name + ALLOCATED, None if device is None else device.capacity
-        peak = self._totals.peaks.summary().get(kind)
+        peak = self._totals.peaks.summary().get(kind, UNKNOWN)
         history = self._histories.get(name)
         return LiveMemory(
             name=name,
             current_bytes=self._current.get(name),
-            peak_bytes=peak.bytes if peak else None,
-            peak_source=peak.source if peak else None,
-            peak_step=peak.step if peak else None,
+            peak_bytes=peak.bytes,
+            peak_source=peak.source,
+            peak_step=peak.step,
             limit_bytes=limit,
             history_bytes=[] if history is None else history.values(),
         )

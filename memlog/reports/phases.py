@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import PeakSource, Phase
-from memlog.reports.aggregates import ALLOCATED, HOST
+from memlog.reports.aggregates import UNKNOWN, peak_kind
 from memlog.reports.schema import Peak, PhaseFacts, PhasePeak
 
 MAX_LABELS = 200
 """Maximum number of labels; the first ones are kept."""
-_HOST = "host"
 
 
 class PhaseFold:
@@ -51,7 +50,7 @@ class PhaseFold:
         made = {
             name: maker.label
             for name, maker in self._makers.items()
-            if maker.size >= (_bytes(peaks, name) or 0)
+            if maker.size >= (peaks.get(peak_kind(name), UNKNOWN).bytes or 0)
         }
         order = {label: index for index, label in enumerate(self._by_label)}
         path = {
@@ -115,11 +114,6 @@ def known_peak(peak: PhasePeak) -> str:
 
 
 def _peaks(event: Phase) -> Iterator[tuple[str, int | None, PeakSource | None]]:
-    yield _HOST, event.rss_peak, event.rss_peak_source
+    yield "host", event.rss_peak, event.rss_peak_source
     for device in event.devices:
         yield device.name, device.peak, device.peak_source
-
-
-def _bytes(peaks: Mapping[str, Peak], name: str) -> int | None:
-    peak = peaks.get(HOST if name == _HOST else name + ALLOCATED)
-    return None if peak is None else peak.bytes

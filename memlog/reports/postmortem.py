@@ -246,26 +246,22 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
 def _shares(trace: Trace) -> Iterator[str]:
     total = trace.peak or 0
     held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
-    rows = [
-        (name, format_bytes(size), _share(size, total))
-        for name, size in held
-        if _counts(size, total)
+    layers = ((layer.path, layer.at_peak or 0) for layer in trace.layers[:_SHOWN_LAYERS])
+    lines = ((f"`{one.line}`", one.at_peak) for one in trace.lines)
+    yield _table(("what", "bytes", "share"), _parts(held, total))
+    for heading, sizes in (("layer", layers), ("line outside all modules", lines)):
+        rows = _parts(sizes, total)
+        if rows:
+            yield _table((heading, "held at the peak", "share"), rows)
+
+
+def _parts(sizes: Iterable[tuple[str, int]], total: int) -> list[tuple[str, str, str]]:
+    """Return a row for each part of the memory, with its share. Shares of 0 % after rounding are left out."""
+    return [
+        (name, format_bytes(size), f"{size / total:.0%}" if total else "unknown")
+        for name, size in sizes
+        if size > total * _SHOWN_SHARE
     ]
-    yield _table(("what", "bytes", "share"), rows)
-    layers = [
-        (layer.path, format_bytes(layer.at_peak), _share(layer.at_peak, total))
-        for layer in trace.layers[:_SHOWN_LAYERS]
-        if layer.at_peak is not None and _counts(layer.at_peak, total)
-    ]
-    if layers:
-        yield _table(("layer", "held at the peak", "share"), layers)
-    lines = [
-        (f"`{one.line}`", format_bytes(one.at_peak), _share(one.at_peak, total))
-        for one in trace.lines
-        if _counts(one.at_peak, total)
-    ]
-    if lines:
-        yield _table(("line outside all modules", "held at the peak", "share"), lines)
 
 
 def _files(moments: LastMoments) -> Iterator[str]:
@@ -358,12 +354,3 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _counts(part: int, total: int) -> bool:
-    """Return True if the share is more than 0 % after rounding."""
-    return part > total * _SHOWN_SHARE
-
-
-def _share(part: int, total: int) -> str:
-    return f"{part / total:.0%}" if total else "unknown"

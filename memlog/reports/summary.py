@@ -146,7 +146,7 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Return the delivery to a backend, with one more saved state added.
+    """Return the delivery to a backend, with a saved state added.
 
     Args:
         before: The delivery according to the journal and to the states added before.

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, Device, Event, Finding, OutOfMemory, Sample
-from memlog.reports.aggregates import ALLOCATED
-from memlog.reports.aggregates import HOST as HOST_PEAK
+from memlog.reports.aggregates import UNKNOWN, peak_kind
 from memlog.reports.level_fold import HOST, LEAST_STEPS, LevelFold
 from memlog.reports.schema import Peak, RunStatus
 from memlog.reports.verdict import after_step, failure_title, ranked, sentence
@@ -64,16 +63,14 @@ class VerdictFold:
     def _no_growth(
         self, last_step: int | None, peaks: Mapping[str, Peak], devices: Mapping[str, Device]
     ) -> str:
-        name, kind, limit = HOST, HOST_PEAK, self._host_limit
+        name, limit = HOST, self._host_limit
         if self._levels.devices:
             name = self._levels.devices[0]
             device = devices.get(name)
-            kind, limit = name + ALLOCATED, None if device is None else device.capacity
-        peak = peaks.get(kind)
+            limit = None if device is None else device.capacity
+        peak = peaks.get(peak_kind(name), UNKNOWN).bytes
         of = "" if limit is None else f" of {format_bytes(limit)}"
-        reached = "the peak is unknown"
-        if peak is not None and peak.bytes is not None:
-            reached = f"peak {format_bytes(peak.bytes)}{of}"
+        reached = "the peak is unknown" if peak is None else f"peak {format_bytes(peak)}{of}"
         steps = 0 if last_step is None else last_step + 1
         since = self._levels.steady_since(name)
         if steps == 0:

@@ -146,15 +146,7 @@ def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) ->
 def _stack(
     label: str, sizes: Mapping[str, int], middle: float, width: float, high: float
 ) -> Iterator[Element]:
-    """Yield the parts of one bar, from the bottom up.
-
-    Args:
-        label: Label of the bar.
-        sizes: Bytes by category.
-        middle: Horizontal position of the bar's middle, in units of the drawing like ``width``.
-        width: Width of the bar.
-        high: Bytes at the top of the scale.
-    """
+    """Yield the parts of one bar, from the bottom up; ``high``: bytes at the top of the scale."""
     top = float(_HEIGHT - _BOTTOM)
     for category in sorted(sizes, key=_stacking):
         height = sizes[category] / high * _SPAN

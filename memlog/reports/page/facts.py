@@ -120,7 +120,9 @@ class SeriesFold:
         if isinstance(event, Device):
             self._devices[event.name] = event
         elif isinstance(event, Trace):
-            self._take_trace(event)
+            if len(self._traces) < _MOST_TRACES:
+                self._traces.append(event)
+            self._mark("step", "trace", event.step, "traced step")
         elif isinstance(event, Epoch):
             self._read("epoch", event.epoch, event)
             self._mark("step", "epoch", event.step, f"end of epoch {event.epoch:,}")
@@ -132,9 +134,8 @@ class SeriesFold:
 
     def _take_mark(self, event: Event, step: int | None) -> None:
         if isinstance(event, Alert):
-            if event.step is not None:
-                self._mark("step", "alert", event.step, f"{event.level}: {event.title}")
-            elif event.evaluation is not None:
+            self._mark("step", "alert", event.step, f"{event.level}: {event.title}")
+            if event.step is None:
                 self._mark("evaluation", "alert", event.evaluation, event.title)
         elif isinstance(event, Finding):
             self._mark("step", "growth", event.since_step, f"growth begins: {event.title}")
@@ -145,12 +146,6 @@ class SeriesFold:
             self._mark("step", kind, step, f"file saved: {event.name}")
         elif isinstance(event, (Scope, Recorded)):
             self._mark("step", _kind_of("block", event.label), event.step, event.label)
-
-    def _take_trace(self, event: Trace) -> None:
-        if len(self._traces) < _MOST_TRACES:
-            self._traces.append(event)
-        if event.step is not None:
-            self._mark("step", "trace", event.step, "traced step")
 
     def _read(self, axis: Axis, index: int, event: Batch | Epoch | Evaluation) -> None:
         host = self._fold(axis, _HOST)

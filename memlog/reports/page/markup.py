@@ -75,7 +75,7 @@ def table(
             [
                 el(
                     "td" if at else "th",
-                    cell if isinstance(cell, list) else [cell],
+                    cell,
                     scope=None if at else "row",
                     class_=kind(at),
                 )

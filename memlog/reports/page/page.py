@@ -13,6 +13,7 @@ from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
 from memlog.journal import RunDirectory
+from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
 from memlog.reports.page.facts import RunSeries
 from memlog.reports.page.layer_sections import TracedStep, step_title
@@ -21,7 +22,7 @@ from memlog.reports.page.library import Library, load_library
 from memlog.reports.page.markup import Child, el, write
 from memlog.reports.page.ranks import find_ranks, rank_chart
 from memlog.reports.page.run_reader import RunReader
-from memlog.reports.page.series import Chart, peak_name
+from memlog.reports.page.series import Chart
 from memlog.reports.schema import Summary
 from memlog.reports.step_ranking import advise_with, not_the_largest
 from memlog.reports.traced_steps import TraceFold
@@ -104,7 +105,7 @@ def _run_page(reader: RunReader, library: Library) -> str:
 
 
 def _with_peak(chart: Chart, summary: Summary) -> Chart:
-    peak = summary.peaks.get(peak_name(chart))
+    peak = summary.peaks.get(peak_kind(chart.id))
     if peak is None or peak.bytes is None or peak.step is None or not summary.steps:
         return chart
     return replace(chart, peak=(peak.step, peak.bytes))
@@ -176,10 +177,7 @@ def _data(series: RunSeries, step: TracedStep | None = None) -> bytes:
 
 
 def _packed(step: TracedStep) -> dict[str, Any]:
-    """Return a step's title and its tree of layers, as data for the page's script.
-
-    A node is an array, because arrays are a third as long in JSON as objects.
-    """
+    """Return a step's title and its layers as arrays, which are a third as long in JSON as objects."""
 
     def pack(node: Node) -> list[Any]:
         return [

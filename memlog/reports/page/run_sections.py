@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from memlog._internal.units import format_bytes, format_duration
+from memlog.reports.aggregates import UNKNOWN, peak_kind
 from memlog.reports.page import drawings, sections
-from memlog.reports.page.markup import Child, Row, el, prose, table
+from memlog.reports.page.markup import Row, el, prose, table
 from memlog.reports.page.ranks import Rank
-from memlog.reports.page.series import peak_name
 from memlog.reports.phases import known_peak
 from memlog.reports.schema import Delivery, Summary
 
@@ -23,16 +23,17 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
     """
     if not found:
         return None
-    peaks = [_peak_of(rank) for rank in found]
-    most = max((peak for peak in peaks if peak is not None), default=0)
+    peaks = [rank.summary.peaks.get(peak_kind(rank.chart.id), UNKNOWN).bytes for rank in found]
+    known = [peak for peak in peaks if peak is not None]
+    most = max(known, default=0)
     rows: list[Row] = []
     for rank, peak in zip(found, peaks, strict=True):
-        bar: list[Child] = [drawings.share_bar((peak or 0) / most, "level") if most else None]
+        bar = drawings.share_bar((peak or 0) / most, "level") if most else None
         rows.append(
             [
                 f"{rank.rank}",
-                [format_bytes(peak), *bar],
-                "unknown" if rank.chart.limit is None else format_bytes(rank.chart.limit),
+                [format_bytes(peak), bar],
+                format_bytes(rank.chart.limit),
                 f"{rank.summary.steps:,}",
                 rank.summary.status,
                 rank.summary.run.host or "unknown",
@@ -40,8 +41,7 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
                 el("code", rank.summary.run.id),
             ]
         )
-    known = [peak for peak in peaks if peak is not None]
-    apart = max(known) - min(known) if known else 0
+    apart = most - min(known, default=0)
     headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
     shown = f"{total}" if len(found) == total else f"{len(found)} of {total:,}"
     which = " Shown are those with the most and the least memory at a step."
@@ -52,11 +52,6 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
         el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart.{which}"),
         table("Ranks", headings, rows, numbers=(2, 3)),
     )  # fmt: skip
-
-
-def _peak_of(rank: Rank) -> int | None:
-    peak = rank.summary.peaks.get(peak_name(rank.chart))
-    return None if peak is None else peak.bytes
 
 
 def alerts(summary: Summary) -> Element | None:
@@ -85,13 +80,12 @@ def phases(summary: Summary) -> Element | None:
     rows: list[Row] = []
     for label, facts in list(summary.phases.items())[: sections.LISTED]:
         for name, peak in facts.peaks.items():
-            of = summary.peaks.get("host.rss" if name == "host" else f"{name}.allocated")
-            most = None if of is None else of.bytes
+            most = summary.peaks.get(peak_kind(name), UNKNOWN).bytes
             bar = drawings.share_bar((peak.at_least_bytes or 0) / most, "peak") if most else None
             rows.append(
                 [
                     " > ".join([*facts.within, label]),
-                    "host" if name == "host" else name,
+                    name,
                     [known_peak(peak), bar],
                     "yes" if peak.made_the_peak else "",
                     "" if peak.exact_step is None else f"step {peak.exact_step:,}",

@@ -10,10 +10,11 @@ from memlog._internal.safe_files import read_plain
 from memlog._internal.units import format_bytes, format_duration
 from memlog.events import Trace
 from memlog.journal import RunDirectory
+from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import drawings
 from memlog.reports.page.facts import RunSeries
 from memlog.reports.page.markup import Child, el, prose, rendered, table
-from memlog.reports.page.series import Chart, peak_name
+from memlog.reports.page.series import Chart
 from memlog.reports.schema import FindingFacts, Peak, Summary
 
 _TABLE_ROWS = 20
@@ -27,10 +28,8 @@ _TRACED_ROWS = 60
 
 def section(name: str, title: str, *content: Child | list[Child]) -> Element:
     """Return a section with a heading."""
-    children = [part for one in content for part in (one if isinstance(one, list) else [one])]
-    return el(
-        "section", el("h2", title, id=name), children, aria_labelledby=name, class_=f"part {name}"
-    )
+    heading = el("h2", title, id=name)
+    return el("section", heading, *content, aria_labelledby=name, class_=f"part {name}")
 
 
 def verdict(summary: Summary) -> list[Child]:
@@ -84,7 +83,7 @@ def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str
     """Return a run's key figures, as far as they are known."""
     shown: list[tuple[str, str, str]] = []
     for chart in series.charts[:2]:
-        peak = summary.peaks.get(peak_name(chart))
+        peak = summary.peaks.get(peak_kind(chart.id))
         if peak is not None and peak.bytes is not None:
             name = "Peak, process" if chart.id == "host" else f"Peak, {chart.id}"
             shown.append((name, format_bytes(peak.bytes), _of_limit(peak, chart.limit)))
@@ -178,6 +177,10 @@ def memory(series: RunSeries, missing: str | None) -> Element | None:
 
 
 def _chart(chart: Chart, axis: str) -> Element:
+    note = None
+    if chart.width > 1:
+        text = f"each point shows the lowest and the highest of {chart.width:,} {axis}s."
+        note = el("p", f"The run is long: {text}", class_="note")
     return el(
         "figure",
         el("figcaption", chart.title, _limit_text(chart)),
@@ -186,20 +189,11 @@ def _chart(chart: Chart, axis: str) -> Element:
             (drawings.curve_class(curve, number), curve.label)
             for number, curve in enumerate(chart.curves)
         ),
-        _grouped(chart, axis),
+        note,
         as_table(_values(chart, axis)),
         id=f"figure-{chart.id}",
         class_="memory",
     )
-
-
-def _grouped(chart: Chart, axis: str) -> Element | None:
-    if chart.width == 1:
-        return None
-    text = (
-        f"The run is long: each point shows the lowest and the highest of {chart.width:,} {axis}s."
-    )
-    return el("p", text, class_="note")
 
 
 def _limit_text(chart: Chart) -> Element | None:
