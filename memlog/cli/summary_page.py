@@ -30,7 +30,6 @@ from memlog.reports.aggregates import ALLOCATED, RESERVED
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (
     Delivery,
-    HealthFacts,
     LargestStep,
     MetricSummary,
     Peak,
@@ -303,9 +302,11 @@ def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
 
 
 def _health(summary: Summary) -> dict[str, str | Text]:
-    health = summary.health
+    health, thinned = summary.health, ""
+    if health.thinned:
+        thinned = f", {health.thinned:,} of them thinned to keep the journal's size limit"
     facts: dict[str, str | Text] = {
-        "published": _published(health),
+        "published": f"{health.published:,} events{thinned}",
         "dropped": _counted(health.dropped),
         "faults": _counted(health.faults),
         "overhead": health.overhead_text,
@@ -321,13 +322,6 @@ def _health(summary: Summary) -> dict[str, str | Text]:
     if summary.omitted:
         facts["omitted"] = _counted(summary.omitted)
     return facts
-
-
-def _published(health: HealthFacts) -> str:
-    text = f"{health.published:,} events"
-    if health.thinned:
-        text += f", {health.thinned:,} of them thinned to keep the journal's size limit"
-    return text
 
 
 def _counted(counts: Mapping[str, int]) -> str | Text:

@@ -176,10 +176,3 @@ def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
     assert all((f"{what}: a peak of about" in text) == (what in kept) for what in hints)
     explain_afterwards(none)
     assert "a peak of about" not in (none.artifacts / "postmortem.md").read_text()
-
-
-def test_the_number_of_traced_steps_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a_run(tmp_path, *growing(0), traced_at=(0, 4, 9))
-    assert "the worst of 3 traced steps" in said(tmp_path, monkeypatch)

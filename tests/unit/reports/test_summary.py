@@ -138,8 +138,10 @@ def test_a_value_that_is_not_a_number_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_run_is_described(tmp_path: Path) -> None:
-    summary = summarize(finished_run(tmp_path))
+    finished = finished_run(tmp_path)
+    summary = summarize(finished)
     run = summary.run
+    assert finished.begun() == BEGUN_US / 1e6
     assert (run.id, run.name, run.project) == ("k7m2xq9a", "gpt-small", "language")
     assert run.backends == ["mlflow"]
     assert run.directory == str(tmp_path / "k7m2xq9a")
@@ -335,11 +337,6 @@ def test_memory_does_not_grow_with_the_journal(tmp_path: Path) -> None:
     # What grows is the list of the journal's files.
     files = len(list(long.directory.path.glob("*.jsonl")))
     assert peaks[1] - peaks[0] < 2_000 * files
-
-
-def test_begun_is_the_runs_and_not_the_files(tmp_path: Path) -> None:
-    run = MadeRun(tmp_path).write(batch(0, GIB)).closed()
-    assert run.begun() == BEGUN_US / 1e6
 
 
 def test_numbers_that_are_missing_were_lost(tmp_path: Path) -> None:
