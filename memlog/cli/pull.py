@@ -108,10 +108,11 @@ def _sources(
     name: str, backend_name: str | None, directory: Path | None, trusted: Sequence[str]
 ) -> list[Source]:
     """Return the stores that hold the run's files, with the run's id in each."""
-    backend = None if backend_name in (None, LOCAL) else load_backend(backend_name)
+    tracker = backend_name or LOCAL
+    backend = None if tracker == LOCAL else load_backend(tracker)
     if backend is not None and not hasattr(backend, "open_store"):
         raise ConfigurationError(
-            f"backend {backend_name!r} can't download files: name another with --backend"
+            f"backend {tracker!r} can't download files: name another with --backend"
         )
     try:
         found = find_run(runs_directory(directory), name)
@@ -122,16 +123,17 @@ def _sources(
             ) from error
         if name == LATEST or isinstance(error, AmbiguousRunError):
             raise
-        return [Source(backend.name, name, backend.open_store(connection_of(backend)))]
+        return [Source(tracker, name, backend.open_store(connection_of(backend)))]
     if backend is None:
         return [Source(LOCAL, found.id, JournalStore(found))]
-    sources = _delivered(found, backend, trusted)
+    sources = _delivered(found, backend, tracker, trusted)
     return [source for source in sources if source.run_id == name] or sources
 
 
-def _delivered(run: RunDirectory, backend: Backend, trusted: Sequence[str]) -> list[Source]:
+def _delivered(
+    run: RunDirectory, backend: Backend, name: str, trusted: Sequence[str]
+) -> list[Source]:
     """Return the tracker's runs to which a run of this machine was delivered."""
-    name = backend.name
     delivery = summarize(run, remember=True).health.delivered.get(name)
     guard, connection = Guard(backend, trusted), connection_of(backend)
     sources = []

@@ -42,7 +42,7 @@ def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
         names,
         (one, other),
         compare([run_figures(run) for run in runs]),
-        RunSeries(series[0].axis, _overlaid(series, names), [], {}, []),
+        RunSeries(series[0].axis, _overlaid(series, names), [], 0, []),
     )
 
 
@@ -71,12 +71,9 @@ def _headline(runs: TwoRuns) -> str:
     first, second = runs.names
     for name, what in _HEADLINES.items():
         figure = runs.figures.figures.get(name)
-        if figure is None or None in figure.values:
+        if figure is None or (change := figure.changes_percent[1]) is None:
             continue
         before, after = (value or 0.0 for value in figure.values)
-        change = figure.changes_percent[1]
-        if change is None:
-            continue
         if abs(change) < _SAME_PERCENT:
             return f"{second} has the same {what} as {first}: {format_bytes(after)}."
         more = "higher" if after > before else "lower"

@@ -33,6 +33,8 @@ MarkKind: TypeAlias = Literal[
 
 _KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
 """Kinds of marks, the most important first. Marks at one index are in this order."""
+UNLISTED: tuple[MarkKind, ...] = ("trace", "epoch", "evaluation")
+"""Kinds of marks that only the charts show, because there are many."""
 _MOST_MARKS = 400
 """Maximum number of marks of one kind. Further marks are only counted."""
 _MOST_TRACES = 1_000
@@ -56,8 +58,8 @@ class RunSeries(msgspec.Struct, frozen=True):
     charts: list[Chart]
     """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[Mark]
-    omitted: dict[str, int]
-    """Number of marks beyond the first `_MOST_MARKS` of a kind, by kind."""
+    omitted: int
+    """Number of marks, not of the kinds in `UNLISTED`, beyond the first `_MOST_MARKS` of each kind."""
     traces: list[Trace]
     """Events about the traced steps, oldest first."""
 
@@ -188,11 +190,11 @@ class SeriesFold:
                 dict.fromkeys(mark for on, mark in self._marks if on == axis),
                 key=lambda m: (m.at, _KINDS.index(m.kind)),
             ),
-            omitted={
-                kind: count - _MOST_MARKS
+            omitted=sum(
+                max(count - _MOST_MARKS, 0)
                 for kind, count in self._counts.items()
-                if count > _MOST_MARKS
-            },
+                if kind not in UNLISTED
+            ),
             traces=sorted(self._traces, key=lambda trace: trace.time_us),
         )
 

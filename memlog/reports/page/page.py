@@ -134,7 +134,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
         layer_sections.largest(step),
     ]
     about: list[Child] = [el("strong", model), el("span", f"{result.engine} engine")]
-    return _document(model, about, parts, _data(RunSeries("step", [], [], {}, []), step), library)
+    return _document(model, about, parts, _data(RunSeries("step", [], [], 0, []), step), library)
 
 
 def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:

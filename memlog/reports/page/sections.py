@@ -12,7 +12,7 @@ from memlog.events import Trace
 from memlog.journal import RunDirectory
 from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import drawings
-from memlog.reports.page.facts import RunSeries
+from memlog.reports.page.facts import UNLISTED, RunSeries
 from memlog.reports.page.markup import Child, el, prose, rendered, table
 from memlog.reports.page.series import Chart
 from memlog.reports.schema import FindingFacts, Peak, Summary
@@ -221,14 +221,14 @@ def _values(chart: Chart, axis: str) -> Element:
 
 
 def _marks(series: RunSeries) -> Element | None:
-    listed = [mark for mark in series.marks if mark.kind not in ("trace", "epoch", "evaluation")]
+    listed = [mark for mark in series.marks if mark.kind not in UNLISTED]
     if not listed:
         return None
     items = [
         el("li", el("span", el("strong", f"{series.axis} {mark.at:,}"), " ", *prose(mark.text)))
         for mark in listed[:LISTED]
     ]
-    more = len(listed) - LISTED + sum(series.omitted.values())
+    more = len(listed) - LISTED + series.omitted
     if more > 0:
         items.append(el("li", f"and {more:,} more"))
     heading = el("summary", "What happened when")

@@ -29,6 +29,7 @@ from memlog.events import (
     Alert,
     Device,
     End,
+    Epoch,
     Finding,
     Origin,
     Parameters,
@@ -214,6 +215,15 @@ def test_marks_lie_at_their_steps(tmp_path: Path) -> None:
     assert {("alert", 150), ("epoch", 199), ("file", 199)} <= marks
     assert [chart.id for chart in series.charts] == ["cuda0", "host"]
     assert [chart.limit for chart in series.charts] == [80 * GIB, 16 * GIB]
+
+
+def test_only_listed_marks_count_as_left_out(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path).write(*(batch(step, GIB) for step in range(600)))
+    made.write(*(Epoch(at(60), epoch, epoch, GIB, GIB, "exact") for epoch in range(600)))
+    made.write(Alert(at(60), 5, "info", "r", "the only mark in the list", ""))
+    text = html(made.closed())
+    assert "the only mark in the list" in text
+    assert "more</li>" not in text
 
 
 def test_the_ranks_of_a_job_are_side_by_side(tmp_path: Path) -> None:
