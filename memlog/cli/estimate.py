@@ -23,6 +23,7 @@ from memlog.cli.options import SETTINGS, json_option
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
 from memlog.reports import encode
+from memlog.sink import is_installed
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
@@ -139,14 +140,12 @@ def _estimated(
     length: int | None,
     device: Literal["cuda", "cpu"],
 ) -> Estimate:
-    try:
-        from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+    if not is_installed("torch"):
         raise MissingExtraError(
             "an estimate needs torch, which is not installed: pip install torch"
-        ) from None
+        )
+    from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch
+
     arguments = [] if batch is None else [batch]
     named = {}
     if length is not None:
