@@ -87,12 +87,8 @@ def place_of(backend: str, uri: str | None) -> str:
     if uri.startswith(DISABLED):
         return ", disabled: the tracker stores nothing of it"
     if uri.startswith(OFFLINE):
-        folder = _near(uri.removeprefix(OFFLINE).rpartition("#")[0])
+        folder, here = uri.removeprefix(OFFLINE).rpartition("#")[0], Path.cwd()
+        if Path(folder).is_relative_to(here):
+            folder = f"./{Path(folder).relative_to(here)}"
         return f", offline in {folder}: `{backend} sync {folder}` uploads it"
     return f" at {uri}"
-
-
-def _near(folder: str) -> str:
-    """Return the path of a folder; if the folder is in the working directory, the relative path."""
-    path, here = Path(folder), Path.cwd()
-    return f"./{path.relative_to(here)}" if path.is_relative_to(here) else folder

@@ -13,6 +13,7 @@ from memlog._internal.units import format_bytes
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.ranks.finding import find_run
+from memlog.reports import encode
 from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
 from memlog.reports.traced_steps import among
 from memlog.reports.worst_step import read_worst_step
@@ -50,7 +51,7 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     event, trace = read_worst_step(found)
     document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
     if as_json:
-        print_json(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2))
+        print_json(encode(document))
         return
     with page() as console:
         _print(console, document)
@@ -69,7 +70,11 @@ def _print(console: Console, document: RunAdvice) -> None:
     if larger is not None:
         console.print(plain(larger.replace("`", "")))
     _print_holders(console, advice)
-    _print_hints(console, document)
+    console.print()
+    if advice.hints:
+        print_hints(console, advice.hints)
+    else:
+        console.print(plain(_nothing(advice, document.standing.held)))
     for note in advice.notes:
         console.print(plain(note, "dim"))
 
@@ -77,10 +82,8 @@ def _print(console: Console, document: RunAdvice) -> None:
 def _print_holders(console: Console, advice: Advice) -> None:
     layers = {f"{layer.path} ({layer.largest})": layer.at_peak for layer in advice.layers}
     for heading, held in (("what", advice.categories), ("layer", layers)):
-        rows = table(console)
-        rows.add_column(heading, overflow="fold")
-        rows.add_column("held at the peak", justify="right")
-        rows.add_column("share", justify="right")
+        headings = (heading, "held at the peak", "share")
+        rows = table(console, *headings, right=headings[1:], folded=headings)
         for name, size in held.items():
             share = f"{size / advice.traced_peak:.0%}" if advice.traced_peak else ""
             rows.add_row(plain(name), format_bytes(size), share)
@@ -88,22 +91,11 @@ def _print_holders(console: Console, advice: Advice) -> None:
         console.print(rows)
 
 
-def _print_hints(console: Console, document: RunAdvice) -> None:
-    console.print()
-    advice, held = document.advice, document.standing.held
-    if not advice.hints:
-        console.print(plain(_nothing(advice, held)))
-        return
-    print_hints(console, advice.hints)
-
-
 def print_hints(console: Console, hints: Sequence[Hint]) -> None:
     """Print a table of changes, each with its predicted peak and, if measured, the time that it adds."""
-    rows = table(console)
-    rows.add_column("what would help", overflow="fold")
-    timed = any(hint.time is not None for hint in hints)
-    for column in ("predicted peak", "saved", *(["added time"] if timed else [])):
-        rows.add_column(column, justify="right", no_wrap=True)
+    what, timed = "what would help", any(hint.time is not None for hint in hints)
+    figures = ("predicted peak", "saved", *(["added time"] if timed else []))
+    rows = table(console, what, *figures, right=figures, folded=[what])
     for hint in hints:
         saved = f"{format_bytes(hint.saved)}, {hint.share:.0%}"
         time = [] if not timed else ["" if hint.time is None else f"{hint.time:.0%}"]

@@ -66,12 +66,7 @@ def compare_runs(
     else:
         with page() as console:
             _print(console, comparison)
-    _judge(comparison.gates)
-
-
-def _judge(verdicts: Sequence[Verdict]) -> None:
-    """Raise an error if a gate failed or could not be judged."""
-    failures = [_failed(verdict) for verdict in verdicts if verdict.failed is not False]
+    failures = [_failed(verdict) for verdict in comparison.gates if verdict.failed is not False]
     if failures:
         raise GateFailedError("; ".join(failures))
 
@@ -101,10 +96,7 @@ def _print(console: Console, comparison: Comparison) -> None:
 
 
 def _is_repeated(name: str, comparison: Comparison) -> bool:
-    """Return True if the row of one device, such as ``cuda0.peak``, repeats the values of ``device.peak``.
-
-    ``device.peak`` is the maximum over a run's devices.
-    """
+    """Return True if a row such as ``cuda0.peak`` repeats ``device.peak``, the maximum of all devices."""
     owner, _, measure = name.partition(".")
     if owner == ANY_DEVICE:
         return False

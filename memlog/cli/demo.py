@@ -33,19 +33,19 @@ def demo(steps: int | None, backend: str) -> None:
 
     The program is examples/train_gpt.py, an ordinary PyTorch program in one file.
     """
-    _require_torch()
-    _require_client(backend)
-    arguments = ["--backend", backend]
-    if steps is not None:
-        arguments += ["--steps", str(steps)]
-    _run_program(_example(), arguments)
-
-
-def _require_torch() -> None:
     if not is_installed("torch"):
         raise MissingExtraError(
             "the demo trains with PyTorch, which is not installed: pip install torch"
         )
+    _require_client(backend)
+    arguments = ["--backend", backend]
+    if steps is not None:
+        arguments += ["--steps", str(steps)]
+    # Beside this file if memlog is installed, in examples/ in a checkout.
+    program = Path(__file__).with_name("train_gpt.py")
+    if not program.exists():
+        program = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+    _run_program(program, arguments)
 
 
 def _require_client(backend: str) -> None:
@@ -56,12 +56,6 @@ def _require_client(backend: str) -> None:
         load_backend(backend)
     except MissingExtraError as error:
         raise MissingExtraError(f"{error}, or do without: memlog demo --backend local") from error
-
-
-def _example() -> Path:
-    """Return the program's path: beside this file if memlog is installed, in examples/ in a checkout."""
-    beside = Path(__file__).with_name("train_gpt.py")
-    return beside if beside.exists() else Path(__file__).parents[2] / "examples" / "train_gpt.py"
 
 
 def _run_program(path: Path, arguments: list[str]) -> None:

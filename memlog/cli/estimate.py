@@ -22,6 +22,8 @@ from memlog.cli.advise import print_hints
 from memlog.cli.options import SETTINGS, json_option
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
+from memlog.reports import encode
+from memlog.sink import is_installed
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
@@ -95,7 +97,7 @@ def estimate_step(
         SCHEMA, target, device, limit, tuple(_row(each, limit) for each in found)
     )
     if as_json:
-        print_json(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2))
+        print_json(encode(document))
     else:
         _print(document, found)
     if limit is not None and not any(step.fits for step in document.steps):
@@ -112,7 +114,6 @@ def _numbers(option: str, text: str | None) -> list[int | None]:
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """Import a script and return its function."""
     script, colon, name = target.rpartition(":")
     if not colon or not Path(script).is_file():
         raise ConfigurationError(
@@ -139,14 +140,12 @@ def _estimated(
     length: int | None,
     device: Literal["cuda", "cpu"],
 ) -> Estimate:
-    try:
-        from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+    if not is_installed("torch"):
         raise MissingExtraError(
             "an estimate needs torch, which is not installed: pip install torch"
-        ) from None
+        )
+    from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch
+
     arguments = [] if batch is None else [batch]
     named = {}
     if length is not None:
@@ -204,14 +203,13 @@ def _row(found: Estimate, limit: int | None) -> EstimatedStep:
 
 def _print(document: EstimateDocument, found: list[Estimate]) -> None:
     with page() as console:
-        rows = table(console)
         counted = [
             name
             for name in ("batch", "length")
             if any(getattr(step, name) is not None for step in document.steps)
         ]
-        for column in (*counted, "peak of tensors", "reserved", "needed"):
-            rows.add_column(column, justify="right", no_wrap=True)
+        columns = (*counted, "peak of tensors", "reserved", "needed")
+        rows = table(console, *columns, right=columns)
         if document.memory is not None:
             rows.add_column(f"fits {format_bytes(document.memory)}")
         for step in document.steps:

@@ -19,9 +19,7 @@ _SHOWN = 50
 
 def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
     """Return a table with a row for each label's blocks, and a row below it for each accelerator."""
-    made = _made(
-        console, ("label", "of", "count", "time", "last change", "largest change", "peak", "errors")
-    )
+    made = _made(console, "count", "time", "last change", "largest change", "peak", "errors")
     for label, facts in list(by_label.items())[:_SHOWN]:
         made.add_row(
             plain(label),
@@ -41,7 +39,7 @@ def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
 
 def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
     """Return a table with rows for each label's phases: one for the host, and one for each accelerator."""
-    made = _made(console, ("label", "of", "count", "time", "peak", "made", "errors"))
+    made = _made(console, "count", "time", "peak", "made", "errors")
     for label, facts in list(by_label.items())[:_SHOWN]:
         once = (
             f"{facts.count:,}",
@@ -59,7 +57,7 @@ def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
 
 def points(console: Console, by_label: Mapping[str, PointFacts]) -> Table:
     """Return a table with a row for each label's points, and a row below it for each accelerator."""
-    made = _made(console, ("label", "of", "count", "last", "largest"))
+    made = _made(console, "count", "last", "largest")
     for label, facts in list(by_label.items())[:_SHOWN]:
         made.add_row(plain(label), "host", f"{facts.count:,}", *_sizes(facts.rss))
         for name, levels in facts.allocated.items():
@@ -67,14 +65,8 @@ def points(console: Console, by_label: Mapping[str, PointFacts]) -> Table:
     return _with_the_rest(made, len(by_label))
 
 
-def _made(console: Console, headings: tuple[str, ...]) -> Table:
-    made = table(console)
-    for heading in headings:
-        if heading == "label":
-            made.add_column(heading, overflow="fold")
-        else:
-            made.add_column(heading, justify="left" if heading == "of" else "right", no_wrap=True)
-    return made
+def _made(console: Console, *figures: str) -> Table:
+    return table(console, "label", "of", *figures, right=figures, folded=["label"])
 
 
 def _with_the_rest(made: Table, labels: int) -> Table:

@@ -32,44 +32,30 @@ INTERRUPTED = 130
 
 
 class _Failure(click.ClickException):
-    """Error that ends a command with one line on standard error and exit code 1."""
+    """Error that ends a command with a message on standard error and exit code 1."""
 
-    exit_code = 1
-
-    def __init__(self, text: str) -> None:
-        super().__init__(self._shown(without_credentials(text)))
-
-    @staticmethod
-    def _shown(text: str) -> str:
-        return one_line(text)
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(one_line(without_credentials(line)) for line in lines))
 
     def show(self, file: Any = None) -> None:
-        """Print the line with memlog's prefix."""
         click.echo(f"memlog: {self.message}", file=file, err=file is None)
 
 
 class _WrongUse(_Failure):
-    """Error in the command's arguments, with the exit code that click uses for such an error.
-
-    The message of a wrong rule or gate has three lines, which show the mistake.
-    """
+    """Error in the command's arguments, with the exit code that click uses for such an error."""
 
     exit_code = 2
-
-    @staticmethod
-    def _shown(text: str) -> str:
-        return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 class _Commands(click.Group):
     """Group of commands that converts their errors to exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
-            raise _WrongUse(str(error)) from error
+            # The message of a wrong rule or gate has three lines, which show the mistake.
+            raise _WrongUse(*str(error).split("\n")) from error
         except LaunchError as error:
             _Failure(str(error)).show()
             ctx.exit(error.exit_code)
@@ -80,14 +66,10 @@ class _Commands(click.Group):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _Failure(_of_the_system(error)) from error
-
-
-def _of_the_system(error: OSError) -> str:
-    """Return the text of a system error; an error about a file is shown without the error number."""
-    if error.strerror is None or error.filename is None:
-        return str(error)
-    return f"{error.filename}: {error.strerror}"
+            text = str(error)
+            if error.filename is not None and error.strerror is not None:
+                text = f"{error.filename}: {error.strerror}"  # without the error number
+            raise _Failure(text) from error
 
 
 @click.group(cls=_Commands, context_settings=SETTINGS)

@@ -7,7 +7,6 @@ import platform
 import sys
 import webbrowser
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -101,17 +100,18 @@ def _show(page: Page, path: Path, port: int, *, browser: bool) -> None:
         click.echo("\nmemlog: no longer shown")
 
 
-def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
+def _serve(server: PageServer, path: Path, *, browser: bool) -> None:
     click.echo(one_line(f"{path.name} is shown at"))
     click.echo(f"  {server.url}")
     if browser and not _has_screen():
-        click.echo(_how_to_forward(server.server_port))
+        port = server.server_port
+        forward = f"ssh -N -L {port}:{LOOPBACK}:{port} {platform.node() or 'HOST'}"
+        click.echo(f"no screen here; first run this on the machine in front of you:\n  {forward}")
     elif browser:
         webbrowser.open(server.url)
     click.echo("for this machine only; Ctrl-C ends it")
     sys.stdout.flush()
     server.serve_forever()
-    raise AssertionError  # no code calls shutdown()
 
 
 def _has_screen() -> bool:
@@ -119,10 +119,3 @@ def _has_screen() -> bool:
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-
-
-def _how_to_forward(port: int) -> str:
-    """Return the command with which another machine can reach the page."""
-    host = platform.node() or "HOST"
-    forward = f"ssh -N -L {port}:{LOOPBACK}:{port} {host}"
-    return f"no screen here; first run this on the machine in front of you:\n  {forward}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -44,18 +44,32 @@ def page() -> Iterator[Console]:
         click.echo(line.rstrip())
 
 
-def table(console: Console) -> Table:
-    """Return an empty table without a frame."""
-    if not console.is_terminal:
-        return Table(box=None, pad_edge=False)
-    return Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        collapse_padding=True,
-        header_style="dim",
-        border_style="dim",
-    )
+def table(
+    console: Console, *headings: str, right: Collection[str] = (), folded: Collection[str] = ()
+) -> Table:
+    """Return an empty table without a frame.
+
+    Args:
+        console: Console on which the table is printed.
+        headings: Headings of the first columns. More columns can be added.
+        right: Headings of columns that are aligned to the right.
+        folded: Headings of columns whose text takes several lines if it is long. Other text is cut.
+    """
+    made = Table(box=None, pad_edge=False)
+    if console.is_terminal:
+        made = Table(
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            show_edge=False,
+            collapse_padding=True,
+            header_style="dim",
+            border_style="dim",
+        )
+    for name in headings:
+        overflow: OverflowMethod = "fold" if name in folded else "ellipsis"
+        justify: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name not in folded, overflow=overflow)
+    return made
 
 
 def number(value: float) -> str:

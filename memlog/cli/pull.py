@@ -108,27 +108,25 @@ def _sources(
     name: str, backend_name: str | None, directory: Path | None, trusted: Sequence[str]
 ) -> list[Source]:
     """Return the stores that hold the run's files, with the run's id in each."""
-    root = runs_directory(directory)
-    if backend_name is None or backend_name == LOCAL:
-        try:
-            found = find_run(root, name)
-        except RunNotFoundError as error:
+    tracker = backend_name or LOCAL
+    backend = None if tracker == LOCAL else load_backend(tracker)
+    if backend is not None and not hasattr(backend, "open_store"):
+        raise ConfigurationError(
+            f"backend {tracker!r} can't download files: name another with --backend"
+        )
+    try:
+        found = find_run(runs_directory(directory), name)
+    except RunNotFoundError as error:
+        if backend is None:
             raise RunNotFoundError(
                 f"{error}; if it is a tracker's run, name the tracker: --backend B"
             ) from error
-        return [Source(LOCAL, found.id, JournalStore(found))]
-    backend = load_backend(backend_name)
-    if not hasattr(backend, "open_store"):
-        raise ConfigurationError(
-            f"backend {backend_name!r} can't download files: name another with --backend"
-        )
-    try:
-        found = find_run(root, name)
-    except RunNotFoundError as error:
         if name == LATEST or isinstance(error, AmbiguousRunError):
             raise
-        return [Source(backend_name, name, backend.open_store(connection_of(backend)))]
-    sources = _delivered(found, backend, backend_name, trusted)
+        return [Source(tracker, name, backend.open_store(connection_of(backend)))]
+    if backend is None:
+        return [Source(LOCAL, found.id, JournalStore(found))]
+    sources = _delivered(found, backend, tracker, trusted)
     return [source for source in sources if source.run_id == name] or sources
 
 
@@ -210,11 +208,8 @@ def _print(pulled: list[Pulled], sources: list[Source]) -> None:
         backend = sources[0].backend
         store = "its own folder" if backend == LOCAL else backend
         console.print(plain(f"{files} of {origin} from {store}, {total}"))
-        made = table(console)
-        for heading in ("path", "kind", "size", ""):
-            made.add_column(
-                heading, overflow="fold", justify="right" if heading == "size" else "left"
-            )
+        headings = ("path", "kind", "size", "")
+        made = table(console, *headings, right=["size"], folded=headings)
         for file in pulled:
             made.add_row(
                 plain(file.path),

@@ -122,10 +122,7 @@ def _check(settings: Settings) -> None:
     for name in settings.backends:
         if name != LOCAL:
             load_backend(name)
-    _check_directory(Path(settings.directory))
-
-
-def _check_directory(directory: Path) -> None:
+    directory = Path(settings.directory)
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     try:
         # os.access() is not enough: it reports /proc as writable, although nothing can be created there.

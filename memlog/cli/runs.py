@@ -9,7 +9,6 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from memlog._internal.units import format_bytes
 from memlog.cli.options import SETTINGS, dir_option, json_option
@@ -25,7 +24,7 @@ from memlog.cli.output import (
 )
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
-from memlog.reports import Summary, summarize
+from memlog.reports import Summary, encode, summarize
 from memlog.reports.aggregates import ALLOCATED, HOST
 from memlog.reports.schema import SCHEMA, Delivery, RunStatus
 from memlog.settings import LONGEST_NAME, runs_directory
@@ -64,8 +63,7 @@ def runs(directory: Path | None, as_json: bool) -> None:
     root = runs_directory(directory)
     found = list_runs(root)
     if as_json:
-        listed = RunList(runs=list(_lines(found)))
-        print_json(msgspec.json.format(msgspec.json.encode(listed, order="sorted"), indent=2))
+        print_json(encode(RunList(runs=list(_lines(found)))))
         return
     if not found:
         find_run(root, LATEST)  # raises, with the remedy
@@ -94,10 +92,10 @@ def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
         for backend, delivery in line.delivered.items():
             if delivery.problem:
                 sync = RunDirectory(Path(line.directory)).command("sync")
-                has_remedy = (
-                    line.status == "running" or f"memlog sync {line.id}" in delivery.problem
+                named = f"memlog sync {line.id}" in delivery.problem
+                remedy = (
+                    "" if named or line.status == "running" else f"; `{sync}` delivers the rest"
                 )
-                remedy = "" if has_remedy else f"; `{sync}` delivers the rest"
                 yield f"{line.id}: {backend}: {delivery.problem}{remedy}"
 
 
@@ -118,7 +116,6 @@ def _line(run: RunDirectory) -> RunLine:
 
 
 def _device_peak(summary: Summary) -> int | None:
-    """Return the largest peak of all devices; ``None`` if unknown."""
     sizes = [
         peak.bytes
         for kind, peak in summary.peaks.items()
@@ -146,7 +143,7 @@ def _table(console: Console, lines: Sequence[RunLine]) -> Table:
             f"{line.steps:,}",
             _size(line.host_peak_bytes),
             _size(line.device_peak_bytes),
-            _delivered(console, line),
+            plain(", ".join(_states(console, line)) or "-"),
         )
     return made
 
@@ -170,18 +167,13 @@ def _size(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _delivered(console: Console, line: RunLine) -> Text:
-    states = [_state(console, name, delivery) for name, delivery in line.delivered.items()]
-    return plain(", ".join(states) or "-")
-
-
-def _state(console: Console, backend: str, delivery: Delivery) -> str:
-    if delivery.stage == "done":
-        return f"{backend} {delivery.points:,} {sign(console, '✓', 'done')}"
-    if delivery.stage == "delivering":
-        return f"{backend} {delivery.points:,} {sign(console, '…', 'so far')}"
-    return (
-        f"{backend} {delivery.points:,}, rest waiting"
-        if delivery.points
-        else f"{backend} all waiting"
-    )
+def _states(console: Console, line: RunLine) -> Iterator[str]:
+    for backend, delivery in line.delivered.items():
+        if delivery.stage == "done":
+            yield f"{backend} {delivery.points:,} {sign(console, '✓', 'done')}"
+        elif delivery.stage == "delivering":
+            yield f"{backend} {delivery.points:,} {sign(console, '…', 'so far')}"
+        elif delivery.points:
+            yield f"{backend} {delivery.points:,}, rest waiting"
+        else:
+            yield f"{backend} all waiting"

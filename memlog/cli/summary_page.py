@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -29,9 +29,7 @@ from memlog.ranks.finding import lowest_rank
 from memlog.reports.aggregates import ALLOCATED, RESERVED
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (
-    AlertFacts,
     Delivery,
-    HealthFacts,
     LargestStep,
     MetricSummary,
     Peak,
@@ -164,16 +162,14 @@ def _head(run: RunFacts, steps: str) -> dict[str, str | Text]:
         product = device.product or "unknown product"
         facts[name] = f"{product}, {format_bytes(device.capacity_bytes)}"
     if run.parameters:
-        facts["parameters"] = _listed(f"{name}={value}" for name, value in run.parameters.items())
+        known = (f"{name}={value}" for name, value in run.parameters.items())
+        facts["parameters"] = ", ".join(known)
     return facts
 
 
 def _peaks(console: Console, summary: Summary) -> Table:
-    made = table(console)
-    made.add_column("memory", no_wrap=True)
-    made.add_column("peak", justify="right", no_wrap=True)
-    made.add_column("how obtained")
-    made.add_column("at", no_wrap=True)
+    headings = ("memory", "peak", "how obtained", "at")
+    made = table(console, *headings, right=["peak"], folded=["how obtained"])
     for kind, peak in summary.peaks.items():
         made.add_row(
             plain(kind),
@@ -202,13 +198,10 @@ def _share(run: RunFacts, kind: str, peak: Peak) -> str:
     return f" ({peak.bytes / device.capacity_bytes:.0%})"
 
 
-def _where(seen: Peak | AlertFacts) -> str:
-    if seen.step is not None:
-        return f"step {seen.step:,}"
-    if seen.evaluation is not None:
-        return f"evaluation {seen.evaluation:,}"
-    epoch = seen.epoch if isinstance(seen, AlertFacts) else None
-    return "" if epoch is None else f"epoch {epoch:,}"
+def _where(peak: Peak) -> str:
+    if peak.step is not None:
+        return f"step {peak.step:,}"
+    return "" if peak.evaluation is None else f"evaluation {peak.evaluation:,}"
 
 
 def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:
@@ -220,11 +213,8 @@ def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:
 
 
 def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
-    made = table(console)
-    made.add_column("name", overflow="fold")
-    made.add_column("unit", no_wrap=True)
-    for heading in ("last", "min", "max"):
-        made.add_column(heading, justify="right", no_wrap=True)
+    figures = ("last", "min", "max")
+    made = table(console, "name", "unit", *figures, right=figures, folded=["name"])
     # The user's metrics stand above memlog's metrics of itself.
     for name, metric in sorted(metrics.items(), key=lambda item: item[0].startswith("memlog/")):
         unit = _UNITS.get(name.rpartition("_")[2], "")
@@ -233,7 +223,7 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 
 
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
-    facts: dict[str, str | Text] = {}
+    facts: dict[str, str | Text] = {"peak": f"unknown; {traced.steps:,} traced"}
     if traced.worst_peak_bytes is not None:
         step = "a step that did not end"
         if traced.worst_step is not None:
@@ -242,8 +232,6 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
             f"{format_bytes(traced.worst_peak_bytes)} in tensors"
             f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
         )
-    else:
-        facts["peak"] = f"unknown; {traced.steps:,} traced"
     if traced.cost_ms is not None and traced.set_up_ms is not None:
         share = f", {traced.cost_ms / 1e3 / duration_s:.1%} of the run" if duration_s else ""
         facts["cost"] = (
@@ -253,26 +241,18 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
 
 
 def _alerts(console: Console, summary: Summary) -> Table:
-    made = table(console)
-    made.add_column("at", no_wrap=True)
-    made.add_column("level", no_wrap=True)
-    made.add_column("rule", overflow="fold")
-    made.add_column("what", overflow="fold")
+    made = table(console, "at", "level", "rule", "what", folded=["rule", "what"])
     for alert in summary.alerts:
         # The title of a finding's alert ends in a full stop. The title of a rule's alert does not.
         text = plain(f"{alert.title.rstrip('.')}: {alert.text}" if alert.text else alert.title)
-        made.add_row(
-            _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), text
-        )
+        level = plain(alert.level, _LEVELS[alert.level])
+        made.add_row(alert.place, level, plain(alert.rule), text)
     return made
 
 
 def _artifacts(console: Console, summary: Summary) -> Table:
-    made = table(console)
-    made.add_column("name", overflow="fold")
-    made.add_column("kind", no_wrap=True)
-    made.add_column("size", justify="right", no_wrap=True)
-    made.add_column("file in the run's folder", overflow="fold")
+    file = "file in the run's folder"
+    made = table(console, "name", "kind", "size", file, right=["size"], folded=["name", file])
     for artifact in summary.artifacts:
         size = format_bytes(artifact.size_bytes)
         made.add_row(plain(artifact.name), plain(artifact.kind), size, plain(artifact.path))
@@ -303,9 +283,7 @@ def _deliveries(console: Console, summary: Summary) -> RenderableType:
 def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
     text = Text(f"{delivery.points:,} points")
     if delivery.stage != "done":
-        text = Text(
-            f"{delivery.points:,} points delivered" if delivery.points else "nothing delivered"
-        )
+        text = text.append(" delivered") if delivery.points else Text("nothing delivered")
         text.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
     elif not delivery.problem:
         text.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
@@ -324,9 +302,11 @@ def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
 
 
 def _health(summary: Summary) -> dict[str, str | Text]:
-    health = summary.health
+    health, thinned = summary.health, ""
+    if health.thinned:
+        thinned = f", {health.thinned:,} of them thinned to keep the journal's size limit"
     facts: dict[str, str | Text] = {
-        "published": _published(health),
+        "published": f"{health.published:,} events{thinned}",
         "dropped": _counted(health.dropped),
         "faults": _counted(health.faults),
         "overhead": health.overhead_text,
@@ -344,18 +324,8 @@ def _health(summary: Summary) -> dict[str, str | Text]:
     return facts
 
 
-def _published(health: HealthFacts) -> str:
-    text = f"{health.published:,} events"
-    if health.thinned:
-        text += f", {health.thinned:,} of them thinned to keep the journal's size limit"
-    return text
-
-
 def _counted(counts: Mapping[str, int]) -> str | Text:
     if not counts:
         return "none"
-    return plain(_listed(f"{name} {count:,}" for name, count in counts.items()), "yellow")
-
-
-def _listed(items: Iterable[str]) -> str:
-    return ", ".join(items)
+    listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return plain(listed, "yellow")

@@ -28,19 +28,12 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
-from memlog.journal.in_process_state import ClaimOf, InProcessState, claims_of
+from memlog.journal.in_process_state import InProcessState, claims_of
 from memlog.ranks.finding import find_run
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory
-from memlog.sink import (
-    LOCAL,
-    Backend,
-    TrackerRun,
-    find_backends,
-    load_backend,
-    writes_in_process,
-)
+from memlog.sink import LOCAL, Backend, TrackerRun, find_backends, load_backend, writes_in_process
 
 _RETRY = 1.0
 """Seconds between two attempts to reach a tracker."""
@@ -120,7 +113,6 @@ def sync(
 
 
 def _backends(summary: Summary, wanted: str | None) -> list[str]:
-    """Return the names of the backends to deliver to."""
     if wanted == LOCAL:
         raise ConfigurationError(
             f"{LOCAL} is the journal itself, which already has everything: {_choices()}"
@@ -161,11 +153,7 @@ class _Delivery(NamedTuple):
 
 
 def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
-    """Deliver to one backend.
-
-    Returns:
-        A line about the outcome, and the reason if the backend refuses runs.
-    """
+    """Deliver to one backend; return a line on the outcome, and the reason if the backend refuses runs."""
     run, name, complete = delivery.run, delivery.name, delivery.is_complete
     state = next((state for state in read_states(run) if state.backend == name), None)
     if state is not None and complete and _is_done(run, state):
@@ -187,6 +175,9 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
 def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
     run, summary = delivery.run, delivery.summary
     header, name = run.trainer(), backend.name
+    claim = None
+    if writes_in_process(backend):  # the trainer's process has written a part of the data
+        claim = claims_of(run, name, complete=delivery.is_complete)
     uploader = Uploader(
         run,
         name,
@@ -196,7 +187,7 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
         begun_us=header.begun_us if header else None,
         may_open_own=True,
         may_replace=delivery.replace,
-        claim=_claims(run, summary, backend, name),
+        claim=claim,
     )
     connection = connection_of(backend)
     if uploader.state.address is not None and not delivery.elsewhere:
@@ -210,17 +201,6 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
             connection = msgspec.structs.replace(connection, uri=uri)
     uploader.connect(connection)
     return uploader
-
-
-def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
-    """Return a function that takes the id of a user's run, and returns that run's `Claim`.
-
-    A `Claim` tells whether the run has all data. The result is ``None`` if the trainer's process never
-    writes to runs of this backend.
-    """
-    if not writes_in_process(backend):
-        return None
-    return claims_of(run, name, complete=summary.status != "running")
 
 
 def _is_done(run: RunDirectory, state: UploadState) -> bool:
@@ -260,9 +240,8 @@ def _attempt(uploader: Uploader, *, complete: bool) -> None:
         uploader.close()
     except MemlogError:
         raise
-    except (
-        Exception
-    ) as error:  # a tracker's client may raise anything; the next attempt may succeed
+    except Exception as error:
+        # A tracker's client may raise anything, and the next attempt may succeed.
         raise TrackerUnavailableError(f"{type(error).__name__}: {error}") from error
 
 

@@ -19,6 +19,7 @@ from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, list_runs
 from memlog.ranks.finding import find_run, lowest_rank
 from memlog.ranks.registration import ranks_of
+from memlog.reports import encode
 from memlog.reports.live import LiveRun, LiveState
 from memlog.settings import runs_directory
 
@@ -141,7 +142,7 @@ def _show_in_place(console: Console, follower: _Follower, pause: float) -> None:
 
 def _show_once(state: LiveState, *, as_json: bool) -> None:
     if as_json:
-        print_json(msgspec.json.format(msgspec.json.encode(state, order="sorted"), indent=2))
+        print_json(encode(state))
         return
     with page() as console:
         console.print(page_of(console, state))

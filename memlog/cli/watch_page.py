@@ -155,20 +155,10 @@ def _sparkline(console: Console, values: Sequence[int], width: int) -> Text:
 
 
 def _alerts(console: Console, alerts: Sequence[AlertFacts], earlier: int) -> Table:
-    rows = table(console)
-    rows.add_column("at", no_wrap=True)
-    rows.add_column("level", no_wrap=True)
-    rows.add_column(f"alert ({earlier:,} earlier)" if earlier else "alert", overflow="fold")
+    heading = f"alert ({earlier:,} earlier)" if earlier else "alert"
+    rows = table(console, "at", "level", heading, folded=[heading])
     for alert in alerts:
-        at = next(
-            (
-                f"{axis} {index:,}"
-                for axis in ("step", "evaluation", "epoch")
-                if (index := getattr(alert, axis)) is not None
-            ),
-            "",
-        )
-        rows.add_row(at, plain(alert.level, _LEVELS[alert.level]), plain(alert.title))
+        rows.add_row(alert.place, plain(alert.level, _LEVELS[alert.level]), plain(alert.title))
     return rows
 
 

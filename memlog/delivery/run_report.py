@@ -49,7 +49,7 @@ def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -
 
     reader = reader or RunReader(run)
     reader.read()
-    if not reader.has_readings:
+    if not reader.series.has_readings:
         return None
     with TemporaryDirectory() as folder:
         file = Path(folder) / REPORT_FILE

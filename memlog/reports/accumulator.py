@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TypeVar
 
 from memlog.events import (
     Alert,
@@ -25,16 +24,15 @@ from memlog.events import (
 )
 from memlog.journal import Binding, Entry, Header
 from memlog.metrics import parameters_of
-from memlog.reports.aggregates import MAX_NAMES, MetricFold, PeakFold
+from memlog.reports.aggregates import MetricFold, PeakFold
 from memlog.reports.labels import LabelFold
 from memlog.reports.phases import PhaseFold
+from memlog.reports.schema import RunStatus
 from memlog.reports.traced_steps import TraceFold
 from memlog.reports.verdict_fold import VerdictFold
 
 MAX_LISTED = 1_000
 """Maximum number of alerts, and of artifacts, that are kept."""
-
-_T = TypeVar("_T")
 
 
 class Accumulator:
@@ -60,7 +58,7 @@ class Accumulator:
             covers.
         bindings: The user's runs in trackers, by backend and by id.
         dropped: Number of events that could not be read or are missing, by reason.
-        omitted: Number of entries that were left out because a table of this object was full, by table.
+        omitted: Number of alerts and artifacts beyond `MAX_LISTED`.
     """
 
     def __init__(self) -> None:
@@ -116,8 +114,8 @@ class Accumulator:
         self.published += 1
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us
-        if isinstance(event, (Batch, Loss, Epoch, Health)):
-            self._count_steps(event.step)
+        if isinstance(event, (Batch, Loss, Epoch, Health)) and event.step is not None:
+            self.last_step = max(self.last_step, event.step)
         if isinstance(event, Health):
             covered = event.steps  # preferred: the numbers of a trainer's steps can have gaps
             if covered is None:
@@ -134,36 +132,37 @@ class Accumulator:
             # Keep the newest binding: its offset changes if the trainer passes the number of its first step.
             self.bindings.setdefault(backend, {})[binding.run_id] = binding
 
-    def _count_steps(self, step: int | None) -> None:
-        if step is not None and step > self.last_step:
-            self.last_step = step
-
     def _note(self, event: Event) -> None:
         if isinstance(event, Run):
             self.begin = self.begin or event
         elif isinstance(event, End):
             self.end = event
         elif isinstance(event, Device):
-            self._keep(self.devices, "devices", event.name, event)
+            self.devices[event.name] = event
             self.peaks.expect(event.name)
         elif isinstance(event, (Parameters, Origin)):
             found = parameters_of(event)
-            for name, value in found.values.items() if found else ():
-                self._keep(self.parameters, "parameters", name, value)
+            self.parameters |= found.values if found else {}
         elif isinstance(event, Alert):
-            self._list(self.alerts, "alerts", event)
+            self._list(event)
         elif isinstance(event, Artifact):
             self._replace(event)
-        else:
-            self._note_label(event)
-
-    def _note_label(self, event: Event) -> None:
-        if isinstance(event, Scope):
+        elif isinstance(event, Scope):
             self.labels.take_scope(event)
         elif isinstance(event, Recorded):
             self.labels.take_point(event)
         elif isinstance(event, Phase):
             self.phases.take(event)
+
+    def status(self, *, alive: bool) -> RunStatus:
+        """Return the run's status; ``killed`` if its process ended without an end event.
+
+        Args:
+            alive: True if the trainer's process was alive before the journal was read.
+        """
+        if self.end is not None:
+            return self.end.status
+        return "running" if alive else "killed"
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -177,14 +176,8 @@ class Accumulator:
         elif earlier is None or earlier.time_us <= event.time_us:
             self._artifacts[event.name] = event
 
-    def _keep(self, table: dict[str, _T], what: str, name: str, value: _T) -> None:
-        if name in table or len(table) < MAX_NAMES:
-            table[name] = value
+    def _list(self, event: Alert) -> None:
+        if len(self.alerts) < MAX_LISTED:
+            self.alerts.append(event)
         else:
-            self.omitted[what] += 1
-
-    def _list(self, kept: list[_T], what: str, event: _T) -> None:
-        if len(kept) < MAX_LISTED:
-            kept.append(event)
-        else:
-            self.omitted[what] += 1
+            self.omitted["alerts"] += 1

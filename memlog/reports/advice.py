@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.reports.final_state import LastMoments
@@ -40,41 +39,29 @@ class Prediction(NamedTuple):
     """Comparison of that step with the run's other steps."""
 
 
-def advice(
-    moments: LastMoments,
-    growth: GrowthCauses,
-    predicted: Prediction | None,
-    diagnostics: Diagnostics,
-) -> list[str]:
+def advice(moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
     """Return lines of advice, the most promising first; never empty.
 
     Args:
         moments: The run's last steps and its end.
         growth: Causes of the growth of memory in the last steps.
         predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-        diagnostics: Counts the error if a part of the advice fails. The other parts are still returned.
     """
     failure = moments.failure
     if failure is not None and failure.worker is not None:
         return list(_worker(failure))
     if failure is not None and failure.is_implausible:
         return [_of_the_request(failure)]
-
-    def is_elsewhere() -> bool:  # earlier growth is the cause, so no change to the model helps
-        return growth.failed_by_chance or (failure is not None and growth.keeps)
-
-    parts: list[Callable[[], Iterable[str]]] = [
-        growth.why_it_grew,
-        growth.why_the_place_is_chance,
-        lambda: _fragmentation(failure),
-        lambda: () if is_elsewhere() else _of_the_model(moments, predicted),
-        lambda: _workers(moments),
-        lambda: _limit(failure, only_later=growth.keeps),
+    # If earlier growth is the cause, no change to the model helps.
+    is_elsewhere = growth.failed_by_chance or (failure is not None and growth.keeps)
+    found = [
+        *growth.why_it_grew(),
+        *growth.why_the_place_is_chance(),
+        *_fragmentation(failure),
+        *(() if is_elsewhere else _of_the_model(moments, predicted)),
+        *_workers(moments),
+        *_limit(failure, only_later=growth.keeps),
     ]
-    found: list[str] = []
-    for part in parts:
-        with diagnostics.contained("working out what would help"):
-            found += part()
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
 
 
@@ -142,10 +129,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice to give instead of advice on smaller training steps; ``None``: smaller steps would help.
-
-    There is such advice if smaller steps would not help, or if too little is known about the steps.
-    """
+    """Return advice to give in place of smaller training steps; ``None``: smaller steps would help."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)
@@ -230,8 +214,7 @@ def _of_a_larger_step(
 ) -> Iterator[str]:
     """Yield advice on a failing step that was far larger than the traced one.
 
-    Parameters and optimizer state are the same in every step, so only memory that depends on the input can
-    have grown. The traced step's numbers and shares do not apply to the failing step.
+    Only memory that depends on the input can have grown, because parameters and optimizer state have not.
     """
     where = {"forward": "forward pass", "backward": "backward pass"}.get(
         failure.phase or "", "forward or backward pass"
@@ -262,11 +245,9 @@ def _another_step(predicted: Prediction | None) -> str | None:
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)
-    return (
-        None
-        if said is None
-        else f"No saving is predicted, because the traced step was not like the largest. {said}"
-    )
+    if said is None:
+        return None
+    return f"No saving is predicted, because the traced step was not like the largest. {said}"
 
 
 def _by_prediction(predicted: Prediction | None) -> list[str]:

@@ -19,9 +19,6 @@ from memlog.metrics import place, values
 from memlog.reports.schema import MetricSummary, Peak
 from memlog.sink import Axis
 
-MAX_NAMES = 10_000
-"""Maximum number of names in a table, because a journal is untrusted. Further names are left out."""
-
 HOST: Final = "host.rss"
 TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
@@ -29,19 +26,20 @@ ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
 """In the name of a kind of memory, `ALLOCATED` or `RESERVED` comes after the device's name."""
 
+UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
 """Rank of a reading's source. Of equal readings the one with the highest rank is kept."""
 
 
-class MetricFold:
-    """First index, last value, minimum and maximum of every metric, on the same axis as in trackers.
+def peak_kind(name: str) -> str:
+    """Return the kind of memory whose peak is shown for ``host`` or a device, such as ``cuda0.allocated``."""
+    return HOST if name == "host" else name + ALLOCATED
 
-    Attributes:
-        omitted: Number of values that were left out because the table already had `MAX_NAMES` other metrics.
-    """
+
+class MetricFold:
+    """First index, last value, minimum and maximum of every metric, on the same axis as in trackers."""
 
     def __init__(self) -> None:
-        self.omitted = 0
         self._series: dict[str, _Series] = {}
 
     def take(self, event: Event, *, older: bool = False) -> None:
@@ -59,12 +57,10 @@ class MetricFold:
             if value is None:
                 continue
             series = self._series.get(name)
-            if series is not None:
-                series.take(value, index, event.time_us)
-            elif len(self._series) < MAX_NAMES:
+            if series is None:
                 self._series[name] = _Series(axis, value, index, event.time_us)
             else:
-                self.omitted += 1
+                series.take(value, index, event.time_us)
 
     def summary(self) -> dict[str, MetricSummary]:
         """Return every metric that had a value, by name."""
@@ -72,8 +68,6 @@ class MetricFold:
 
 
 class _Series:
-    """Aggregates of one metric."""
-
     __slots__ = ("_axis", "_first", "_last", "_latest", "_max", "_min")
 
     def __init__(self, axis: Axis, value: float, index: int, time_us: int) -> None:
@@ -110,25 +104,21 @@ class PeakFold:
 
     A kind is ``host.rss`` (the process), ``host.tree`` (the process and its descendants), ``host.cgroup``,
     ``<device>.allocated`` or ``<device>.reserved``.
-
-    Attributes:
-        omitted: Number of readings that were left out because the table already had `MAX_NAMES` other kinds.
     """
 
     def __init__(self) -> None:
-        self.omitted = 0
-        self._peaks = {HOST: _UNKNOWN, TREE: _UNKNOWN}
+        self._peaks = {HOST: UNKNOWN, TREE: UNKNOWN}
 
     def expect(self, device: str) -> None:
         """Add a device's two kinds of memory. If no reading follows, they are unknown instead of missing."""
         for kind in (device + ALLOCATED, device + RESERVED):
-            if len(self._peaks) < MAX_NAMES:
-                self._peaks.setdefault(kind, _UNKNOWN)
+            self._peaks.setdefault(kind, UNKNOWN)
 
     def take(self, event: Event) -> None:
         """Add one event's readings of memory. Scopes are left out, because their sizes are changes."""
-        if isinstance(event, (Batch, Epoch)):
-            self._host(event)
+        if isinstance(event, (Batch, Epoch, Phase)):
+            found = _highest(event.rss, event.rss_peak, event.rss_peak_source)
+            self._offer(HOST, *found, event.step)
             self._devices(event.devices, event.step, None)
         elif isinstance(event, Sample):
             self._offer(TREE, event.tree_pss, "sampled", event.step)
@@ -138,29 +128,17 @@ class PeakFold:
             step = event.step if isinstance(event, Recorded) else None
             self._offer(HOST, event.rss, "sampled", step, evaluation)
             self._devices(event.devices, step, evaluation)
-        elif isinstance(event, Phase):
-            self._host(event)
-            self._devices(event.devices, event.step, None)
 
     def summary(self) -> dict[str, Peak]:
         """Return the peaks of all kinds, by name."""
         return dict(sorted(self._peaks.items()))
 
-    def _host(self, event: Batch | Epoch | Phase) -> None:
-        if event.rss_peak is None:
-            self._offer(HOST, event.rss, "sampled", event.step)
-        else:
-            self._offer(HOST, event.rss_peak, event.rss_peak_source, event.step)
-
     def _devices(
         self, readings: tuple[DeviceReading, ...], step: int | None, evaluation: int | None
     ) -> None:
         for device in readings:
-            kind = device.name + ALLOCATED
-            if device.peak is None:
-                self._offer(kind, device.allocated, "sampled", step, evaluation)
-            else:
-                self._offer(kind, device.peak, device.peak_source, step, evaluation)
+            found = _highest(device.allocated, device.peak, device.peak_source)
+            self._offer(device.name + ALLOCATED, *found, step, evaluation)
             self._offer(device.name + RESERVED, device.reserved, "sampled", step, evaluation)
 
     def _offer(
@@ -174,16 +152,13 @@ class PeakFold:
         """Keep the largest value. Of equal values, keep the one with the best source, or else the first."""
         if size is None:
             return
-        peak = self._peaks.get(kind)
-        if peak is None:
-            if len(self._peaks) >= MAX_NAMES:
-                self.omitted += 1
-                return
-        elif peak.bytes is not None and (
-            size < peak.bytes or (size == peak.bytes and _TRUST[source] <= _TRUST[peak.source])
-        ):
-            return
-        self._peaks[kind] = Peak(bytes=size, source=source, step=step, evaluation=evaluation)
+        peak = self._peaks.get(kind, UNKNOWN)
+        if peak.bytes is None or (size, _TRUST[source]) > (peak.bytes, _TRUST[peak.source]):
+            self._peaks[kind] = Peak(bytes=size, source=source, step=step, evaluation=evaluation)
 
 
-_UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
+def _highest(
+    level: int | None, peak: int | None, source: PeakSource | None
+) -> tuple[int | None, PeakSource | None]:
+    """Return a reading's peak with its source; the level in use if the peak is unknown."""
+    return (level, "sampled") if peak is None else (peak, source)

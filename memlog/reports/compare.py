@@ -80,7 +80,12 @@ def compare(
     names = dict.fromkeys(name for run in fullest for name in run.figures)
     return Comparison(
         schema=SCHEMA,
-        runs=tuple(_compared_run(run) for run in runs),
+        runs=tuple(
+            ComparedRun(
+                run.id, run.name, run.status, run.steps, run.traced_peak, run.trace_peak_from
+            )
+            for run in runs
+        ),
         figures={
             name: _compared(unit_of(name), [run.figures.get(name) for run in runs])
             for name in names
@@ -91,12 +96,6 @@ def compare(
             _judge(gate, runs[0], run, allow_unfinished) for gate in gates for run in runs[1:]
         ),
         notes=tuple(dict.fromkeys(note for run in runs for note in _notes(run))),
-    )
-
-
-def _compared_run(run: RunFigures) -> ComparedRun:
-    return ComparedRun(
-        run.id, run.name, run.status, run.steps, run.traced_peak, run.trace_peak_from
     )
 
 

@@ -34,7 +34,7 @@ def description(run: RunDirectory, backend: str, stored: str | None = None) -> s
             tracker stores no files.
     """
     summary, traced = summarize(run), None
-    with suppress(TraceNotFoundError, OSError):
+    with suppress(TraceNotFoundError):
         traced = read_worst_step(run).event
     remedy = summary.findings[0].remedy if summary.findings else None
     rows = [f"| {_cell(name)} | {_cell(text)} |" for name, text in _rows(summary, traced)]

@@ -22,7 +22,7 @@ from memlog.events import (
 )
 from memlog.journal import Entry, RunDirectory
 from memlog.metrics import fragmentation
-from memlog.reports.aggregates import ALLOCATED, CGROUP, HOST, TREE, PeakFold
+from memlog.reports.aggregates import ALLOCATED, HOST, TREE, PeakFold
 from memlog.reports.schema import RunStatus
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import steady_peak_of
@@ -108,7 +108,7 @@ def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
     """Return the bytes that the worst traced step would need later in the run; ``None``: unknown."""
     try:
         event, trace = read_worst_step(run)
-    except (TraceNotFoundError, OSError):
+    except TraceNotFoundError:
         return None
     return steady_peak_of(trace) if event.time_us == worst.time_us else None
 
@@ -181,8 +181,9 @@ class _Fold:
         """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():
-            named = kind if kind in (HOST, TREE, CGROUP) else _device_kind(kind)
-            known[named] = peak.bytes
+            # Of a device's allocated bytes, this is the peak.
+            is_device = kind.endswith(ALLOCATED)
+            known[kind.removesuffix(ALLOCATED) + ".peak" if is_device else kind] = peak.bytes
         known.update(self._levels)
         for measure in ("peak", "allocated", "reserved", "fragmentation"):
             each = [
@@ -195,11 +196,6 @@ class _Fold:
         known[STEP_TIME] = self._step_times.median_ms()
         known[EVALUATION_TIME] = self._evaluation_times.median_ms()
         return known
-
-
-def _device_kind(kind: str) -> str:
-    """Return the figure's name for a kind of memory in `PeakFold`: ``cuda0.peak`` for ``cuda0.allocated``."""
-    return kind.removesuffix(ALLOCATED) + ".peak" if kind.endswith(ALLOCATED) else kind
 
 
 class _Times:

@@ -31,7 +31,6 @@ _MEMORY_KINDS = ("flamegraph", "snapshot")
 
 _STEPS = 200
 _SAMPLES = 60
-_FINDINGS = 100
 
 
 class LastMoments(msgspec.Struct):
@@ -53,7 +52,7 @@ class LastMoments(msgspec.Struct):
     files: list[str] = []
     """Names of the files with the flame graph and the allocator's snapshot, as far as they exist."""
     findings: list[Finding] = []
-    """Findings during the run, oldest first; at most `_FINDINGS`."""
+    """Findings during the run, oldest first."""
     largest: StepInputs | None = None
     """Inputs of the newest step known to have raised the peak."""
     traced: Batch | None = None
@@ -106,26 +105,21 @@ def _take_all(
                 moments.failure, moments.survived = None, moments.survived + 1
         elif isinstance(event, Sample):
             samples.append(event)
+        elif isinstance(event, Trace):
+            moments.trace = event
+            if event.step is not None:
+                moments.traced_steps = [*moments.traced_steps, event.step][-_STEPS:]
+                same = (step for step in reversed(steps) if step.step == event.step)
+                moments.traced = next(same, None)
         else:
-            if isinstance(event, Trace):
-                _note_trace(moments, event, steps)
             _note(moments, event)
-
-
-def _note_trace(moments: LastMoments, event: Trace, steps: deque[Batch]) -> None:
-    if event.step is not None:
-        moments.traced_steps = [*moments.traced_steps, event.step][-_STEPS:]
-        moments.traced = next((step for step in reversed(steps) if step.step == event.step), None)
 
 
 def _note(moments: LastMoments, event: object) -> None:
     if isinstance(event, OutOfMemory):
         moments.failure = event
-    elif isinstance(event, Trace):
-        moments.trace = event
     elif isinstance(event, Finding):
-        if len(moments.findings) < _FINDINGS:
-            moments.findings.append(event)
+        moments.findings.append(event)
     elif isinstance(event, StepInputs):
         moments.largest = event
     elif isinstance(event, End):

@@ -178,7 +178,6 @@ class GrowthCauses:
 
 
 def _growth(moments: LastMoments) -> Growth | None:
-    """Return the growth over the last steps; ``None`` if it is too small, or over too few steps."""
     failure = moments.failure
     series = levels(moments)
     after = [each.level for each in series]
@@ -191,6 +190,7 @@ def _growth(moments: LastMoments) -> Growth | None:
     )
     on_host = failure is None or failure.device == "host"
     size, freed = after[-1] - after[0], _freed(failure)
+    begun = None if moments.first is None else moments.first.rss
     return Growth(
         memory_name(failure),
         moments.steps[-1].step - moments.steps[0].step,
@@ -199,7 +199,7 @@ def _growth(moments: LastMoments) -> Growth | None:
         _growth_of_a_step(series, freed),
         freed,
         (failure.idle or 0) if failure is not None and on_host else 0,
-        max(size, after[-1] - _at_first(moments, after[0])) if on_host else size,
+        max(size, after[-1] - begun) if on_host and begun is not None else size,
         lasting,
     )
 
@@ -212,11 +212,7 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return growth over fewer than `_LEAST_STEPS` steps.
-
-    Returns:
-        The growth; ``None`` if it is too small, or if memory grew even more after the last complete step.
-    """
+    """Return growth over few steps; ``None`` if it is too small, or if more came after the last step."""
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None
@@ -257,19 +253,8 @@ def _kept(found: Growth, grew: str) -> str:
     return f"{found.of} grew throughout, {grew}: something keeps memory of each step. {often}"
 
 
-def _at_first(moments: LastMoments, level: int) -> int:
-    """Return the process's memory after the run's first step; ``level`` if unknown."""
-    first = moments.first
-    return level if first is None or first.rss is None else first.rss
-
-
 def _growth_of_a_step(series: Sequence[Level], freed: int | None) -> int | None:
-    """Return the growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown.
-
-    Args:
-        series: The levels, in order.
-        freed: Bytes that the failed step freed.
-    """
+    """Return the growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
     quarter = len(series) // 4
     early = [each.own for each in series[:quarter] if each.own is not None]
     late = [each.own for each in series[-quarter:] if each.own is not None]
@@ -284,17 +269,13 @@ def _freed(failure: OutOfMemory | None) -> int | None:
 
 
 def _is_full(failure: OutOfMemory | None) -> bool:
-    """Return True if the limit was nearly reached."""
     if failure is None or failure.free is None or not failure.limit:
         return False
     return failure.free < _FULL * failure.limit
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """Return the levels without a plateau at the limit.
-
-    Levels have such a plateau if C code continues after failed allocations.
-    """
+    """Return the levels without the plateau at the limit that C code makes after failed allocations."""
     top = series[-1] - _FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]

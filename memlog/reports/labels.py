@@ -7,7 +7,6 @@ from memlog.reports.schema import Levels, PointFacts, ScopeDevice, ScopeFacts
 
 MAX_LABELS = 200
 """Maximum number of labels of each kind; the first ones are kept."""
-_MAX_DEVICES = 64
 
 
 class LabelFold:
@@ -63,8 +62,6 @@ class _Levels:
 
 
 class _Device:
-    """Blocks of one label on one accelerator."""
-
     def __init__(self) -> None:
         self.change = _Levels()
         self.peak: int | None = None
@@ -77,8 +74,6 @@ class _Device:
 
 
 class _Scopes:
-    """The blocks of one label."""
-
     def __init__(self) -> None:
         self._count = self._errors = self._duration_us = 0
         self._rss = _Levels()
@@ -90,8 +85,7 @@ class _Scopes:
         self._duration_us += event.duration_us
         self._rss.take(event.rss_change)
         for reading in event.devices:
-            if reading.name in self._devices or len(self._devices) < _MAX_DEVICES:
-                self._devices.setdefault(reading.name, _Device()).take(reading)
+            self._devices.setdefault(reading.name, _Device()).take(reading)
 
     def facts(self) -> ScopeFacts:
         return ScopeFacts(
@@ -111,8 +105,6 @@ class _Scopes:
 
 
 class _Points:
-    """The points of one label."""
-
     def __init__(self) -> None:
         self._count = 0
         self._rss = _Levels()
@@ -122,8 +114,7 @@ class _Points:
         self._count += 1
         self._rss.take(event.rss)
         for reading in event.devices:
-            if reading.name in self._allocated or len(self._allocated) < _MAX_DEVICES:
-                self._allocated.setdefault(reading.name, _Levels()).take(reading.allocated)
+            self._allocated.setdefault(reading.name, _Levels()).take(reading.allocated)
 
     def facts(self) -> PointFacts:
         return PointFacts(

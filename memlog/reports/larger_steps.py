@@ -29,18 +29,6 @@ _FAR = 2
 """Minimum ratio of a sudden jump to the most memory that an earlier step needed."""
 
 
-class Rise(NamedTuple):
-    """Growth of the memory that a step allocates and frees again."""
-
-    records: int
-    """Number of steps that peaked higher than every step before."""
-    steps: int
-    are_all: bool
-    """True if the journal has every step; False if it has only some."""
-    before: Level
-    after: Level
-
-
 class Sudden(NamedTuple):
     """Jump of memory after the last complete step, far above the need of any earlier step."""
 
@@ -52,8 +40,8 @@ class Sudden(NamedTuple):
     """Most bytes by which an earlier step's peak was above the memory in use at the end of the same step."""
 
 
-def rise(moments: LastMoments) -> Rise | None:
-    """Find steps that became larger; ``None`` if there is no such rise."""
+def rise(moments: LastMoments) -> str | None:
+    """Return a line on steps that became larger; ``None`` if there is no such rise."""
     series = levels(moments)
     records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
     count = len(series)
@@ -67,7 +55,13 @@ def rise(moments: LastMoments) -> Rise | None:
     grown = _own(last) - _own(first)
     if grown < max(_MOST * (last.most - first.most), _MATTERS * last.most):
         return None
-    return Rise(len(needs), count, are_all(series), first, last)
+    steps = "steps" if are_all(series) else "recorded steps"
+    return (
+        f"{len(needs)} of the last {count} {steps} peaked higher than every one before. The "
+        f"memory that was freed after a step's peak grew from {format_bytes(first.own)} (step "
+        f"{first.step}) to {format_bytes(last.own)} (step {last.step}). So the "
+        "steps became larger, as with longer inputs or batches: limit the largest."
+    )
 
 
 def sudden(moments: LastMoments) -> Sudden | None:
@@ -86,34 +80,23 @@ def sudden(moments: LastMoments) -> Sudden | None:
 
 def why_steps_grew(moments: LastMoments) -> Iterator[str]:
     """Yield one line on steps that became larger, or else on a sudden jump; nothing if there was neither."""
-    of, found = memory_name(moments.failure), rise(moments)
-    if found is not None:
-        steps = "steps" if found.are_all else "recorded steps"
-        yield (
-            f"{found.records} of the last {found.steps} {steps} peaked higher than every one before. The "
-            f"memory that was freed after a step's peak grew from {format_bytes(found.before.own)} (step "
-            f"{found.before.step}) to {format_bytes(found.after.own)} (step {found.after.step}). So the "
-            "steps became larger, as with longer inputs or batches: limit the largest."
-        )
-        return
+    larger = rise(moments)
     jump = sudden(moments)
-    if jump is not None:
+    if larger is not None:
+        yield larger
+    elif jump is not None:
         above = f"more than {format_bytes(jump.needed)} " if jump.needed else ""
         yield (
-            f"{of} grew by {format_bytes(jump.took)} after step {jump.step}; no earlier step's peak was "
-            f"{above}above the memory in use at its end. So the cause came after step {jump.step}: a far "
-            "larger input, many more batches in one step, parameters that are trained for the first time, or "
-            "work between steps, such as an evaluation without `torch.no_grad()` or loading of data."
+            f"{memory_name(moments.failure)} grew by {format_bytes(jump.took)} after step {jump.step}; "
+            f"no earlier step's peak was {above}above the memory in use at its end. So the cause came after "
+            f"step {jump.step}: a far larger input, many more batches in one step, parameters that are "
+            "trained for the first time, or work between steps, such as an evaluation without "
+            "`torch.no_grad()` or loading of data."
         )
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if there are far more records than steps in random order would have.
-
-    Args:
-        records: Number of steps that peaked higher than every step before.
-        steps: Number of all steps.
-    """
+    """Return True if there are far more records than ``steps`` steps in random order would have."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

@@ -16,14 +16,11 @@ _SHOWN = 4
 
 def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
     """Return the names of inputs, in backticks, with their shapes."""
-    some = [f"`{each.name}` {_shape(each.shape)}" for each in inputs[:_SHOWN]]
+    times = "\N{MULTIPLICATION SIGN}"
+    some = [f"`{each.name}` {times.join(map(str, each.shape))}" for each in inputs[:_SHOWN]]
     if len(inputs) > _SHOWN:
         some.append(f"{len(inputs) - _SHOWN} more")
     return ", ".join(some)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "\N{MULTIPLICATION SIGN}".join(str(size) for size in shape)
 
 
 def like_another(like_step: int) -> str:

@@ -36,8 +36,14 @@ class Level(NamedTuple):
 def levels(moments: LastMoments) -> list[Level]:
     """Return the levels after the last steps: of the device that failed, or else of the process."""
     device = "host" if moments.failure is None else moments.failure.device
-    readings = ((step.step, reading(step, device)) for step in moments.steps)
-    return [_level(step, found) for step, found in readings if found is not None]
+    found: list[Level] = []
+    for step in moments.steps:
+        read = reading(step, device)
+        if read is not None:
+            level, peak, source = read
+            own = max(peak - level, 0) if peak is not None and source == "exact" else None
+            found.append(Level(step.step, level, own, None if source == "sampled" else peak))
+    return found
 
 
 def reading(step: Batch, device: str) -> Reading | None:
@@ -82,9 +88,3 @@ def memory_name(failure: OutOfMemory | None) -> str:
     if failure is None or failure.device == "host":
         return "The process's memory"
     return f"The memory on {failure.device}"
-
-
-def _level(step: int, found: Reading) -> Level:
-    level, peak, source = found
-    own = max(peak - level, 0) if peak is not None and source == "exact" else None
-    return Level(step, level, own, None if source == "sampled" else peak)

@@ -6,20 +6,12 @@ from collections import deque
 
 import msgspec
 
-from memlog.events import (
-    Batch,
-    Epoch,
-    Evaluation,
-    Event,
-    Loss,
-    PeakSource,
-    Sample,
-)
+from memlog.events import Batch, Epoch, Evaluation, Loss, PeakSource, Sample
 from memlog.journal import Entry, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.journal.run_names import names_of
 from memlog.reports.accumulator import Accumulator
-from memlog.reports.aggregates import ALLOCATED, HOST, TREE
+from memlog.reports.aggregates import ALLOCATED, HOST, TREE, UNKNOWN
 from memlog.reports.history import History
 from memlog.reports.schema import AlertFacts, FindingFacts, RunStatus
 from memlog.reports.summary import alert_facts, finding_facts, iso_time
@@ -128,14 +120,7 @@ class LiveRun:
     @property
     def status(self) -> RunStatus:
         """Status of the run at the last `update`; ``killed`` if its process ended without an end event."""
-        if self._totals.end is not None:
-            return self._totals.end.status
-        return "running" if self._alive else "killed"
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        """The run's parameters, such as its rank."""
-        return self._totals.parameters
+        return self._totals.status(alive=self._alive)
 
     def _take(self, process: str, entry: Entry) -> None:
         self._totals.take(process, entry)
@@ -150,11 +135,7 @@ class LiveRun:
             self._current[TREE] = event.tree_pss
             # A journal of an older memlog has only the limit of the control group.
             self._host_limit = event.host_limit or event.cgroup_limit or self._host_limit
-        else:
-            self._note(event)
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Loss):
+        elif isinstance(event, Loss):
             self._loss = event.value
         elif isinstance(event, Epoch):
             self._epoch = event.epoch
@@ -167,14 +148,14 @@ class LiveRun:
         if size is not None:
             self._histories.setdefault(name, History()).add(size)
 
-    def state(self, ranks: list[LiveRank] | None = None) -> LiveState:
+    def state(self, ranks: list[LiveRank]) -> LiveState:
         """Return the run's state as the last `update` read it.
 
         Args:
-            ranks: Rows of all ranks of the training; ``None``: the run trains alone.
+            ranks: Rows of all ranks of the training; empty if the run trains alone.
         """
-        totals = self._totals
-        begun, newest = _begun_us(self.run), totals.newest_us
+        totals, header = self._totals, self.run.trainer()
+        begun, newest = header.begun_us if header else None, totals.newest_us
         alerts = sorted(totals.alerts, key=lambda alert: alert.time_us)
         health = [event for event, _ in totals.health.values()]
         return LiveState(
@@ -196,7 +177,7 @@ class LiveRun:
             findings=[finding_facts(event) for event in totals.verdict.findings],
             alerts=[alert_facts(event) for event in alerts[-ALERTS_SHOWN:]],
             alerts_total=len(alerts) + totals.omitted["alerts"],
-            ranks=ranks or [],
+            ranks=ranks,
             dropped=sum(totals.dropped.values())
             + sum(sum(event.dropped.values()) for event in health),
             faults=sum(sum(event.faults.values()) for event in health),
@@ -229,14 +210,14 @@ class LiveRun:
         if name not in (HOST, TREE):
             device = self._totals.devices.get(name)
             kind, limit = name + ALLOCATED, None if device is None else device.capacity
-        peak = self._totals.peaks.summary().get(kind)
+        peak = self._totals.peaks.summary().get(kind, UNKNOWN)
         history = self._histories.get(name)
         return LiveMemory(
             name=name,
             current_bytes=self._current.get(name),
-            peak_bytes=peak.bytes if peak else None,
-            peak_source=peak.source if peak else None,
-            peak_step=peak.step if peak else None,
+            peak_bytes=peak.bytes,
+            peak_source=peak.source,
+            peak_step=peak.step,
             limit_bytes=limit,
             history_bytes=[] if history is None else history.values(),
         )
@@ -251,8 +232,3 @@ class LiveRun:
         if first == last:  # one step takes longer than `_RATE_OVER_US`
             first_us, first = self._recent[-2]
         return (last - first) / (last_us - first_us) * 1e6 if last_us > first_us else None
-
-
-def _begun_us(run: RunDirectory) -> int | None:
-    header = run.trainer()
-    return None if header is None else header.begun_us

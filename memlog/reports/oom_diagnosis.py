@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from memlog._internal.units import format_bytes
 from memlog.events import Sample
 from memlog.reports.final_state import LastMoments
-
-Writer: TypeAlias = Literal["helper", "sync"]
-
-Level: TypeAlias = Literal["certain", "likely", "possible", "none"]
 
 _NEAR = 0.9
 """Share of the container's limit above which the limit counts as nearly reached."""
@@ -26,7 +22,7 @@ _SPARE = 0.05
 class Witness(msgspec.Struct, frozen=True):
     """Observations of another process on a trainer that ended without an end event."""
 
-    writer: Writer
+    writer: Literal["helper", "sync"]
     oom_kills: int | None = None
     """Number of processes that the kernel killed for memory in the trainer's control group during the run;
     ``None``: unknown."""
@@ -35,7 +31,7 @@ class Witness(msgspec.Struct, frozen=True):
 class Suspicion(NamedTuple):
     """Likelihood (one of four levels) that lack of memory ended the run, and the evidence for it."""
 
-    level: Level
+    level: Literal["certain", "likely", "possible", "none"]
     why: str = ""
 
     @property

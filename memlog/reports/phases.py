@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import PeakSource, Phase
-from memlog.reports.aggregates import ALLOCATED, HOST
+from memlog.reports.aggregates import UNKNOWN, peak_kind
 from memlog.reports.schema import Peak, PhaseFacts, PhasePeak
 
 MAX_LABELS = 200
 """Maximum number of labels; the first ones are kept."""
-_MAX_DEVICES = 64
-_HOST = "host"
 
 
 class PhaseFold:
@@ -34,13 +33,10 @@ class PhaseFold:
             return
         self._by_label.setdefault(event.label, _Phases()).take(event)
         for name, size, source in _peaks(event):
-            if size is None or source != "exact":
-                continue
-            maker = self._makers.get(name)
-            if (maker is None and len(self._makers) < _MAX_DEVICES) or (
-                maker is not None and (size, len(event.within)) > (maker.size, maker.depth)
-            ):
-                self._makers[name] = _Maker(event.label, size, len(event.within))
+            if size is not None and source == "exact":
+                made, known = _Maker(size, len(event.within), event.label), self._makers.get(name)
+                if known is None or made[:2] > known[:2]:
+                    self._makers[name] = made
 
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
         """Return the facts about each label's phases, by label.
@@ -54,7 +50,7 @@ class PhaseFold:
         made = {
             name: maker.label
             for name, maker in self._makers.items()
-            if maker.size >= (_bytes(peaks, name) or 0)
+            if maker.size >= (peaks.get(peak_kind(name), UNKNOWN).bytes or 0)
         }
         order = {label: index for index, label in enumerate(self._by_label)}
         path = {
@@ -67,16 +63,15 @@ class PhaseFold:
         }
 
 
-class _Maker:
+class _Maker(NamedTuple):
     """Innermost phase with the highest exact peak of one kind of memory."""
 
-    def __init__(self, label: str, size: int, depth: int) -> None:
-        self.label, self.size, self.depth = label, size, depth
+    size: int
+    depth: int
+    label: str
 
 
 class _Phases:
-    """The phases of one label."""
-
     def __init__(self) -> None:
         self._count = self._errors = self._duration_us = 0
         self.within: tuple[str, ...] = ()
@@ -89,10 +84,7 @@ class _Phases:
         self._duration_us += event.duration_us
         self.within = event.within
         for name, size, source in _peaks(event):
-            if name not in self._read and len(self._read) >= _MAX_DEVICES:
-                continue
-            read = max(event.highest.get(name, 0), self._read.get(name, 0))
-            self._read[name] = read
+            self._read[name] = max(event.highest.get(name, 0), self._read.get(name, 0))
             known = self._exact.get(name)
             if source == "exact" and size is not None and (known is None or size > known[0]):
                 self._exact[name] = (size, event.step)
@@ -122,11 +114,6 @@ def known_peak(peak: PhasePeak) -> str:
 
 
 def _peaks(event: Phase) -> Iterator[tuple[str, int | None, PeakSource | None]]:
-    yield _HOST, event.rss_peak, event.rss_peak_source
+    yield "host", event.rss_peak, event.rss_peak_source
     for device in event.devices:
         yield device.name, device.peak, device.peak_source
-
-
-def _bytes(peaks: Mapping[str, Peak], name: str) -> int | None:
-    peak = peaks.get(HOST if name == _HOST else name + ALLOCATED)
-    return None if peak is None else peak.bytes

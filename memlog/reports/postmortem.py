@@ -69,9 +69,7 @@ def report(
     if moments.trace is not None and not telling:
         parts.append(("The newest traced step", lambda: _newest_trace(moments)))
     if suspicion.of_memory:
-        parts.append(
-            ("What would help", lambda: [_list(advice(moments, growth, predicted, diagnostics))])
-        )
+        parts.append(("What would help", lambda: [_list(advice(moments, growth, predicted))]))
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
     title = title_of_rank(moments, _title(moments, suspicion))
@@ -225,7 +223,10 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
     failure, last = moments.failure, moments.last_step
     if trace.step is None:
         return "It was running when the run ended."
-    later = "" if last is None else f" came {_count(last + 1 - trace.step, 'step')} later. It"
+    later = ""
+    if last is not None:
+        after = last + 1 - trace.step
+        later = f" came {after} {'step' if after == 1 else 'steps'} later. It"
     if failure is None:
         return f"The last step{later} was not traced, and may have been different."
     if not in_a_step(failure, trace):
@@ -245,26 +246,22 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
 def _shares(trace: Trace) -> Iterator[str]:
     total = trace.peak or 0
     held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
-    rows = [
-        (name, format_bytes(size), _share(size, total))
-        for name, size in held
-        if _counts(size, total)
+    layers = ((layer.path, layer.at_peak or 0) for layer in trace.layers[:_SHOWN_LAYERS])
+    lines = ((f"`{one.line}`", one.at_peak) for one in trace.lines)
+    yield _table(("what", "bytes", "share"), _parts(held, total))
+    for heading, sizes in (("layer", layers), ("line outside all modules", lines)):
+        rows = _parts(sizes, total)
+        if rows:
+            yield _table((heading, "held at the peak", "share"), rows)
+
+
+def _parts(sizes: Iterable[tuple[str, int]], total: int) -> list[tuple[str, str, str]]:
+    """Return a row for each part of the memory, with its share. Shares of 0 % after rounding are left out."""
+    return [
+        (name, format_bytes(size), f"{size / total:.0%}" if total else "unknown")
+        for name, size in sizes
+        if size > total * _SHOWN_SHARE
     ]
-    yield _table(("what", "bytes", "share"), rows)
-    layers = [
-        (layer.path, format_bytes(layer.at_peak), _share(layer.at_peak, total))
-        for layer in trace.layers[:_SHOWN_LAYERS]
-        if layer.at_peak is not None and _counts(layer.at_peak, total)
-    ]
-    if layers:
-        yield _table(("layer", "held at the peak", "share"), layers)
-    lines = [
-        (f"`{one.line}`", format_bytes(one.at_peak), _share(one.at_peak, total))
-        for one in trace.lines
-        if _counts(one.at_peak, total)
-    ]
-    if lines:
-        yield _table(("line outside all modules", "held at the peak", "share"), lines)
 
 
 def _files(moments: LastMoments) -> Iterator[str]:
@@ -299,9 +296,8 @@ def _trend(moments: LastMoments) -> str:
     if len(moments.steps) < 2 or moments.first is None:  # noqa: PLR2004 - a trend needs two ends
         return "There were too few steps to see a trend."
     count = moments.steps[-1].step - moments.steps[0].step
-    begun, before, after = (
-        _levels(step) for step in (moments.first, moments.steps[0], moments.steps[-1])
-    )
+    ends = (moments.first, moments.steps[0], moments.steps[-1])
+    begun, before, after = (_levels(step) for step in ends)
     return " ".join(
         _growth(name, count, before.get(name), size, begun.get(name))
         for name, size in after.items()
@@ -358,16 +354,3 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def _counts(part: int, total: int) -> bool:
-    """Return True if the share is more than 0 % after rounding."""
-    return part > total * _SHOWN_SHARE
-
-
-def _share(part: int, total: int) -> str:
-    return f"{part / total:.0%}" if total else "unknown"

@@ -85,6 +85,12 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The call of a loss function at which the rule was judged; ``None`` if it was judged at a step."""
     epoch: int | None
 
+    @property
+    def place(self) -> str:
+        """Step, evaluation or epoch of the alert, such as "step 1,200"; empty if all are unknown."""
+        places = {"step": self.step, "evaluation": self.evaluation, "epoch": self.epoch}
+        return next((f"{axis} {at:,}" for axis, at in places.items() if at is not None), "")
+
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Steps between which a limit will be reached if memory keeps growing."""

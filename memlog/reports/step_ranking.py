@@ -49,7 +49,7 @@ class Standing(msgspec.Struct, frozen=True):
     larger: LargerStep | None
 
 
-class _Level(msgspec.Struct, frozen=True):
+class _Level(NamedTuple):
     """Bounds on the peak of one step, in bytes."""
 
     step: int
@@ -67,7 +67,6 @@ class _Failure(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Number of the step that failed."""
         return 0 if self.last is None else self.last.step + 1
 
 
@@ -125,8 +124,16 @@ class RankingFold:
         else:
             self._at[step] = found
 
-    def levels(self, event: Trace, device: str) -> _Levels:
-        """Return the memory in use at a traced step and at the largest step.
+    @property
+    def traced_steps(self) -> int:
+        """Number of traced steps."""
+        return len(self._traced)
+
+    def level(self, event: Trace, device: str) -> _Level | None:
+        """Return the memory in use at a traced step; ``None``: unknown.
+
+        If the journal lacks the traced step, this is the level of the next recorded or failed step. If the
+        traced step has no number because it did not end, it is that of the newest recorded or failed step.
 
         Args:
             event: The event about the traced step.
@@ -137,26 +144,34 @@ class RankingFold:
             # If the run was killed, the journal may lack the traced step's event.
             later = (moment for moment in self._newest if moment.step >= (event.step or 0))
             moment = self._at.get(event.step) or next(later, None)
-        return _Levels(
-            traced=self._traced,
-            at=None if moment is None else _level_at(moment, device),
-            largest=self._largest.get(device),
-            inputs=self._inputs,
-        )
+        if isinstance(moment, _Failure):
+            return _failing(moment.failure, moment.last, device)
+        return None if moment is None else _level(moment, device)
 
+    def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
+        """Return the largest step; ``None`` if its memory in use was not far above that of a traced step.
 
-class _Levels(NamedTuple):
-    """Memory in use at one traced step and at the largest step, on one device."""
+        Args:
+            at: Memory in use at the traced step.
+            device: The journal's name of the traced device.
+            advice: Advice on the traced step.
+        """
+        largest = self._largest.get(device)
+        if largest is None:
+            return None
+        needs, traced = advice.peak or 0, advice.traced_peak or 0
+        # Bytes by which a later step is predicted to exceed the first one.
+        derived = max(needs - traced, 0)
+        if not _is_far(largest.held - derived, at, max(needs, traced)):
+            return None
+        step = largest.step
+        return LargerStep(step, largest.held, step in self._traced, self._inputs_of(step))
 
-    traced: set[int | None]
-    """Numbers of the traced steps."""
-    at: _Level | None
-    """Level of the traced step. If the journal lacks that step, this is the level of the next recorded or
-    failed step. If the traced step has no number because it did not end, this is the level of the newest
-    recorded or failed step. ``None``: unknown."""
-    largest: _Level | None
-    inputs: dict[int, str]
-    """Inputs by number of the step. Only steps that raised the peak, and failed steps, have an entry."""
+    def _inputs_of(self, step: int) -> str | None:
+        known = max((each for each in self._inputs if each <= step), default=None)
+        if known is None or known == step:
+            return self._inputs.get(step)
+        return f"{self._inputs[known]} (of step {known}, the last before it that is known)"
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
@@ -175,18 +190,14 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
 
 def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
     """Do the same as `advise_on`, but with events that ``fold`` has already taken."""
-    levels = fold.levels(event, _journal_name(trace.result.device))
-    held = None if levels.at is None else levels.at.held
+    # The journal's name of the traced device.
+    device = "host" if trace.result.device == "cpu" else trace.result.device.replace(":", "")
+    at = fold.level(event, device)
+    held = None if at is None else at.held
     advice = advise(trace, held)
-    larger = _larger(levels, advice) if event.step is not None else None
+    larger = None if at is None or event.step is None else fold.larger(at, device, advice)
     # If the run was killed, the journal may lack the worst step's event. At least that step was traced.
-    return advice, Standing(max(len(levels.traced), 1), held, larger)
-
-
-def _level_at(moment: Batch | _Failure, device: str) -> _Level | None:
-    if isinstance(moment, Batch):
-        return _level(moment, device)
-    return _failing(moment.failure, moment.last, device)
+    return advice, Standing(max(fold.traced_steps, 1), held, larger)
 
 
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
@@ -195,26 +206,6 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
     if highest is None or last is None or failure.device != device:
         return None
     return _Level(last.step + 1, highest, highest)
-
-
-def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
-    at, largest = levels.at, levels.largest
-    if at is None or largest is None:
-        return None
-    needs, traced = advice.peak or 0, advice.traced_peak or 0
-    # Bytes by which a later step is predicted to exceed the first one.
-    derived = max(needs - traced, 0)
-    if not _is_far(largest.held - derived, at, max(needs, traced)):
-        return None
-    step = largest.step
-    return LargerStep(step, largest.held, step in levels.traced, _inputs(levels, step))
-
-
-def _inputs(levels: _Levels, step: int) -> str | None:
-    known = max((each for each in levels.inputs if each <= step), default=None)
-    if known is None or known == step:
-        return levels.inputs.get(step)
-    return f"{levels.inputs[known]} (of step {known}, the last before it that is known)"
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
@@ -239,13 +230,7 @@ def held_more(moments: LastMoments, trace: Trace) -> int | None:
 
 
 def _is_far(held: int, at: _Level, tensors: int) -> bool:
-    """Return True if another step held far more than a traced step.
-
-    Args:
-        held: Bytes in use at the other step.
-        at: Level of the traced step.
-        tensors: Peak of the traced step's tensors, in bytes.
-    """
+    """Return True if another step held far more than a traced step, whose tensors took ``tensors`` bytes."""
     return held - at.most > max(_FURTHER * tensors, _GROWN * at.most)
 
 
@@ -278,11 +263,6 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
         "`memlog.init(layers=True, budget=0.05)` traces more steps; `memlog.MemoryTracer` traces a step "
         "that you choose, such as one with the longest input."
     )
-
-
-def _journal_name(device: str) -> str:
-    """Return the journal's name of a traced device."""
-    return "host" if device == "cpu" else device.replace(":", "")
 
 
 def _level(batch: Batch, device: str) -> _Level | None:

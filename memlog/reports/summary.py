@@ -29,7 +29,6 @@ from memlog.reports.schema import (
     InputFacts,
     LargestStep,
     RunFacts,
-    RunStatus,
     Summary,
     TracedFacts,
     TrackedRun,
@@ -60,9 +59,9 @@ def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
     return _with_states(summary, all_states(run))
 
 
-def encode(summary: Summary) -> bytes:
-    """Encode the document as JSON. Equal documents give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(summary, order="sorted"), indent=2)
+def encode(document: msgspec.Struct) -> bytes:
+    """Encode a document as indented JSON. Equal documents give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2)
 
 
 def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
@@ -109,7 +108,7 @@ def _of_totals(
             totals.dropped["journal_thinned"] += file.thinned_undelivered
         if lost := totals.lost(file.process, sum(file.skipped.values()) + file.thinned):
             totals.dropped["journal_lost"] += lost
-    status, peaks = _status(totals, alive), totals.peaks.summary()
+    status, peaks = totals.status(alive=alive), totals.peaks.summary()
     last_step = totals.last_step if totals.last_step >= 0 else None
     return Summary(
         run=_run(run, totals),
@@ -147,7 +146,7 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Return the delivery to a backend, with one more saved state added.
+    """Return the delivery to a backend, with a saved state added.
 
     Args:
         before: The delivery according to the journal and to the states added before.
@@ -167,12 +166,6 @@ def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: b
         problem=before.problem if finished else _redacted(state.problem),
         runs=[*before.runs, *joined, *opened],
     )
-
-
-def _status(totals: Accumulator, alive: bool) -> RunStatus:
-    if totals.end is not None:
-        return totals.end.status
-    return "running" if alive else "killed"
 
 
 def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
@@ -323,7 +316,7 @@ def _expected(totals: Accumulator) -> dict[str, Delivery]:
 def _tracked(run: Binding, *, own: bool) -> TrackedRun:
     return TrackedRun(
         id=run.run_id,
-        uri=_bare(run.uri),
+        uri=None if run.uri is None else bare_address(run.uri),
         own=own,
         name=_redacted(run.name),
         offset=run.offset,
@@ -333,8 +326,6 @@ def _tracked(run: Binding, *, own: bool) -> TrackedRun:
 def _omitted(totals: Accumulator) -> dict[str, int]:
     omitted = {
         **totals.omitted,
-        "metrics": totals.metrics.omitted,
-        "peaks": totals.peaks.omitted,
         "scopes": totals.labels.omitted_scopes,
         "points": totals.labels.omitted_points,
         "phases": totals.phases.omitted,
@@ -348,10 +339,6 @@ def _sorted(table: Mapping[str, _T]) -> dict[str, _T]:
 
 def _redacted(text: str | None) -> str | None:
     return None if text is None else without_credentials(text)
-
-
-def _bare(address: str | None) -> str | None:
-    return None if address is None else bare_address(address)
 
 
 def iso_time(time_us: int | None) -> str | None:

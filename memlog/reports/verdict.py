@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from memlog._internal.units import format_bytes
 from memlog.events import Finding, OutOfMemory
-from memlog.reports.level_fold import LEAST_STEPS
 from memlog.reports.schema import AlertFacts, FindingFacts
 
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
-UNKNOWN_CAUSE = "growth"
-"""Kind of a finding whose cause is unknown."""
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
@@ -28,7 +25,7 @@ def _importance(finding: Finding) -> tuple[bool, bool, float, float, int]:
     ends = float("inf") if finding.forecast is None else float(finding.forecast[0])
     return (
         not finding.rate,
-        finding.kind == UNKNOWN_CAUSE,
+        finding.kind == "growth",  # the cause is unknown
         ends,
         -(finding.rate or 0.0),
         _CONFIDENCE[finding.confidence],
@@ -86,38 +83,3 @@ def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
 def after_step(last_step: int | None) -> str:
     """Return ``after step 12``, or ``before the end of the first step`` if no step was complete."""
     return "before the end of the first step" if last_step is None else f"after step {last_step}"
-
-
-def verdict(
-    findings: Sequence[Finding],
-    *,
-    peak: int | None,
-    limit: int | None,
-    steps: int,
-    steady_since: int | None,
-    failure: str | None = None,
-) -> str:
-    """Return the verdict on a run.
-
-    Args:
-        findings: Findings, the most important first.
-        peak: Highest memory in use, in bytes; ``None``: unknown.
-        limit: Bytes that were available; ``None``: unknown.
-        steps: Number of recorded steps.
-        steady_since: Step since which memory is steady; ``None``: not steady, or too few steps.
-        failure: Phrase on a bad end of the run; ``None``: the run did not end badly.
-    """
-    growth = sentence(findings[0]) if findings else _no_growth(peak, limit, steps, steady_since)
-    return growth if failure is None else f"{failure}. {growth}"
-
-
-def _no_growth(peak: int | None, limit: int | None, steps: int, steady_since: int | None) -> str:
-    of = "" if limit is None else f" of {format_bytes(limit)}"
-    reached = "the peak is unknown" if peak is None else f"peak {format_bytes(peak)}{of}"
-    if steps == 0:
-        return f"Without steps, growth is not judged: {reached}."
-    if steps < LEAST_STEPS:
-        return f"Too few steps to judge growth ({steps}): {reached}."
-    if steady_since is None:
-        return f"No lasting growth was found in {steps:,} steps: {reached}."
-    return f"No growth: {reached}, steady since step {steady_since:,}."

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memlog._internal.units import format_bytes
 from memlog.events import Batch, Device, Event, Finding, OutOfMemory, Sample
-from memlog.reports.aggregates import ALLOCATED
-from memlog.reports.aggregates import HOST as HOST_PEAK
-from memlog.reports.level_fold import HOST, LevelFold
+from memlog.reports.aggregates import UNKNOWN, peak_kind
+from memlog.reports.level_fold import HOST, LEAST_STEPS, LevelFold
 from memlog.reports.schema import Peak, RunStatus
-from memlog.reports.verdict import after_step, failure_title, ranked, verdict
-
-_MOST = 1_000
-"""Maximum number of findings that are kept, because a journal is untrusted."""
+from memlog.reports.verdict import after_step, failure_title, ranked, sentence
 
 
 class VerdictFold:
@@ -30,8 +27,7 @@ class VerdictFold:
             self._levels.take(event)
             self._failure = None
         elif isinstance(event, Finding):
-            if len(self._findings) < _MOST:
-                self._findings.append(event)
+            self._findings.append(event)
         elif isinstance(event, OutOfMemory):
             self._failure = event
         elif isinstance(event, Sample) and event.host_limit is not None:
@@ -49,7 +45,10 @@ class VerdictFold:
         peaks: Mapping[str, Peak],
         devices: Mapping[str, Device],
     ) -> str:
-        """Return the verdict on the memory of the first accelerator, or of the process if there is none.
+        """Return the verdict: how the run ended, if it ended badly, and the most important finding.
+
+        Without findings, it is a sentence on the memory of the first accelerator, or of the process if there
+        is no accelerator.
 
         Args:
             status: The run's status.
@@ -57,20 +56,30 @@ class VerdictFold:
             peaks: The run's peaks.
             devices: The run's accelerators by name.
         """
-        name, kind, limit = HOST, HOST_PEAK, self._host_limit
+        findings, failure = self.findings, self._bad_end(status, last_step)
+        growth = sentence(findings[0]) if findings else self._no_growth(last_step, peaks, devices)
+        return growth if failure is None else f"{failure}. {growth}"
+
+    def _no_growth(
+        self, last_step: int | None, peaks: Mapping[str, Peak], devices: Mapping[str, Device]
+    ) -> str:
+        name, limit = HOST, self._host_limit
         if self._levels.devices:
             name = self._levels.devices[0]
             device = devices.get(name)
-            kind, limit = name + ALLOCATED, None if device is None else device.capacity
-        peak = peaks.get(kind)
-        return verdict(
-            self.findings,
-            peak=None if peak is None else peak.bytes,
-            limit=limit,
-            steps=0 if last_step is None else last_step + 1,
-            steady_since=self._levels.steady_since(name),
-            failure=self._bad_end(status, last_step),
-        )
+            limit = None if device is None else device.capacity
+        peak = peaks.get(peak_kind(name), UNKNOWN).bytes
+        of = "" if limit is None else f" of {format_bytes(limit)}"
+        reached = "the peak is unknown" if peak is None else f"peak {format_bytes(peak)}{of}"
+        steps = 0 if last_step is None else last_step + 1
+        since = self._levels.steady_since(name)
+        if steps == 0:
+            return f"Without steps, growth is not judged: {reached}."
+        if steps < LEAST_STEPS:
+            return f"Too few steps to judge growth ({steps}): {reached}."
+        if since is None:
+            return f"No lasting growth was found in {steps:,} steps: {reached}."
+        return f"No growth: {reached}, steady since step {since:,}."
 
     def _bad_end(self, status: RunStatus, last_step: int | None) -> str | None:
         if self._failure is not None and status != "finished":

@@ -12,7 +12,7 @@ from memlog.reports.compare import Compared, Comparison, compare
 from memlog.reports.figures import STEP_TIME, TRACE_PEAK, run_figures
 from memlog.reports.page import drawings, run_sections, sections
 from memlog.reports.page.facts import RunSeries, run_series
-from memlog.reports.page.markup import Child, el, prose, table
+from memlog.reports.page.markup import Child, Row, el, prose, table
 from memlog.reports.page.series import Chart, side_by_side
 from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
@@ -28,8 +28,8 @@ class TwoRuns(NamedTuple):
     names: tuple[str, str]
     summaries: tuple[Summary, Summary]
     figures: Comparison
-    charts: list[Chart]
-    axis: str
+    series: RunSeries
+    """Charts with a line for each run."""
 
 
 def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
@@ -42,8 +42,7 @@ def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
         names,
         (one, other),
         compare([run_figures(run) for run in runs]),
-        _overlaid(series, names),
-        series[0].axis,
+        RunSeries(series[0].axis, _overlaid(series, names), [], 0, []),
     )
 
 
@@ -54,10 +53,9 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
         runs: The runs.
         missing: Reason why charts can't be zoomed; ``None``: they can.
     """
-    series = RunSeries(runs.axis, runs.charts, [], {}, [])  # type: ignore[arg-type]  # an axis
     return [
         el("div", el("h1", _headline(runs), class_="verdict"), _verdicts(runs), class_="headline"),
-        sections.memory(series, missing),
+        sections.memory(runs.series, missing),
         _figures(runs),
         _categories(runs),
         _layers(runs),
@@ -73,12 +71,9 @@ def _headline(runs: TwoRuns) -> str:
     first, second = runs.names
     for name, what in _HEADLINES.items():
         figure = runs.figures.figures.get(name)
-        if figure is None or None in figure.values:
+        if figure is None or (change := figure.changes_percent[1]) is None:
             continue
         before, after = (value or 0.0 for value in figure.values)
-        change = figure.changes_percent[1]
-        if change is None:
-            continue
         if abs(change) < _SAME_PERCENT:
             return f"{second} has the same {what} as {first}: {format_bytes(after)}."
         more = "higher" if after > before else "lower"
@@ -171,7 +166,7 @@ def _layers(runs: TwoRuns) -> Element | None:
 
 
 def _table(caption: str, heading: str, runs: TwoRuns, rows: Mapping[str, Compared]) -> Element:
-    cells: list[list[Child | list[Child]]] = []
+    cells: list[Row] = []
     for name, row in rows.items():
         difference, change = _difference(row), row.changes_percent[1]
         tone = None if not difference else "more" if difference > 0 else "less"

@@ -61,7 +61,10 @@ def line_chart(chart: Chart, axis: str) -> Element:
 
     parts = [
         *(_level_tick(tick, y(tick)) for tick in ticks),
-        *(_index_tick(tick, x(tick)) for tick in _whole_ticks(first, last)),
+        *(
+            el("text", f"{tick:,}", x=f"{x(tick):.1f}", y=_HEIGHT - 10, class_="tick middle")
+            for tick in _whole_ticks(first, last)
+        ),
         el("text", axis, x=_WIDTH - _RIGHT, y=_HEIGHT - 4, class_="axis end"),
         *(
             _line([(x(at), y(value)) for at, value in points], curve_class(curve, number))
@@ -127,15 +130,8 @@ def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) ->
     for number, (label, sizes) in enumerate(bars):
         middle = _LEFT + (number + 0.5) * slot
         drawn.extend(_stack(label, sizes, middle, width, high))
-        drawn.append(
-            el(
-                "text",
-                label,
-                x=f"{middle:.1f}",
-                y=_HEIGHT - 8,
-                class_="tick middle odd" if number % every else "tick middle",
-            )
-        )
+        kind = "tick middle odd" if number % every else "tick middle"
+        drawn.append(el("text", label, x=f"{middle:.1f}", y=_HEIGHT - 8, class_=kind))
     return el(
         "svg",
         el("title", caption),
@@ -150,15 +146,7 @@ def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) ->
 def _stack(
     label: str, sizes: Mapping[str, int], middle: float, width: float, high: float
 ) -> Iterator[Element]:
-    """Yield the parts of one bar, from the bottom up.
-
-    Args:
-        label: Label of the bar.
-        sizes: Bytes by category.
-        middle: Horizontal position of the bar's middle, in units of the drawing.
-        width: Width of the bar, in units of the drawing.
-        high: Bytes at the top of the scale.
-    """
+    """Yield the parts of one bar, from the bottom up; ``high``: bytes at the top of the scale."""
     top = float(_HEIGHT - _BOTTOM)
     for category in sorted(sizes, key=_stacking):
         height = sizes[category] / high * _SPAN
@@ -176,12 +164,13 @@ def _stack(
 
 def legend(categories: Iterable[str]) -> Element:
     """Return the colours of categories, in the order in which they are stacked."""
-    ordered = sorted(categories, key=_stacking)
-    return el(
-        "ul",
-        (el("li", el("span", class_=f"swatch {color(name)}"), name) for name in ordered),
-        class_="legend",
-    )
+    return swatches((color(name), name) for name in sorted(categories, key=_stacking))
+
+
+def swatches(entries: Iterable[tuple[str, str]]) -> Element:
+    """Return a list of labels, each with the colour of its CSS class."""
+    items = (el("li", el("span", class_=f"swatch {color}"), label) for color, label in entries)
+    return el("ul", items, class_="legend")
 
 
 def share_bar(share: float, classes: str = "") -> Element:
@@ -227,19 +216,15 @@ def _points(chart: Chart, curve: Curve) -> list[tuple[int, int]]:
 def _scale(low: float, high: float) -> tuple[float, float, list[float]]:
     """Return the lower end, the upper end and the ticks of a scale of bytes.
 
-    The distance of the ticks is a power of two.
-    The scale begins at 0 unless all values lie far above it.
+    The distance of the ticks is a power of two. The scale begins at 0 unless all values lie far above 0.
     """
     high = max(high, 0.0)  # a damaged journal may have negative sizes
     low = max(low, 0.0) if low >= 0.5 * high else 0.0
     span = max(high - low, 4096.0)
     apart = 2.0 ** math.ceil(math.log2(span / 5))
     bottom, top = math.floor(low / apart) * apart, math.ceil((high + span * 0.02) / apart) * apart
-    return (
-        bottom,
-        top,
-        [bottom + number * apart for number in range(round((top - bottom) / apart) + 1)],
-    )
+    ticks = [bottom + number * apart for number in range(round((top - bottom) / apart) + 1)]
+    return bottom, top, ticks
 
 
 def _whole_ticks(first: int, last: int) -> Iterator[int]:
@@ -255,10 +240,6 @@ def _level_tick(value: float, y: float) -> Element:
         el("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid"),
         el("text", _short(value), x=_LEFT - 8, y=f"{y + 4:.1f}", class_="tick end"),
     )
-
-
-def _index_tick(value: int, x: float) -> Element:
-    return el("text", f"{value:,}", x=f"{x:.1f}", y=_HEIGHT - 10, class_="tick middle")
 
 
 def _short(value: float) -> str:

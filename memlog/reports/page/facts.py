@@ -12,7 +12,6 @@ from memlog.events import (
     Artifact,
     Batch,
     Device,
-    DeviceReading,
     Epoch,
     Evaluation,
     Event,
@@ -34,6 +33,8 @@ MarkKind: TypeAlias = Literal[
 
 _KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
 """Kinds of marks, the most important first. Marks at one index are in this order."""
+UNLISTED: tuple[MarkKind, ...] = ("trace", "epoch", "evaluation")
+"""Kinds of marks that only the charts show, because there are many."""
 _MOST_MARKS = 400
 """Maximum number of marks of one kind. Further marks are only counted."""
 _MOST_TRACES = 1_000
@@ -57,8 +58,8 @@ class RunSeries(msgspec.Struct, frozen=True):
     charts: list[Chart]
     """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[Mark]
-    omitted: dict[str, int]
-    """Number of marks beyond the first `_MOST_MARKS` of a kind, by kind."""
+    omitted: int
+    """Number of marks, not of the kinds in `UNLISTED`, beyond the first `_MOST_MARKS` of each kind."""
     traces: list[Trace]
     """Events about the traced steps, oldest first."""
 
@@ -99,17 +100,11 @@ class SeriesFold:
         """Add an event of a process, in the journal's order."""
         if isinstance(event, Batch):
             self._steps[process] = event.step
-            self._take_batch(event)
+            self._read("step", event.step, event)
         elif isinstance(event, Sample):
             self._take_sample(event)
         else:
             self._take_rare(event, self._steps.get(process))
-
-    def _take_batch(self, event: Batch) -> None:
-        host = self._fold("step", _HOST)
-        host.add("resident set", "level", event.step, event.rss)
-        host.add("peak so far", "peak", event.step, event.rss_peak)
-        self._read("step", event.step, event.devices)
 
     def _take_sample(self, event: Sample) -> None:
         # An older memlog recorded the container's limit only.
@@ -127,19 +122,22 @@ class SeriesFold:
         if isinstance(event, Device):
             self._devices[event.name] = event
         elif isinstance(event, Trace):
-            self._take_trace(event)
+            if len(self._traces) < _MOST_TRACES:
+                self._traces.append(event)
+            self._mark("step", "trace", event.step, "traced step")
         elif isinstance(event, Epoch):
-            self._take_epoch(event)
+            self._read("epoch", event.epoch, event)
+            self._mark("step", "epoch", event.step, f"end of epoch {event.epoch:,}")
         elif isinstance(event, Evaluation):
-            self._take_evaluation(event, step)
+            self._read("evaluation", event.evaluation, event)
+            self._mark("step", "evaluation", step, f"evaluation {event.evaluation:,}")
         else:
             self._take_mark(event, step)
 
     def _take_mark(self, event: Event, step: int | None) -> None:
         if isinstance(event, Alert):
-            if event.step is not None:
-                self._mark("step", "alert", event.step, f"{event.level}: {event.title}")
-            elif event.evaluation is not None:
+            self._mark("step", "alert", event.step, f"{event.level}: {event.title}")
+            if event.step is None:
                 self._mark("evaluation", "alert", event.evaluation, event.title)
         elif isinstance(event, Finding):
             self._mark("step", "growth", event.since_step, f"growth begins: {event.title}")
@@ -151,27 +149,12 @@ class SeriesFold:
         elif isinstance(event, (Scope, Recorded)):
             self._mark("step", _kind_of("block", event.label), event.step, event.label)
 
-    def _take_trace(self, event: Trace) -> None:
-        if len(self._traces) < _MOST_TRACES:
-            self._traces.append(event)
-        if event.step is not None:
-            self._mark("step", "trace", event.step, "traced step")
-
-    def _take_epoch(self, event: Epoch) -> None:
-        host = self._fold("epoch", _HOST)
-        host.add("resident set", "level", event.epoch, event.rss)
-        host.add("peak so far", "peak", event.epoch, event.rss_peak)
-        self._read("epoch", event.epoch, event.devices)
-        self._mark("step", "epoch", event.step, f"end of epoch {event.epoch:,}")
-
-    def _take_evaluation(self, event: Evaluation, step: int | None) -> None:
-        host = self._fold("evaluation", _HOST)
-        host.add("resident set", "level", event.evaluation, event.rss)
-        self._read("evaluation", event.evaluation, event.devices)
-        self._mark("step", "evaluation", step, f"evaluation {event.evaluation:,}")
-
-    def _read(self, axis: Axis, index: int, devices: tuple[DeviceReading, ...]) -> None:
-        for device in devices:
+    def _read(self, axis: Axis, index: int, event: Batch | Epoch | Evaluation) -> None:
+        host = self._fold(axis, _HOST)
+        host.add("resident set", "level", index, event.rss)
+        if not isinstance(event, Evaluation):
+            host.add("peak so far", "peak", index, event.rss_peak)
+        for device in event.devices:
             fold = self._fold(axis, device.name)
             fold.add("allocated", "level", index, device.allocated)
             fold.add("peak", "peak", index, device.peak)
@@ -204,14 +187,14 @@ class SeriesFold:
             axis=axis,
             charts=[self._chart(name, folds[name]) for name in names if not folds[name].is_empty],
             marks=sorted(
-                {mark for on, mark in self._marks if on == axis},
+                dict.fromkeys(mark for on, mark in self._marks if on == axis),
                 key=lambda m: (m.at, _KINDS.index(m.kind)),
             ),
-            omitted={
-                kind: count - _MOST_MARKS
+            omitted=sum(
+                max(count - _MOST_MARKS, 0)
                 for kind, count in self._counts.items()
-                if count > _MOST_MARKS
-            },
+                if kind not in UNLISTED
+            ),
             traces=sorted(self._traces, key=lambda trace: trace.time_us),
         )
 

@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element
 from memlog._internal.units import format_bytes
 from memlog.events import Trace
 from memlog.reports.page import drawings
-from memlog.reports.page.layers import LayerRow, Node
-from memlog.reports.page.markup import Child, el, prose, table
+from memlog.reports.page.layers import LayerRow, Node, nodes
+from memlog.reports.page.markup import Child, Row, el, prose, table
 from memlog.reports.page.sections import section
 from memlog.trace.predict import Advice
 
@@ -47,7 +47,7 @@ def icicle(step: TracedStep) -> Element:
         id="icicle-controls",
         hidden=True,
     )
-    names = sorted(_categories(step.tree))
+    names = sorted({node.category for node in nodes(step.tree)} - {""})
     return section(
         "layers", "Which layer holds it",
         el("p", f"{step.title}: {format_bytes(step.tree.size)} at the peak."),
@@ -76,7 +76,7 @@ def _table(rows: Sequence[LayerRow]) -> list[Child]:
     if not rows:
         return []
     most = max(1, *(row.at_peak for row in rows))
-    cells: list[list[Child | list[Child]]] = [
+    cells: list[Row] = [
         [
             el("code", row.path),
             row.kind,
@@ -100,7 +100,7 @@ def _what_helps(step: TracedStep) -> list[Child]:
     if step.remark:
         parts.append(el("p", *prose(step.remark), class_="note"))
     if advice.hints:
-        rows: list[list[Child | list[Child]]] = [
+        rows: list[Row] = [
             [
                 prose(hint.what),
                 format_bytes(hint.peak),
@@ -111,14 +111,8 @@ def _what_helps(step: TracedStep) -> list[Child]:
             ]
             for hint in advice.hints
         ]
-        parts.append(
-            table(
-                "What would help",
-                ["what would help", "predicted peak", "saved"],
-                rows,
-                numbers=(1,),
-            )
-        )
+        headings = ["what would help", "predicted peak", "saved"]
+        parts.append(table("What would help", headings, rows, numbers=(1,)))
     else:
         parts.append(el("p", "Nothing that memlog can predict would make it smaller."))
     return parts + [el("p", *prose(note), class_="note") for note in advice.notes]
@@ -128,13 +122,3 @@ def step_title(event: Trace, model: str) -> str:
     """Return the name of a traced step, such as ``GPT, step 160``."""
     step = "a step that did not end" if event.step is None else f"step {event.step:,}"
     return f"{model}, {step}" if model else step.capitalize()
-
-
-def _categories(tree: Node) -> set[str]:
-    found, waiting = set[str](), [tree]
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children)
-        if node.category:
-            found.add(node.category)
-    return found

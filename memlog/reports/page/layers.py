@@ -125,25 +125,22 @@ def _last_part(path: str, above: str) -> str:
 
 def _bounded(root: Node) -> Node:
     """Sort the nodes by size. If there are too many, join the smallest nodes."""
-    sizes = sorted((node.size for node in _all(root)), reverse=True)
+    sizes = sorted((node.size for node in nodes(root)), reverse=True)
     least = sizes[_MOST_NODES] if len(sizes) > _MOST_NODES else 0
-    _tidy(root, least)
-    return root
-
-
-def _all(node: Node) -> Iterable[Node]:
-    waiting = [node]
-    while waiting:
-        at = waiting.pop()
-        yield at
-        waiting.extend(at.children)
-
-
-def _tidy(root: Node, least: int) -> None:
-    for node in _all(root):
+    for node in nodes(root):
         small = [child for child in node.children if child.size <= least]
         kept = [child for child in node.children if child.size > least]
         kept.sort(key=lambda child: (bool(child.category), -child.size, _counted(child.name)))
         if size := sum(child.size for child in small):
             kept.append(Node(f"{len(small):,} smaller", size=size, children=[]))
         node.children = kept
+    return root
+
+
+def nodes(root: Node) -> Iterable[Node]:
+    """Yield all nodes of a tree. A node's children may be replaced before the next node is taken."""
+    waiting = [root]
+    while waiting:
+        at = waiting.pop()
+        yield at
+        waiting.extend(at.children)

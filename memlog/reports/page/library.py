@@ -39,30 +39,23 @@ def load_library(announce: Callable[[str], object] | None = None) -> Library:
         announce: Called with one line of text before uPlot is fetched; ``None``: uPlot is not fetched.
             Without uPlot, the charts are drawings that can't be zoomed.
     """
-    folder, missing = _find_uplot(announce)
+    folder = None
+    missing = (
+        "this memlog was installed without uPlot: `memlog report` fetches it once, through npm"
+    )
+    try:
+        folder = UPLOT.find(announce)
+    except FetchError as error:
+        missing = f"{error}: {error.remedy}"
+    except OSError as error:
+        why = error.strerror or error
+        missing = f"{why}: set XDG_CACHE_HOME to a folder that can be written"
     own = [(_STATIC / name).read_text("utf-8") for name in _SCRIPTS]
     styles = [(_STATIC / name).read_text("utf-8") for name in _STYLES]
     if folder is not None:
         own.insert(0, (folder / UPLOT.needed).read_text("utf-8"))
         styles.insert(0, (folder / "uPlot.min.css").read_text("utf-8"))
-    return Library("\n".join(own), "\n".join(styles), missing)
-
-
-def _find_uplot(announce: Callable[[str], object] | None) -> tuple[Path | None, str | None]:
-    try:
-        folder = UPLOT.find(announce)
-    except FetchError as error:
-        return None, f"{error}: {error.remedy}"
-    except OSError as error:
-        return (
-            None,
-            f"{error.strerror or error}: set XDG_CACHE_HOME to a folder that can be written",
-        )
-    if folder is None:
-        return None, (
-            "this memlog was installed without uPlot: `memlog report` fetches it once, through npm"
-        )
-    return folder, None
+    return Library("\n".join(own), "\n".join(styles), missing if folder is None else None)
 
 
 def _digest(text: str) -> str:

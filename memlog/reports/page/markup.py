@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element, fromstring, tostring
+
+from markdown_it import MarkdownIt
 
 Child: TypeAlias = "Element | str | None"
+Row: TypeAlias = "Sequence[Child | list[Child]]"
+"""Cells of a table's row."""
+_HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5"}
+"""New level of each heading of a Markdown text. The page has a headline of its own."""
 
 
 def el(name: str, /, *children: Child | Iterable[Child], **attributes: object) -> Element:
@@ -44,7 +50,7 @@ def prose(text: str) -> list[Child]:
 def table(
     caption: str,
     headings: Sequence[str],
-    rows: Iterable[Sequence[Child | list[Child]]],
+    rows: Iterable[Row],
     *,
     numbers: Sequence[int] = (),
 ) -> Element:
@@ -69,7 +75,7 @@ def table(
             [
                 el(
                     "td" if at else "th",
-                    cell if isinstance(cell, list) else [cell],
+                    cell,
                     scope=None if at else "row",
                     class_=kind(at),
                 )
@@ -80,6 +86,17 @@ def table(
     ]
     made = el("table", el("caption", caption), el("thead", head), el("tbody", body))
     return el("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def rendered(text: str) -> Element:
+    """Return Markdown as an element. HTML in the text stays text; links and pictures are left out."""
+    parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
+    parser.disable(["link", "image", "autolink"])
+    safe = "".join(char for char in text if char.isprintable() or char == "\n")
+    root = fromstring(f'<div class="prose">{parser.render(safe)}</div>')  # noqa: S314 - markdown-it wrote it: no entity
+    for element in root.iter():
+        element.tag = _HEADINGS.get(element.tag, element.tag)
+    return root
 
 
 def write(root: Element) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -14,15 +13,16 @@ from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
 from memlog.journal import RunDirectory
-from memlog.reports.page import comparison, layer_sections, run_sections, sections
+from memlog.reports.aggregates import peak_kind
+from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
 from memlog.reports.page.facts import RunSeries
 from memlog.reports.page.layer_sections import TracedStep, step_title
-from memlog.reports.page.layers import event_tree, layer_rows, layer_tree
+from memlog.reports.page.layers import Node, event_tree, layer_rows, layer_tree
 from memlog.reports.page.library import Library, load_library
 from memlog.reports.page.markup import Child, el, write
 from memlog.reports.page.ranks import find_ranks, rank_chart
 from memlog.reports.page.run_reader import RunReader
-from memlog.reports.page.series import Chart, peak_name
+from memlog.reports.page.series import Chart
 from memlog.reports.schema import Summary
 from memlog.reports.step_ranking import advise_with, not_the_largest
 from memlog.reports.traced_steps import TraceFold
@@ -39,7 +39,7 @@ prediction takes about a second."""
 
 
 def html(
-    what: RunDirectory | Summary | RunReader | RecordedTrace, *, announce: Announce | None = None
+    what: RunDirectory | RunReader | RecordedTrace, *, announce: Announce | None = None
 ) -> str:
     """Return the report as one HTML document, for ``memlog report`` and for notebooks.
 
@@ -47,16 +47,14 @@ def html(
     storage and no other file, and sends nothing.
 
     Args:
-        what: A run (it can still be running), a run's summary, a reader that has read a part of the run's
-            journal, or a traced step.
+        what: A run (it can still be running), a reader that has read a part of the run's journal, or a traced
+            step.
         announce: Called with one line of text before uPlot is fetched, if this installation lacks uPlot;
             ``None``: uPlot is not fetched. Without uPlot, the charts can't be zoomed.
     """
     library = load_library(announce)
     if isinstance(what, RecordedTrace):
         return _trace_page(what, library)
-    if isinstance(what, Summary):
-        what = RunDirectory(Path(what.run.directory))
     return _run_page(RunReader(what) if isinstance(what, RunDirectory) else what, library)
 
 
@@ -70,7 +68,7 @@ def comparison_html(
         f"{compared.names[1]} compared with {compared.names[0]}",
         [el("strong", "Two runs compared")],
         comparison.parts(compared, library.missing),
-        _data(compared.charts, compared.axis, []),
+        _data(compared.series),
         library,
     )
 
@@ -103,12 +101,11 @@ def _run_page(reader: RunReader, library: Library) -> str:
         el("span", f"run {summary.run.id}") if summary.run.name else None,
         el("span", sections.moment(summary.run.begun)),
     ]
-    data = _data(series.charts, series.axis, series.marks, step)
-    return _document(summary.run.name or summary.run.id, about, parts, data, library)
+    return _document(summary.run.name or summary.run.id, about, parts, _data(series, step), library)
 
 
 def _with_peak(chart: Chart, summary: Summary) -> Chart:
-    peak = summary.peaks.get(peak_name(chart))
+    peak = summary.peaks.get(peak_kind(chart.id))
     if peak is None or peak.bytes is None or peak.step is None or not summary.steps:
         return chart
     return replace(chart, peak=(peak.step, peak.bytes))
@@ -137,7 +134,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
         layer_sections.largest(step),
     ]
     about: list[Child] = [el("strong", model), el("span", f"{result.engine} engine")]
-    return _document(model, about, parts, _data([], "step", [], step), library)
+    return _document(model, about, parts, _data(RunSeries("step", [], [], 0, []), step), library)
 
 
 def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
@@ -169,31 +166,24 @@ def _is_cheap(trace: RecordedTrace) -> bool:
     return len(trace.events) <= _MOST_EVENTS * encoding.EVENT_BYTES
 
 
-def _data(
-    charts: list[Chart], axis: str, marks: Iterable[Any], step: TracedStep | None = None
-) -> bytes:
-    """Return the data for the page's script, as JSON."""
+def _data(series: RunSeries, step: TracedStep | None = None) -> bytes:
     document = {
-        "axis": axis,
-        "charts": charts,
-        "marks": list(marks),
+        "axis": series.axis,
+        "charts": series.charts,
+        "marks": series.marks,
         "tree": None if step is None else _packed(step),
     }
     return msgspec.json.encode(document)
 
 
 def _packed(step: TracedStep) -> dict[str, Any]:
-    """Return a step's title and its tree of layers, as data for the page's script.
+    """Return a step's title and its layers as arrays, which are a third as long in JSON as objects."""
 
-    A node is an array, because arrays are a third as long in JSON as objects.
-    """
-    from memlog.reports.page.drawings import color  # noqa: PLC0415
-
-    def pack(node: Any) -> list[Any]:
+    def pack(node: Node) -> list[Any]:
         return [
             node.name,
             node.size,
-            color(node.category) if node.category else "",
+            drawings.color(node.category) if node.category else "",
             node.kind,
             [pack(child) for child in node.children],
         ]
@@ -222,9 +212,10 @@ def _document(
         "body",
         el("a", "Skip to the verdict", href="#main", class_="skip"),
         el("header", el("span", "memlog", class_="brand"), about),
-        el("main", sections.joined(list(parts)), id="main"),
+        el("main", parts, id="main"),
         el("footer", f"Made by memlog {__version__}. This page loads nothing and sends nothing."),
-        _raw("script", _harmless(data), type="application/json", id="data"),
+        # Without a "<", the JSON can't end the element around it.
+        _raw("script", data.decode().replace("<", "\\u003c"), type="application/json", id="data"),
         _raw("script", library.script),
     )
     return write(el("html", head, body, lang="en"))
@@ -235,13 +226,3 @@ def _raw(name: str, text: str, /, **attributes: str) -> Element:
     made = el(name, **attributes)
     made.text = text
     return made
-
-
-def _harmless(data: bytes) -> str:
-    """Return the data as JSON that can't end the script element around it."""
-    return (
-        data.decode()
-        .replace("<", "\\u003c")
-        .replace("\u2028", "\\u2028")
-        .replace("\u2029", "\\u2029")
-    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from memlog.journal import JournalFile, Position, RunDirectory
+from collections.abc import Iterator
+from itertools import islice
+
+from memlog.journal import Entry, JournalFile, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.reports.accumulator import Accumulator
 from memlog.reports.page.facts import SeriesFold
@@ -37,26 +40,17 @@ class RunReader:
             most: Maximum number of events to read; ``None``: all.
             complete: True if no process writes to the journal any more.
         """
-        left = most
+        for process, entry in islice(self._unread(complete=complete), most):
+            self._totals.take(process, entry)
+            self.series.take(process, entry.event)
+            self.ranking.take(entry.event)
+
+    def _unread(self, *, complete: bool) -> Iterator[tuple[str, Entry]]:
         for found in self.run.files():
             file, at = self._files.setdefault(found.process, (found, START))
             for entry in file.read(at, complete=complete):
-                at = entry.end
-                self._totals.take(file.process, entry)
-                self.series.take(file.process, entry.event)
-                self.ranking.take(entry.event)
-                if left is not None:
-                    left -= 1
-                    if left <= 0:
-                        break
-            self._files[found.process] = (file, at)
-            if left is not None and left <= 0:
-                return
-
-    @property
-    def has_readings(self) -> bool:
-        """True if memory was read at least once."""
-        return self.series.has_readings
+                self._files[file.process] = (file, entry.end)
+                yield file.process, entry
 
     def summary(self) -> Summary:
         """Read the unread part of the journal, and return the run's summary."""

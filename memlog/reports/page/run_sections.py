@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from memlog._internal.units import format_bytes
+from memlog._internal.units import format_bytes, format_duration
+from memlog.reports.aggregates import UNKNOWN, peak_kind
 from memlog.reports.page import drawings, sections
-from memlog.reports.page.markup import Child, el, prose, table
+from memlog.reports.page.markup import Row, el, prose, table
 from memlog.reports.page.ranks import Rank
-from memlog.reports.page.series import peak_name
 from memlog.reports.phases import known_peak
 from memlog.reports.schema import Delivery, Summary
 
@@ -23,16 +23,17 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
     """
     if not found:
         return None
-    peaks = [_peak_of(rank) for rank in found]
-    most = max((peak for peak in peaks if peak is not None), default=0)
-    rows: list[list[Child | list[Child]]] = []
+    peaks = [rank.summary.peaks.get(peak_kind(rank.chart.id), UNKNOWN).bytes for rank in found]
+    known = [peak for peak in peaks if peak is not None]
+    most = max(known, default=0)
+    rows: list[Row] = []
     for rank, peak in zip(found, peaks, strict=True):
-        bar: list[Child] = [drawings.share_bar((peak or 0) / most, "level") if most else None]
+        bar = drawings.share_bar((peak or 0) / most, "level") if most else None
         rows.append(
             [
                 f"{rank.rank}",
-                [format_bytes(peak), *bar],
-                "unknown" if rank.chart.limit is None else format_bytes(rank.chart.limit),
+                [format_bytes(peak), bar],
+                format_bytes(rank.chart.limit),
                 f"{rank.summary.steps:,}",
                 rank.summary.status,
                 rank.summary.run.host or "unknown",
@@ -40,15 +41,12 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
                 el("code", rank.summary.run.id),
             ]
         )
-    known = [peak for peak in peaks if peak is not None]
-    apart = max(known) - min(known) if known else 0
+    apart = most - min(known, default=0)
     headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
     shown = f"{total}" if len(found) == total else f"{len(found)} of {total:,}"
-    which = (
-        ""
-        if len(found) == total
-        else " Shown are those with the most and the least memory at a step."
-    )
+    which = " Shown are those with the most and the least memory at a step."
+    if len(found) == total:
+        which = ""
     return sections.section(
         "ranks", f"{shown} ranks side by side",
         el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart.{which}"),
@@ -56,18 +54,13 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
     )  # fmt: skip
 
 
-def _peak_of(rank: Rank) -> int | None:
-    peak = rank.summary.peaks.get(peak_name(rank.chart))
-    return None if peak is None else peak.bytes
-
-
 def alerts(summary: Summary) -> Element | None:
     """Return the section with the alerts; ``None`` if there was none."""
     if not summary.alerts:
         return None
-    rows: list[list[Child | list[Child]]] = [
+    rows: list[Row] = [
         [
-            _place(alert.step, alert.evaluation, alert.epoch),
+            alert.place or "before the first step",
             el("span", alert.level, class_=f"pill {alert.level}"),
             prose(alert.title),
             prose(alert.text),
@@ -80,32 +73,24 @@ def alerts(summary: Summary) -> Element | None:
     )
 
 
-def _place(step: int | None, evaluation: int | None, epoch: int | None) -> str:
-    for axis, index in (("step", step), ("evaluation", evaluation), ("epoch", epoch)):
-        if index is not None:
-            return f"{axis} {index:,}"
-    return "before the first step"
-
-
 def phases(summary: Summary) -> Element | None:
     """Return the section with the phases of the program; ``None`` if the program marked none."""
     if not summary.phases:
         return None
-    rows: list[list[Child | list[Child]]] = []
+    rows: list[Row] = []
     for label, facts in list(summary.phases.items())[: sections.LISTED]:
         for name, peak in facts.peaks.items():
-            of = summary.peaks.get("host.rss" if name == "host" else f"{name}.allocated")
-            most = None if of is None else of.bytes
+            most = summary.peaks.get(peak_kind(name), UNKNOWN).bytes
             bar = drawings.share_bar((peak.at_least_bytes or 0) / most, "peak") if most else None
             rows.append(
                 [
                     " > ".join([*facts.within, label]),
-                    "host" if name == "host" else name,
+                    name,
                     [known_peak(peak), bar],
                     "yes" if peak.made_the_peak else "",
                     "" if peak.exact_step is None else f"step {peak.exact_step:,}",
                     f"{facts.count:,}",
-                    sections.duration(facts.duration_s),
+                    format_duration(facts.duration_s),
                     f"{facts.errors:,}" if facts.errors else "",
                 ]
             )
@@ -128,7 +113,7 @@ def provenance(
         "status": summary.status,
         "begun": sections.moment(run.begun),
         "ended": sections.moment(run.ended),
-        "duration": sections.duration(run.duration_s) if run.duration_s is not None else None,
+        "duration": None if run.duration_s is None else format_duration(run.duration_s),
         "host": run.host,
         "process": None if run.pid is None else str(run.pid),
         "devices": ", ".join(
@@ -180,9 +165,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _tracing(summary: Summary) -> str | None:
-    if summary.traced.cost_ms is None:
-        return None
-    if not summary.traced.steps:
+    if summary.traced.cost_ms is None or not summary.traced.steps:
         return None
     return f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from memlog._internal.safe_files import read_plain
-from memlog._internal.units import format_bytes
+from memlog._internal.units import format_bytes, format_duration
 from memlog.events import Trace
 from memlog.journal import RunDirectory
+from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import drawings
-from memlog.reports.page.facts import Mark, RunSeries
-from memlog.reports.page.markdown import rendered
-from memlog.reports.page.markup import Child, el, prose, table
-from memlog.reports.page.series import Chart, peak_name
+from memlog.reports.page.facts import UNLISTED, RunSeries
+from memlog.reports.page.markup import Child, el, prose, rendered, table
+from memlog.reports.page.series import Chart
 from memlog.reports.schema import FindingFacts, Peak, Summary
 
 _TABLE_ROWS = 20
@@ -28,10 +28,8 @@ _TRACED_ROWS = 60
 
 def section(name: str, title: str, *content: Child | list[Child]) -> Element:
     """Return a section with a heading."""
-    children = [part for one in content for part in (one if isinstance(one, list) else [one])]
-    return el(
-        "section", el("h2", title, id=name), children, aria_labelledby=name, class_=f"part {name}"
-    )
+    heading = el("h2", title, id=name)
+    return el("section", heading, *content, aria_labelledby=name, class_=f"part {name}")
 
 
 def verdict(summary: Summary) -> list[Child]:
@@ -45,36 +43,28 @@ def verdict(summary: Summary) -> list[Child]:
     if finding is not None and finding.remedy:
         parts.append(el("p", el("strong", "What to do: "), *prose(finding.remedy), class_="remedy"))
     if finding is not None:
-        parts.append(_evidence(finding))
+        lines = _evidence_lines(finding) if finding.evidence else el("p", "None was recorded.")
+        evidence = el("summary", f"Evidence (confidence: {finding.confidence})")
+        parts.append(el("details", evidence, lines))
     parts += [_further(other) for other in summary.findings[1:]]
     return parts
 
 
 def _first_sentence(text: str) -> tuple[str, str]:
-    """Return a text's first sentence, and the rest."""
     found = re.search(r"(?<=[.])\s+(?=[A-Z`])", text)
     return (text, "") if found is None else (text[: found.start()], text[found.end() :])
 
 
-def _evidence(finding: FindingFacts) -> Element:
-    items = [el("li", *prose(line)) for line in finding.evidence]
-    return el(
-        "details",
-        el("summary", f"Evidence (confidence: {finding.confidence})"),
-        el("ul", items) if items else el("p", "None was recorded."),
-    )
-
-
 def _further(finding: FindingFacts) -> Element:
-    remedy = (
-        [el("p", el("strong", "What to do: "), *prose(finding.remedy))] if finding.remedy else []
-    )
-    return el(
-        "details",
-        el("summary", "Also: ", *prose(finding.title)),
-        remedy,
-        el("ul", [el("li", *prose(line)) for line in finding.evidence]),
-    )
+    remedy = None
+    if finding.remedy:
+        remedy = el("p", el("strong", "What to do: "), *prose(finding.remedy))
+    title = el("summary", "Also: ", *prose(finding.title))
+    return el("details", title, remedy, _evidence_lines(finding))
+
+
+def _evidence_lines(finding: FindingFacts) -> Element:
+    return el("ul", [el("li", *prose(line)) for line in finding.evidence])
 
 
 def tiles(pairs: Sequence[tuple[str, str, str]]) -> Element:
@@ -93,23 +83,20 @@ def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str
     """Return a run's key figures, as far as they are known."""
     shown: list[tuple[str, str, str]] = []
     for chart in series.charts[:2]:
-        peak = summary.peaks.get(peak_name(chart))
+        peak = summary.peaks.get(peak_kind(chart.id))
         if peak is not None and peak.bytes is not None:
             name = "Peak, process" if chart.id == "host" else f"Peak, {chart.id}"
             shown.append((name, format_bytes(peak.bytes), _of_limit(peak, chart.limit)))
     worst = summary.traced
     if worst.worst_peak_bytes is not None:
-        at = (
-            "of a step that did not end"
-            if worst.worst_step is None
-            else f"step {worst.worst_step:,}"
-        )
-        remark = f"{at}{_mostly(series, worst.worst_step)}"
+        step = worst.worst_step
+        at = "of a step that did not end" if step is None else f"step {step:,}"
+        remark = f"{at}{_mostly(series, step)}"
         name = "Peak in tensors" if worst.worst_exact else "Peak in tensors, at least"
         shown.append((name, format_bytes(worst.worst_peak_bytes), remark))
-    shown.append(
-        (_steps(summary, series), f"{_count(summary, series):,}", duration(summary.run.duration_s))
-    )
+    seconds = summary.run.duration_s
+    lasted = "" if seconds is None else format_duration(seconds)
+    shown.append((_steps(summary, series), f"{_count(summary, series):,}", lasted))
     if (cost := _cost(summary)) is not None:
         shown.append(("memlog's own cost", *cost))
     return shown
@@ -190,36 +177,23 @@ def memory(series: RunSeries, missing: str | None) -> Element | None:
 
 
 def _chart(chart: Chart, axis: str) -> Element:
+    note = None
+    if chart.width > 1:
+        text = f"each point shows the lowest and the highest of {chart.width:,} {axis}s."
+        note = el("p", f"The run is long: {text}", class_="note")
     return el(
         "figure",
         el("figcaption", chart.title, _limit_text(chart)),
         el("div", drawings.line_chart(chart, axis), class_="plot", data_chart=chart.id),
-        el(
-            "ul",
-            (
-                el(
-                    "li",
-                    el("span", class_=f"swatch {drawings.curve_class(curve, number)}"),
-                    curve.label,
-                )
-                for number, curve in enumerate(chart.curves)
-            ),
-            class_="legend",
+        drawings.swatches(
+            (drawings.curve_class(curve, number), curve.label)
+            for number, curve in enumerate(chart.curves)
         ),
-        _grouped(chart, axis),
+        note,
         as_table(_values(chart, axis)),
         id=f"figure-{chart.id}",
         class_="memory",
     )
-
-
-def _grouped(chart: Chart, axis: str) -> Element | None:
-    if chart.width == 1:
-        return None
-    text = (
-        f"The run is long: each point shows the lowest and the highest of {chart.width:,} {axis}s."
-    )
-    return el("p", text, class_="note")
 
 
 def _limit_text(chart: Chart) -> Element | None:
@@ -247,24 +221,18 @@ def _values(chart: Chart, axis: str) -> Element:
 
 
 def _marks(series: RunSeries) -> Element | None:
-    listed = [mark for mark in series.marks if mark.kind not in ("trace", "epoch", "evaluation")]
+    listed = [mark for mark in series.marks if mark.kind not in UNLISTED]
     if not listed:
         return None
-    items = [el("li", _mark(mark, series.axis)) for mark in listed[:LISTED]]
-    more = len(listed) - LISTED + sum(series.omitted.values())
+    items = [
+        el("li", el("span", el("strong", f"{series.axis} {mark.at:,}"), " ", *prose(mark.text)))
+        for mark in listed[:LISTED]
+    ]
+    more = len(listed) - LISTED + series.omitted
     if more > 0:
         items.append(el("li", f"and {more:,} more"))
-    return el(
-        "details",
-        el("summary", "What happened when"),
-        el("ul", items),
-        open=True,
-        class_="as-table",
-    )
-
-
-def _mark(mark: Mark, axis: str) -> Element:
-    return el("span", el("strong", f"{axis} {mark.at:,}"), " ", *prose(mark.text))
+    heading = el("summary", "What happened when")
+    return el("details", heading, el("ul", items), open=True, class_="as-table")
 
 
 def traced(traces: Sequence[Trace]) -> Element | None:
@@ -313,19 +281,3 @@ def _step_label(trace: Trace) -> str:
 def moment(iso: str | None) -> str | None:
     """Return an ISO 8601 time as ``2026-01-31 12:00:00 UTC``; ``None`` if unknown."""
     return None if iso is None else f"{iso[:19].replace('T', ' ')} UTC"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration as text; empty if unknown."""
-    if seconds is None:
-        return ""
-    if seconds < 60:  # noqa: PLR2004
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
-
-
-def joined(parts: Sequence[Element | None]) -> Iterator[Element]:
-    """Yield the sections that exist."""
-    return (part for part in parts if part is not None)

@@ -143,8 +143,3 @@ def _widened(chart: Chart, width: int) -> dict[int, int]:
             wide = at // width * width
             line[wide] = max(value, line.get(wide, value))
     return line
-
-
-def peak_name(chart: Chart) -> str:
-    """Return the key of a chart's peak in `Summary.peaks`, such as ``host.rss``."""
-    return "host.rss" if chart.id == "host" else f"{chart.id}.allocated"

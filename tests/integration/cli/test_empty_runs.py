@@ -16,6 +16,7 @@ WHY = (
     "memlog: nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in "
     "Keras or inside torch.compile): call "
 )
+INIT = "import memlog\nsession = memlog.init('local', config={'quiet': True})\n"
 REMEDIES = ("session.step() after each step", "monitors", "memlog_keras", "memlog.watch_loss")
 
 
@@ -42,7 +43,7 @@ def shown(tmp_path: Path) -> str:
 
 
 def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
-    (line,) = ran(tmp_path, "import memlog\nmemlog.init('local', config={'quiet': True})\n")
+    (line,) = ran(tmp_path, INIT)
     assert line.startswith(WHY)
     assert all(remedy in line for remedy in REMEDIES)
     page = shown(tmp_path)
@@ -62,24 +63,12 @@ def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
     ids=["step", "evaluation", "artifact", "scope", "epoch"],
 )
 def test_a_run_with_data_gets_no_hint(tmp_path: Path, used: str) -> None:
-    assert (
-        ran(
-            tmp_path,
-            f"import memlog\nsession = memlog.init('local', config={{'quiet': True}})\n{used}\n",
-        )
-        == []
-    )
+    assert ran(tmp_path, f"{INIT}{used}\n") == []
     assert "recorded nothing" not in shown(tmp_path)
 
 
 def test_a_failed_script_gets_no_hint(tmp_path: Path) -> None:
-    assert (
-        ran(
-            tmp_path,
-            "import memlog\nmemlog.init('local', config={'quiet': True})\nraise ValueError\n",
-        )
-        == []
-    )
+    assert ran(tmp_path, f"{INIT}raise ValueError\n") == []
     assert "recorded nothing" not in shown(tmp_path)
 
 
@@ -88,7 +77,5 @@ def test_the_launcher_says_it_of_a_script_that_calls_nothing(tmp_path: Path) -> 
     (line,) = ran(tmp_path, "print('done')\n", *launcher)
     assert line.startswith(f"{WHY}session = memlog.init() in the script and session.step() after")
     assert all(remedy in line for remedy in REMEDIES)
-    (line,) = ran(
-        tmp_path, "import memlog\nmemlog.init('local', config={'quiet': True})\n", *launcher
-    )
+    (line,) = ran(tmp_path, INIT, *launcher)
     assert line.startswith(WHY)

@@ -156,20 +156,3 @@ def test_the_old_imports_are_memlogs_own() -> None:
     for name in memory_monitor.__all__:
         assert getattr(memory_monitor, name) is getattr(memlog, name)
     assert importlib.util.find_spec("memlog.compat.memory_monitor")
-
-
-@pytest.mark.seed(31)
-def test_everything_public_has_a_docstring() -> None:
-    import inspect
-
-    import memlog
-
-    public = [getattr(memlog, name) for name in memlog.__all__ if name != "__version__"]
-    methods = [
-        method
-        for thing in public
-        if inspect.isclass(thing)
-        for name, method in inspect.getmembers(thing, inspect.isroutine)
-        if not name.startswith("_") and name in vars(thing)
-    ]
-    assert [thing for thing in (*public, *methods) if not inspect.getdoc(thing)] == []

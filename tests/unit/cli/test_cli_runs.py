@@ -61,14 +61,6 @@ def test_an_unnamed_run_has_its_trackers_names(tmp_path: Path) -> None:
     assert "run run2 at http://host" in shown
 
 
-def test_a_delivery_problem_has_a_remedy(tmp_path: Path) -> None:
-    run = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {})).closed()
-    away = "MLflow at http://h:1 does not answer (connection refused)"
-    UploadState(backend="mlflow", stage="unreachable", problem=away).save(run)
-    told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers the rest"
-    assert told in said("runs").splitlines()
-
-
 def test_runs_as_json(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     UploadState(backend="mlflow", stage="done", delivered=1234).save(run)

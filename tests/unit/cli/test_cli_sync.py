@@ -6,12 +6,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-from support import thirdparty
+from support import commands, thirdparty
 from support.journals import GIB, MadeRun, at, batch
 from support.thirdparty import ListBackend
 
-from memlog.cli.main import cli
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import HelperLock, UploadLock, UploadState
@@ -46,23 +44,15 @@ def run(tmp_path: Path) -> RunDirectory:
     return finished(made_run(tmp_path, "list"))
 
 
-def sync(*arguments: str, run: str = "latest") -> Result:
-    return CliRunner().invoke(cli, ["sync", run, "--timeout", "0", *arguments], prog_name="memlog")
+SYNC = ("sync", "latest", "--timeout", "0")
 
 
 def said(*arguments: str) -> str:
-    result = sync(*arguments)
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr == ""
-    return result.stdout
+    return commands.said(*SYNC, *arguments)
 
 
 def complaint(*arguments: str, code: int) -> str:
-    result = sync(*arguments)
-    assert result.exit_code == code
-    [line] = result.stderr.splitlines()
-    assert line.startswith("memlog: ")
-    return line.removeprefix("memlog: ")
+    return commands.complaint(*SYNC, *arguments, code=code)
 
 
 def test_everything_arrives_and_the_own_run_is_ended(
@@ -177,7 +167,7 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
     made = made_run(tmp_path, "list").bound("list", "gone", "memory://host")
     run = finished(steps(made).bound("list", "there", "memory://host"))
     backend.tracker.deleted = {"gone"}
-    result = sync()
+    result = commands.memlog(*SYNC)
     assert result.exit_code == 1
     assert result.stdout == f"list: {POINTS} points delivered (run there at memory://host)\n"
     assert result.stderr == (
@@ -185,9 +175,9 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
         f"once it exists again, `memlog sync {run.id} --own-run` delivers it to a run of memlog's own\n"
     )
     for command in ("runs", "show"):
-        told = CliRunner().invoke(cli, [command, *["latest"][: command == "show"]]).stdout
+        told = commands.said(command, *["latest"][: command == "show"])
         assert "the run gone is deleted" in " ".join(told.split())
-    assert sync().stdout.startswith("list: nothing more was delivered")
+    assert commands.memlog(*SYNC).stdout.startswith("list: nothing more was delivered")
     assert said("--own-run").startswith(f"list: {POINTS} points delivered (2 runs)")
     assert set(backend.tracker.points) == {"there", "beside-gone"}
 
@@ -197,7 +187,7 @@ def test_refused_points_are_reported(run: RunDirectory, backend: ListBackend) ->
     assert said().startswith(
         f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` lists them)"
     )
-    shown = CliRunner().invoke(cli, ["show", "latest"]).stdout
+    shown = commands.said("show", "latest")
     assert f"list: rejected: memory/host/rss_peak_mib {STEPS}" in shown
 
 
@@ -220,15 +210,15 @@ def test_an_end_is_explained_once_the_runs_own_helper_is_gone(
 ) -> None:
     run = steps(made_run(tmp_path, "list")).closed()
     with at_work(run):
-        sync()
+        commands.memlog(*SYNC)
         assert not run.artifacts.exists()
-    sync()
+    commands.memlog(*SYNC)
     assert (run.artifacts / "postmortem.md").exists()
 
 
 def test_a_failing_tracker_does_not_stop_the_others(tmp_path: Path) -> None:
     finished(made_run(tmp_path, "clientless", "list"))
-    result = sync()
+    result = commands.memlog(*SYNC)
     assert result.exit_code == 2
     assert result.stdout.startswith(f"list: {POINTS} points delivered")
     assert "pip install 'list-client>=2'" in result.stderr
@@ -338,7 +328,7 @@ def test_pull_sends_no_credentials_to_the_runs_address(
     strangers(run, how)
     backend.environment = {"LIST_TOKEN": "secret"}
     arguments = ["pull", run.id, "--backend", "list", "-o", str(tmp_path / "out")]
-    result = CliRunner().invoke(cli, arguments, prog_name="memlog")
+    result = commands.memlog(*arguments)
     assert result.exit_code != 0
     if how != "address":  # the tracker to which nothing was delivered yet
         assert "the run names http://evil" in result.stderr

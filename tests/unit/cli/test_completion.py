@@ -88,12 +88,6 @@ def test_the_script_asks_memlog(shell: str) -> None:
     assert "_memlog_completion" in result.stdout
 
 
-def test_another_shell_is_refused_in_one_line() -> None:
-    result = CliRunner().invoke(cli, ["completion", "csh"], prog_name="memlog")
-    assert result.exit_code == 2
-    assert "'csh' is not one of 'bash', 'zsh', 'fish'" in result.stderr
-
-
 def test_nothing_slow_is_imported_for_it() -> None:
     program = (
         "import sys\n"

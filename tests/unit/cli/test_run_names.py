@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from support.journals import GIB, MadeRun, at, batch
 
 from memlog.cli.main import cli
-from memlog.errors import AmbiguousRunError, RunNotFoundError
+from memlog.errors import AmbiguousRunError
 from memlog.events import Run
 from memlog.journal import Binding, RunDirectory, find_run
 from memlog.journal.delivery_state import UploadState
@@ -74,11 +74,6 @@ def test_a_name_comes_before_the_beginning_of_another_id(runs: Path) -> None:
     assert find_run(runs, "dddd5555").id == "dddd5555"  # memlog's own id comes first
 
 
-def test_an_unknown_name_is_one_line(runs: Path) -> None:
-    with pytest.raises(RunNotFoundError, match=r"is called 'nobody' or begins with it: `memlog"):
-        find_run(runs, "nobody")
-
-
 def test_a_folder_that_cannot_be_read_hides_no_other(runs: Path) -> None:
     (runs / "aaaa2222" / "delivery").rmdir()
     (runs / "aaaa2222" / "delivery").write_text("no folder")
@@ -105,12 +100,3 @@ def test_every_command_takes_it(runs: Path, arguments: tuple[str, ...]) -> None:
     assert result.exit_code == 1
     assert "3 runs are called 'baseline'" in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_a_name_leads_to_the_run_in_show_and_compare(runs: Path) -> None:
-    for words, id_ in (
-        (("show", "second"), "aaaa2222"),
-        (("compare", "first", "gpt-small"), "cccc"),
-    ):
-        result = CliRunner().invoke(cli, [*words, "--dir", str(runs)], prog_name="memlog")
-        assert (result.exit_code, id_ in result.stdout) == (0, True), result.output

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from support.commands import complaint, memlog, said
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, bury, cuda
 
 from memlog._internal.distributed import Place
-from memlog.cli.main import cli
 from memlog.events import Alert, Device, End, Finding, Loss, Parameters, Run, Sample
 from memlog.journal import JournalFile
 from memlog.reports.history import History
@@ -41,14 +40,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], obj
     assert not happens
 
 
-def watch(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["watch", *arguments], prog_name="memlog")
-
-
 def shown(*arguments: str) -> str:
-    result = watch(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return result.stdout
+    return said("watch", *arguments)
 
 
 def training(root: Path, run_id: str = "k7m2xq9a", rank: int | None = None) -> MadeRun:
@@ -120,17 +113,10 @@ def test_the_document_names_every_figure(tmp_path: Path) -> None:
     assert state.steps_per_s == pytest.approx(10)
     assert state.newest_event == "2026-09-21T14:13:40.000Z"
     host, tree, device = state.memory
-    assert (host.name, host.current_bytes, host.limit_bytes) == (
-        "host.rss",
-        GIB + 199 * MIB,
-        16 * GIB,
-    )
-    assert (tree.name, tree.current_bytes) == ("host.tree", 2 * GIB)
-    assert (device.name, device.current_bytes, device.peak_bytes) == (
-        "cuda0",
-        50 * GIB,
-        60 * GIB,
-    )
+    assert (host.name, tree.name, device.name) == ("host.rss", "host.tree", "cuda0")
+    assert (host.current_bytes, host.limit_bytes) == (GIB + 199 * MIB, 16 * GIB)
+    assert tree.current_bytes == 2 * GIB
+    assert (device.current_bytes, device.peak_bytes) == (50 * GIB, 60 * GIB)
     assert (device.limit_bytes, device.peak_step) == (80 * GIB, 0)
     assert len(host.history_bytes) <= 120
     assert host.history_bytes == sorted(host.history_bytes)
@@ -206,13 +192,11 @@ def test_without_a_name_the_newest_run_that_trains_is_shown(tmp_path: Path) -> N
 
 
 def test_without_a_run_that_trains_one_line_says_so(tmp_path: Path) -> None:
-    assert watch().stderr.startswith(f"memlog: no run in {tmp_path} is training now; `memlog")
+    assert complaint("watch").startswith(f"no run in {tmp_path} is training now; `memlog")
     MadeRun(tmp_path).write(batch(0, GIB)).closed()
-    result = watch()
-    assert result.exit_code == 1
-    assert result.stderr == (
-        f"memlog: no run in {tmp_path} is training now, the newest is k7m2xq9a: "
-        "`memlog show k7m2xq9a`; `memlog watch RUN` shows one that has ended\n"
+    assert complaint("watch") == (
+        f"no run in {tmp_path} is training now, the newest is k7m2xq9a: "
+        "`memlog show k7m2xq9a`; `memlog watch RUN` shows one that has ended"
     )
 
 
@@ -221,7 +205,7 @@ def test_a_folder_that_is_deleted_meanwhile_is_one_line(
 ) -> None:
     made = training(tmp_path)
     meanwhile += [lambda: shutil.rmtree(made.directory.path)]
-    result = watch()
+    result = memlog("watch")
     assert result.exit_code == 1
     assert result.stderr == (
         f"memlog: the folder {made.directory.path} is gone: `memlog runs` lists what there is\n"
@@ -236,24 +220,10 @@ def test_the_ranks_of_one_training_are_rows(
     training(tmp_path, "alone222").closed()
     monkeypatch.setattr("support.journals.BEGUN_US", BEGUN_US + 3600 * 10**6)
     training(tmp_path, "later333", 1).closed()
-    rows = [line.split() for line in shown("--once", "rank0").splitlines()]
+    rows = [" ".join(line.split()) for line in shown("--once", "rank0").splitlines()]
     assert rows[-2:] == [
-        [
-            "0",
-            "rank0aaa",
-            "running",
-            "199",
-            "cuda0",
-            *["50.0", "GiB", "60.0", "GiB", "80.0", "GiB", "0"],
-        ],
-        [
-            "1",
-            "rank1bbb",
-            "running",
-            "199",
-            "cuda0",
-            *["50.0", "GiB", "61.0", "GiB", "80.0", "GiB", "0"],
-        ],
+        "0 rank0aaa running 199 cuda0 50.0 GiB 60.0 GiB 80.0 GiB 0",
+        "1 rank1bbb running 199 cuda0 50.0 GiB 61.0 GiB 80.0 GiB 0",
     ]
     assert "rank1bbb" not in shown("--once", "alone222")
 
@@ -271,7 +241,7 @@ def test_ctrl_c_ends_the_watching_alone(
 
     training(tmp_path)
     meanwhile += [interrupt]
-    result = watch()
+    result = memlog("watch")
     assert (result.exit_code, result.stderr) == (0, "memlog: no longer watched, the run goes on\n")
 
 

@@ -43,11 +43,6 @@ def test_names_and_shapes() -> None:
     assert shapes([TOKENS]).replace("\N{MULTIPLICATION SIGN}", "x") == '`batch["input_ids"]` 8x1024'
 
 
-def test_the_report_names_the_inputs_of_the_failing_step(tmp_path: Path) -> None:
-    (line,) = told(tmp_path, FAILURE)
-    assert line.startswith('Inputs of the step that failed: `batch["input_ids"]` 8')
-
-
 def test_the_largest_step_beside_the_traced_one(tmp_path: Path) -> None:
     (line,) = told(tmp_path, traced(2), LARGEST)
     assert line.startswith(

@@ -11,12 +11,7 @@ import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.postmortems import changed, ended, told, trace
 
-from memlog.events import (
-    Batch,
-    Event,
-    PeakSource,
-    Sample,
-)
+from memlog.events import Batch, Event, PeakSource, Sample
 from memlog.reports.final_state import last_moments
 from memlog.reports.oom_diagnosis import Witness
 

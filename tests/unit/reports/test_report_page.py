@@ -29,6 +29,7 @@ from memlog.events import (
     Alert,
     Device,
     End,
+    Epoch,
     Finding,
     Origin,
     Parameters,
@@ -38,7 +39,6 @@ from memlog.events import (
     TracedLayer,
 )
 from memlog.journal import RunDirectory
-from memlog.reports import summarize
 from memlog.reports.page import comparison_html, html
 from memlog.reports.page.facts import run_series
 from memlog.reports.page.layers import event_tree
@@ -113,11 +113,6 @@ def test_the_verdict_is_the_headline_and_the_remedy_follows(tmp_path: Path) -> N
     assert "What to do: " in page.text
     assert "<code>.item()</code>" in page.text
     assert "it has 60 tensors" in page.text
-
-
-def test_a_summary_gives_the_same_page_as_its_run(tmp_path: Path) -> None:
-    run = finished_run(tmp_path)
-    assert html(summarize(run)) == html(run)
 
 
 def test_a_journal_that_is_read_as_it_grows_gives_the_same_page(tmp_path: Path) -> None:
@@ -222,6 +217,15 @@ def test_marks_lie_at_their_steps(tmp_path: Path) -> None:
     assert [chart.limit for chart in series.charts] == [80 * GIB, 16 * GIB]
 
 
+def test_only_listed_marks_count_as_left_out(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path).write(*(batch(step, GIB) for step in range(600)))
+    made.write(*(Epoch(at(60), epoch, epoch, GIB, GIB, "exact") for epoch in range(600)))
+    made.write(Alert(at(60), 5, "info", "r", "the only mark in the list", ""))
+    text = html(made.closed())
+    assert "the only mark in the list" in text
+    assert "more</li>" not in text
+
+
 def test_the_ranks_of_a_job_are_side_by_side(tmp_path: Path) -> None:
     for rank, job in ((0, "a"), (1, "a"), (0, "b")):
         made = MadeRun(tmp_path, f"{job}{rank}777777").ranked(Place(rank, 2, job))
@@ -260,6 +264,11 @@ def test_without_uplot_it_is_drawn_without_zoom_and_names_the_remedy(tmp_path: P
     assert "As a table" in page.text
 
 
+def compared(root: Path) -> Page:
+    first, second = (RunDirectory(root / run_id) for run_id in ("aaaaaaaa", "bbbbbbbb"))
+    return Page(comparison_html(first, second))
+
+
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     for run_id, size in (("aaaaaaaa", GIB), ("bbbbbbbb", 2 * GIB)):
         made = MadeRun(tmp_path, run_id)
@@ -271,9 +280,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
             ),
             End(at(4), "finished"),
         ).closed()
-    page = Page(
-        comparison_html(RunDirectory(tmp_path / "aaaaaaaa"), RunDirectory(tmp_path / "bbbbbbbb"))
-    )
+    page = compared(tmp_path)
     assert page.headline() == (
         "The peak in tensors of bbbbbbbb is 512.0 MiB (100.0 %) higher than that of aaaaaaaa: "
         "1.0 GiB against 512.0 MiB."
@@ -288,9 +295,7 @@ def test_a_short_run_beside_a_long_one_is_a_dot(tmp_path: Path) -> None:
     for run_id, count in (("aaaaaaaa", 3), ("bbbbbbbb", 8_000)):
         made = MadeRun(tmp_path, run_id, segment_bytes=2**24)
         made.write(*(batch(step, GIB) for step in range(count)), End(at(9), "finished")).closed()
-    page = Page(
-        comparison_html(RunDirectory(tmp_path / "aaaaaaaa"), RunDirectory(tmp_path / "bbbbbbbb"))
-    )
+    page = compared(tmp_path)
     [(dot, _)] = page.all("circle")
     assert dot["class"] == "line n0"
     assert [attrs["class"] for attrs, _ in page.all("polyline")] == ["line n1"]
@@ -305,9 +310,7 @@ def test_what_only_one_run_traced_is_not_compared(tmp_path: Path) -> None:
         made = MadeRun(tmp_path, run_id)
         made.write(*(batch(step, GIB) for step in range(12)), *more, End(at(4), "finished"))
         made.closed()
-    page = Page(
-        comparison_html(RunDirectory(tmp_path / "aaaaaaaa"), RunDirectory(tmp_path / "bbbbbbbb"))
-    )
+    page = compared(tmp_path)
     sections = {attrs["class"] for attrs, _ in page.all("section")}
     assert sections == {"part memory", "part figures"} | {
         f"part origin-{run_id}" for run_id in ("aaaaaaaa", "bbbbbbbb")

@@ -14,7 +14,7 @@ from support.training import CASES, traced
 
 from memlog.cli.main import cli
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.events import Batch, DeviceReading, OutOfMemory
+from memlog.events import Batch, OutOfMemory
 from memlog.journal import RunDirectory
 from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the_largest
 from memlog.reports.worst_step import read_worst_step
@@ -148,10 +148,7 @@ def test_a_step_that_was_never_over_is_the_last(tmp_path: Path) -> None:
 
 
 def test_a_device_is_judged_by_its_own_allocator(tmp_path: Path) -> None:
-    def reading(peak: int) -> tuple[DeviceReading, ...]:
-        return (cuda(peak),)
-
-    batches = [batch(step, GIB, *reading(100 * MIB + step * 20 * MIB)) for step in range(10)]
+    batches = [batch(step, GIB, cuda(100 * MIB + step * 20 * MIB)) for step in range(10)]
     run = a_run(tmp_path, *batches)
     event, found = read_worst_step(run)
     on_a_device = msgspec.structs.replace(
@@ -179,10 +176,3 @@ def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
     assert all((f"{what}: a peak of about" in text) == (what in kept) for what in hints)
     explain_afterwards(none)
     assert "a peak of about" not in (none.artifacts / "postmortem.md").read_text()
-
-
-def test_the_number_of_traced_steps_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a_run(tmp_path, *growing(0), traced_at=(0, 4, 9))
-    assert "the worst of 3 traced steps" in said(tmp_path, monkeypatch)

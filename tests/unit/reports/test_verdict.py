@@ -105,20 +105,8 @@ def test_a_finding_is_the_verdict(tmp_path: Path) -> None:
 
 
 def test_how_the_run_ended_comes_first(tmp_path: Path) -> None:
-    failure = OutOfMemory(
-        time_us=at(50),
-        step=39,
-        device="host",
-        requested=2 * GIB,
-        free=0,
-        limit=24 * GIB,
-        limited_by=None,
-        allocated=None,
-        reserved=None,
-        layer=None,
-        phase=None,
-        message="MemoryError",
-    )
+    unknown = (None,) * 5
+    failure = OutOfMemory(at(50), 39, "host", 2 * GIB, 0, 24 * GIB, *unknown, "MemoryError")
     run = MadeRun(tmp_path).write(*steps([GIB] * 40), KEPT, failure, End(at(60), "failed")).closed()
     text = summarize(run).verdict
     assert text.startswith(
