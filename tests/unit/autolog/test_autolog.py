@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memlog.autolog.optimizer_steps import INACTIVE_AFTER, Autolog
+from memlog.autolog.optimizer_steps import Autolog
 
 
 class Counter:
@@ -87,14 +87,6 @@ def test_lbfgs_counts_its_steps_and_not_its_evaluations(counter: Counter) -> Non
     for _ in range(3):
         lbfgs.step(closure)
     assert counter.steps == 3
-
-
-def test_another_takes_over_when_the_clock_is_inactive(counter: Counter) -> None:
-    first, second = optimizer(), optimizer()
-    first.step()
-    for _ in range(INACTIVE_AFTER + 5):
-        second.step()
-    assert counter.steps == 1 + 5
 
 
 def test_another_takes_over_at_once_when_the_clock_is_deleted(counter: Counter) -> None:
