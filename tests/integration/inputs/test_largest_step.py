@@ -151,30 +151,3 @@ def test_a_larger_step_is_traced_again_sooner(tmp_path: Path) -> None:
     larger = [step for step in steps if step is not None and step >= 70]
     assert larger
     assert larger[0] < 100  # without larger steps, the next trace would be of step 128 or so
-
-
-LOADER = """
-    import torch
-    from torch.utils.data import DataLoader
-    import memlog
-
-    torch.set_num_threads(1)
-    memlog.init("local")
-    data = [torch.full((4,), float(n)) for n in range(64)]
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for number, x in enumerate(DataLoader(data, batch_size=4)):
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        spike = torch.zeros(2**26) if number == 9 else None
-        optimizer.step()
-        del spike
-    memlog.finish()
-"""
-
-
-def test_a_loop_over_a_data_loader_at_the_top_of_a_script(tmp_path: Path) -> None:
-    child.run(LOADER, tmp_path, MEMLOG_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1")
-    (run,) = list_runs(tmp_path / "runs")
-    newest = next(one for one in events(run, StepInputs) if one.step == 9)
-    assert {one.name: one.shape for one in newest.inputs} == {"x": (4, 4), "spike": (2**26,)}

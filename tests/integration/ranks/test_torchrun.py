@@ -133,10 +133,6 @@ def place_of(run: RunDirectory) -> Place:
     return registration.place
 
 
-def events(run: RunDirectory) -> list[Any]:
-    return list(run.events())
-
-
 def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:
     from mlflow.artifacts import load_dict
 
@@ -151,7 +147,7 @@ def test_all_ranks_have_one_run_with_the_memory_of_all(tmp_path: Path, ready_sto
     assert sorted(found) == [0, 1]
     wait_for_end_of(found[0])
     client, tracked = only_run(ready_store)
-    spread = [event for event in events(found[0]) if isinstance(event, Ranks)]
+    spread = [event for event in found[0].events() if isinstance(event, Ranks)]
     assert [event.step for event in spread] == list(range(12))
     assert {event.reporting for event in spread} == {2}
     for metric in values(spread[0]):
@@ -197,9 +193,9 @@ def test_one_helper_process_serves_a_machine_and_names_the_rank_that_was_killed(
     wait_for_end_of(found[0])
     helpers = {f.process for r in found.values() for f in r.files() if f.process[0] == "h"}
     assert len(helpers) == 1
-    [seen] = [event for event in events(found[1]) if isinstance(event, Exit)]
+    [seen] = [event for event in found[1].events() if isinstance(event, Exit)]
     assert seen.signal == "SIGKILL"
-    [alert] = [e for e in events(found[0]) if isinstance(e, Alert) and e.rule == "ranks: ended"]
+    [alert] = [e for e in found[0].events() if isinstance(e, Alert) and e.rule == "ranks: ended"]
     assert alert.title == "rank 1 was killed by SIGKILL after step 8"
     assert alert.text.startswith("rank 0 ended afterwards")
     only_run(ready_store)

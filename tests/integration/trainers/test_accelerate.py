@@ -50,8 +50,12 @@ PREAMBLE = """
         return accelerator
 """
 BY_NAME = """
+    import os
+
     accelerate.tracking.register_tracker_class(MemlogTracker)
-    train(["mlflow", "memlog"], finish_timeout=60)
+    accelerator = train(["mlflow", "memlog"], finish_timeout=60)
+    memlog.finish()
+    os._exit(0)  # see test_torchrun.py
 """
 
 

@@ -39,11 +39,7 @@ Executed = list[tuple[Sequence[str], Mapping[str, str]]]
 def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
     """Return the command and environment that would replace this process."""
     calls: Executed = []
-
-    def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
-        calls.append((command, environ))
-
-    monkeypatch.setattr("memlog.cli.run.execute", lambda *call: become(*call) or sys.exit(0))
+    monkeypatch.setattr("memlog.cli.run.execute", lambda *call: calls.append(call) or sys.exit(0))
     return calls
 
 

@@ -43,8 +43,10 @@ def batch(rss: float, *devices: DeviceReading) -> Batch:
 
 @pytest.mark.seed(33)
 def test_the_announcement_and_an_empty_line() -> None:
-    expected = ["Memory monitoring enabled (verbose for first 5 batches)", ""]
-    assert printed(Announcement(5)) == expected
+    enabled = "Memory monitoring enabled"
+    assert printed(Announcement(0)) == [enabled, ""]
+    assert printed(Announcement(1)) == [f"{enabled} (verbose for first batch)", ""]
+    assert printed(Announcement(5)) == [f"{enabled} (verbose for first 5 batches)", ""]
 
 
 @pytest.mark.seed(34, 35, 46, 52)
@@ -152,6 +154,7 @@ def test_a_trackers_points() -> None:
         "  a: CPU: 1.0 MB | GPU: Not available",
         "  b: CPU: 2.0 MB | GPU: Not available",
     ]
+    assert printed(SummaryNotice(())) == ["Memory summary:", "  (no points were recorded)"]
 
 
 @pytest.mark.seed(12, 13, 14, 15, 16, 55)
@@ -220,22 +223,6 @@ def test_a_usage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         memlog.MemoryMonitor.log_memory_usage("After loading")
     line = NUMBER.sub("N", caplog.messages[0])
     assert line == "After loading: CPU: N | GPU: Not available"
-
-
-def test_the_announcement_counts_batches_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    for verbose in (0, 1, 2):
-        show(Announcement(verbose))
-    said = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert said == [
-        "Memory monitoring enabled",
-        "Memory monitoring enabled (verbose for first batch)",
-        "Memory monitoring enabled (verbose for first 2 batches)",
-    ]
-
-
-def test_a_summary_of_no_points_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    memlog.MemoryTracker().print_summary()
-    assert capsys.readouterr().out == "Memory summary:\n  (no points were recorded)\n"
 
 
 def test_a_terminal_that_shows_ascii_alone_gets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
