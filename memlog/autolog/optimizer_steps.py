@@ -2,8 +2,7 @@
 
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
 clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
-once. If several optimizers alternate, only the clock's steps count. If the clock becomes inactive, or if the
-program replaces it by another optimizer, the other optimizer becomes the clock.
+once.
 
 Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
 however many there are.

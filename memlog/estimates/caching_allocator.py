@@ -87,11 +87,10 @@ class CachingAllocator:
     Attributes:
         reserved: Bytes that the allocator holds, in use or free.
         most_reserved: Highest ``reserved`` so far.
-        allocated: Bytes of blocks in use.
     """
 
     def __init__(self, limit: int | None = None, *, expandable: bool = False) -> None:
-        self.reserved = self.most_reserved = self.allocated = 0
+        self.reserved = self.most_reserved = 0
         self._limit = limit
         self._expandable = expandable
         self._small = _Pool(_SMALL_SEGMENT, ROUNDING)
@@ -117,12 +116,10 @@ class CachingAllocator:
                 self._ends[pool] = rest
         block.free = False
         self._used[key] = block
-        self.allocated += block.size
 
     def free(self, key: int) -> None:
         """Free the bytes that were allocated under a key."""
         block = self._used.pop(key)
-        self.allocated -= block.size
         block.free = True
         if block.after is not None and block.after.free:
             block.pool.remove(block.after)

@@ -209,11 +209,14 @@ def _most(ranges: Iterable[SizeRange]) -> int:
 def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
     """Return the batch size to try next, from a line through the two estimates nearest to the limit."""
     near = sorted(needed, key=lambda size: abs(needed[size] - limit))[:2]
-    if len(near) == 1:
-        guess = near[0] * 2 if fitting else near[0] // 2
+    first, last = near[0], near[-1]
+    slope = 0.0 if first == last else (needed[first] - needed[last]) / (first - last)
+    if slope > 0:
+        guess = first + int((limit - needed[first]) / slope)
+    elif too_large:
+        guess = (fitting + too_large) // 2
     else:
-        slope = (needed[near[0]] - needed[near[1]]) / (near[0] - near[1])
-        guess = near[0] + int((limit - needed[near[0]]) / slope) if slope > 0 else 16 * max(needed)
+        guess = max(needed) * (2 if len(needed) == 1 else 16)
     highest = too_large - 1 if too_large else max(guess, fitting + 1)
     return min(max(guess, fitting + 1), highest)
 

@@ -79,10 +79,7 @@ class MemoryMonitor:
         if _publishing.silenced():
             return
         with _publishing.HEALTH.contained("printing memory"):
-            point = _meter(device_index(device)).point(_as_prefix(str(prefix)))
-            label = point.label.strip().rstrip(":") or "memory"
-            event = Recorded(point.time_us, label, point.rss, point.devices)
-            _publishing.publish(event, notice=point)
+            _publishing.print_notice(_record(prefix, device))
 
     @staticmethod
     def log_memory_usage(
@@ -102,10 +99,8 @@ class MemoryMonitor:
         if _publishing.silenced():
             return
         with _publishing.HEALTH.contained("logging memory"):
-            text = _as_prefix(str(prefix))
-            point = _meter(device_index(device)).point(text.strip().rstrip(":") or "memory")
-            _publishing.publish(point)
-            (logger or _logger).log(level, "%s%s", text, usage(point))
+            point = _record(prefix, device)
+            (logger or _logger).log(level, "%s%s", point.label, usage(point))
 
 
 class MemoryTracker:
@@ -161,6 +156,14 @@ def _figures(point: Recorded) -> list[tuple[str, float | None]]:
         figures.append(("gpu_memory_allocated_mb", mib(device.allocated)))
         figures.append(("gpu_memory_reserved_mb", mib(device.reserved)))
     return figures
+
+
+def _record(prefix: str, device: Any) -> Recorded:
+    """Publish a point under a prefix without its colon, and return the point under the whole prefix."""
+    point = _meter(device_index(device)).point(_as_prefix(str(prefix)))
+    label = point.label.strip().rstrip(":") or "memory"
+    _publishing.publish(Recorded(point.time_us, label, point.rss, point.devices))
+    return point
 
 
 def _as_prefix(prefix: str) -> str:

@@ -74,16 +74,13 @@ class ProcessTree:
         }
         if not sizes:
             return TreeReading(None, None)
-        files = [size.file for size in sizes.values() if size.file is not None]
-        whole = len(files) == len(sizes)
         children = {process: size for process, size in sizes.items() if process != self._root}
-        shared = [size.shared for size in children.values() if size.shared is not None]
         return TreeReading(
             sum(size.pss for size in sizes.values()),
             len(sizes),
-            sum(files) if whole else None,
+            _total([size.file for size in sizes.values()]),
             self._readings(children),
-            sum(shared) if shared and len(shared) == len(children) else None,
+            _total([size.shared for size in children.values()]),
         )
 
     def _readings(self, children: dict[psutil.Process, _Size]) -> tuple[ChildReading, ...]:
@@ -166,6 +163,12 @@ def machine_memory() -> int | None:
     with suppress(OSError, psutil.Error):
         return psutil.virtual_memory().total
     return None
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    """Return the sum of some sizes; ``None`` if one is unknown, or if there are none."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
 
 
 def _parent(process: psutil.Process) -> int | None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memlog
+from memlog.estimates.estimate import _next_size
 
 MIB = 1024**2
 
@@ -97,6 +98,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert found.with_batch(largest).fits("64 MiB")
     assert not found.with_batch(largest + 1).fits("64 MiB")
     assert found.largest_batch("1 MiB") == 0
+    assert _next_size({64: 10, 32: 10}, 5, fitting=0, too_large=32) == 16
 
 
 def test_checkpointing_accumulation_and_autocast_lower_the_peak() -> None:
