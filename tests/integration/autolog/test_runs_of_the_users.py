@@ -15,11 +15,7 @@ from memlog.cli.main import cli
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 with_a_store = pytest.mark.usefixtures("ready_store")
 
 PREAMBLE = """

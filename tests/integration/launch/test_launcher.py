@@ -10,11 +10,7 @@ from support.truth import wait_until_delivered
 
 from memlog.events import Artifact, Batch, Trace
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 PYTHON = sys.executable
 

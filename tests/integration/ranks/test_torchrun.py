@@ -21,8 +21,6 @@ from memlog.ranks.registration import registration_of
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 TRAIN = textwrap.dedent("""

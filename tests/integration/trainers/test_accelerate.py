@@ -14,8 +14,6 @@ from memlog.events import Phase
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("ready_store"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 PREAMBLE = """

@@ -18,11 +18,7 @@ from omegaconf import OmegaConf
 
 from memlog_hydra import MemlogCallback
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 CALLBACK = "{_target_: memlog_hydra.MemlogCallback, backend: mlflow}"
 TRAIN = """

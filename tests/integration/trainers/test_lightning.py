@@ -24,8 +24,6 @@ from memlog.sink import find_backends
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("ready_store"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 

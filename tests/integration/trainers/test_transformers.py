@@ -12,11 +12,7 @@ from support.wandb_file import Row, read_only_run
 
 from memlog.events import Phase
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 with_a_store = pytest.mark.usefixtures("ready_store")
 
 RSS = "memory/host/rss_mib"
