@@ -8,9 +8,83 @@ as the script has imported ``transformers.trainer``, so the script needs no chan
 
 from __future__ import annotations
 
-from memlog_transformers.callback import MemlogCallback
-from memlog_transformers.hooks import install
+from typing import Any
+
+from transformers.trainer import Trainer
+from transformers.trainer_callback import CallbackHandler, TrainerCallback
+
+import memlog
+from memlog._internal.method_wrapper import Method, wrap_method
+from memlog._internal.terminal import say
 
 __all__ = ["MemlogCallback"]
 
-install()
+
+class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
+    """Report a Trainer's steps to the running session, with the numbers that the Trainer itself logs.
+
+    If the session begins before the training, a Trainer gets this callback automatically. Without a session
+    the callback prints one line and records nothing.
+
+    The number of a step is ``state.global_step``. It counts updates: an update from several batches is one
+    step, and an update that a gradient scaler skips is a step, too. A training that resumes from a checkpoint
+    continues with the checkpoint's number.
+    """
+
+    counts = True
+    """False if another callback of the same Trainer counts the steps."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Stop memlog from counting optimizer steps, because this callback counts the steps."""
+        session = memlog.current_session()
+        if session is None:
+            say("this training is not recorded: call memlog.init() before trainer.train()")
+        else:
+            session.claim_steps()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Count an update."""
+        session = memlog.current_session()
+        if session is not None and self.counts:
+            session.count_step(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Let memlog count optimizer steps again. The script may go on with its own training loop."""
+        session = memlog.current_session()
+        if session is not None:
+            session.release_steps()
+
+
+def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Begin a training in which exactly one `MemlogCallback` counts the steps.
+
+    A Trainer without a `MemlogCallback` gets one. It is added at the end, after the callbacks that open the
+    trackers' runs.
+    """
+    if memlog.current_session() is not None:
+        ours = [one for one in handler.callbacks if isinstance(one, MemlogCallback)]
+        if not ours:
+            handler.callbacks.append(MemlogCallback())
+        for one in ours[1:]:
+            one.counts = False
+    return method(handler, *args, **kwargs)
+
+
+def _evaluate(
+    method: Method, trainer: Any, dataloader: Any, description: str, *args: Any, **kwargs: Any
+) -> Any:
+    """Evaluate in the phase ``validation``. Predictions use this method, too, but they get no phase."""
+    if description != "Evaluation":
+        return method(trainer, dataloader, description, *args, **kwargs)
+    with memlog.phase("validation"):
+        return method(trainer, dataloader, description, *args, **kwargs)
+
+
+def _save(method: Method, *args: Any, **kwargs: Any) -> Any:
+    with memlog.phase("checkpoint"):
+        return method(*args, **kwargs)
+
+
+wrap_method(CallbackHandler, "on_train_begin", _begin)
+wrap_method(Trainer, "evaluation_loop", _evaluate)
+wrap_method(Trainer, "_save_checkpoint", _save)

@@ -2,8 +2,7 @@
 
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
 clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
-once. If several optimizers alternate, only the clock's steps count. If the clock becomes inactive, or if the
-program replaces it by another optimizer, the other optimizer becomes the clock.
+once.
 
 Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
 however many there are.
@@ -22,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from memlog._internal.import_hook import ImportWatch
-from memlog.autolog.trainers import TrainerWatch
+from memlog.autolog.trainers import TRAINER, load_package
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
@@ -184,7 +183,7 @@ class _ClockPeriod:
 class Autolog:
     """Installer of an `OptimizerClock` in torch, now or as soon as torch is imported.
 
-    It also imports memlog's packages for trainers (`memlog.autolog.trainers`).
+    It also imports memlog's package for Transformers' Trainer (`memlog.autolog.trainers`).
 
     Args:
         on_step: Called with the optimizer after each step that counts.
@@ -196,23 +195,23 @@ class Autolog:
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.clock = OptimizerClock(on_step)
         self._handles: list[Any] = []
-        self._backward: Callable[[], int] | None = None
-        self._watch: ImportWatch | None = None
-        self._trainers = TrainerWatch()
-        module = sys.modules.get(OPTIMIZER_MODULE)
-        if module is not None and hasattr(module, "register_optimizer_step_post_hook"):
-            self._install(module)
-        else:
-            self._watch = ImportWatch(OPTIMIZER_MODULE, callback=self._install)
+        self._backward: Callable[[], int] = lambda: -1
+        self._watches: list[ImportWatch] = []
+        self._when_imported(TRAINER, load_package)
+        self._when_imported(OPTIMIZER_MODULE, self._install)
 
     def remove(self) -> None:
         """Remove all hooks. Calling it again has no effect."""
-        self._trainers.remove()
-        if self._watch is not None:
-            self._watch.remove()
-        for handle in self._handles:
-            handle.remove()
+        for each in (*self._watches, *self._handles):
+            each.remove()
         self._handles.clear()
+
+    def _when_imported(self, name: str, callback: Callable[[ModuleType], object]) -> None:
+        module = sys.modules.get(name)
+        if module is not None:
+            callback(module)
+        else:
+            self._watches.append(ImportWatch(name, callback=callback))
 
     def _install(self, module: ModuleType) -> None:
         self._handles = [
@@ -221,10 +220,11 @@ class Autolog:
                 _unless_compiling(module.torch, self.clock.end)
             ),
         ]
-        self._backward = getattr(getattr(module.torch, "_C", None), "_current_graph_task_id", None)
+        private = module.torch._C  # noqa: SLF001 - no public function tells the backward pass
+        self._backward = getattr(private, "_current_graph_task_id", self._backward)
 
     def _begin(self, optimizer: Any) -> None:
-        number = -1 if self._backward is None else self._backward()
+        number = self._backward()
         self.clock.begin(optimizer, number if number >= 0 else None)
 
 

@@ -52,11 +52,9 @@ class RunDetector:
     """The run that was joined last, by backend."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
     """Id of the run that was active when `join` joined another run, by backend."""
-    _missing: set[str] = field(default_factory=set, init=False)
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Create the offsets of the runs' step counts."""
         self._offsets = RunOffsets(self._opened_own)
 
     def join_new_runs(self, next_step: int = 0) -> bool:
@@ -112,14 +110,10 @@ class RunDetector:
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
         """Print a line if no backend has this name, or if the backend's client is not installed."""
-        if name not in self._missing:
-            self._missing.add(name)
-            try:
-                load_backend(name)
-            except MemlogError as error:
-                self._diagnostics.say_once(
-                    f"join {name}", f"run {known.run_id} is not joined: {error}"
-                )
+        try:
+            load_backend(name)
+        except MemlogError as error:
+            self._diagnostics.say_once(f"join {name}", f"run {known.run_id} is not joined: {error}")
 
     def begin_step(self, step: int, number: int | None) -> bool:
         """Join new runs at a step. Joined runs that have no step yet begin with this step. Never raises.

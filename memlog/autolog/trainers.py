@@ -1,39 +1,22 @@
-"""Import of memlog's package for a trainer's library, as soon as the script has imported the library."""
+"""Import of memlog's package for Transformers' Trainer, as soon as the script has imported the Trainer.
+
+Other trainers' libraries load memlog's callbacks themselves, or the script names the callback. memlog uses no
+entry points for this, because reading them would take milliseconds at every ``init``.
+"""
 
 from __future__ import annotations
 
-import sys
-from functools import partial
-
 from memlog._internal.diagnostics import warn
-from memlog._internal.import_hook import ImportWatch
 
-_PACKAGES = {"transformers.trainer": "memlog_transformers"}
-"""memlog's package for each trainer's module, for libraries that do not load memlog's callbacks themselves.
-memlog uses no entry points for this, because reading them would take milliseconds at every ``init``."""
+TRAINER = "transformers.trainer"
+_PACKAGE = "memlog_transformers"
 
 
-class TrainerWatch:
-    """Importer of memlog's package for each trainer's library, as soon as the script imports the library."""
-
-    def __init__(self) -> None:
-        self._watches: list[ImportWatch] = []
-        for module, package in _PACKAGES.items():
-            if module in sys.modules:
-                _load(package)
-            else:
-                self._watches.append(ImportWatch(module, callback=partial(_load, package)))
-
-    def remove(self) -> None:
-        """Stop watching. Calling it again has no effect."""
-        for watch in self._watches:
-            watch.remove()
-
-
-def _load(package: str, _module: object = None) -> None:
+def load_package(_module: object) -> None:
+    """Import memlog's package. Never raises, because the script's own import must not fail."""
     try:
-        __import__(package)
-    except Exception as error:  # noqa: BLE001 - the script's own import must not fail
+        __import__(_PACKAGE)
+    except Exception as error:  # noqa: BLE001 - see above
         warn(
-            f"memlog: {package} can't be imported, and memlog counts optimizer steps instead ({error!r})"
+            f"memlog: {_PACKAGE} can't be imported, and memlog counts optimizer steps instead ({error!r})"
         )

@@ -11,9 +11,6 @@ operations are replaced, and then keep the same tensors as on a CUDA device:
 * optimizers update all parameters at once (``foreach``), which takes a temporary copy of them.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

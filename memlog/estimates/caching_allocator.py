@@ -47,14 +47,6 @@ class _Block:
         self.size = size
         return rest
 
-    def absorb_next(self) -> None:
-        """Take over the bytes of the next block, which ceases to exist."""
-        assert self.after is not None  # noqa: S101 - the caller has looked
-        self.size += self.after.size
-        self.after = self.after.after
-        if self.after is not None:
-            self.after.before = self
-
 
 class _Pool:
     """Free blocks, in the order in which the allocator searches them: by size, then by address.
@@ -95,11 +87,10 @@ class CachingAllocator:
     Attributes:
         reserved: Bytes that the allocator holds, in use or free.
         most_reserved: Highest ``reserved`` so far.
-        allocated: Bytes of blocks in use.
     """
 
     def __init__(self, limit: int | None = None, *, expandable: bool = False) -> None:
-        self.reserved = self.most_reserved = self.allocated = 0
+        self.reserved = self.most_reserved = 0
         self._limit = limit
         self._expandable = expandable
         self._small = _Pool(_SMALL_SEGMENT, ROUNDING)
@@ -116,7 +107,8 @@ class CachingAllocator:
         """
         size = _up(max(size, 1), ROUNDING)
         pool = self._small if size <= SMALL else self._large
-        block = pool.take(size) or self._new_block(pool, size)
+        new_block = self._grow if self._expandable else self._new_segment
+        block = pool.take(size) or new_block(pool, size)
         if block.size - size >= pool.smallest_rest:
             rest = block.cut(size)
             pool.add(rest)
@@ -124,32 +116,28 @@ class CachingAllocator:
                 self._ends[pool] = rest
         block.free = False
         self._used[key] = block
-        self.allocated += block.size
 
     def free(self, key: int) -> None:
         """Free the bytes that were allocated under a key."""
         block = self._used.pop(key)
-        self.allocated -= block.size
         block.free = True
         if block.after is not None and block.after.free:
-            self._join(block)
+            block.pool.remove(block.after)
+            self._join(block, block.after)
         if block.before is not None and block.before.free:
+            block.pool.remove(block.before)
+            self._join(block.before, block)
             block = block.before
-            block.pool.remove(block)
-            self._join(block, listed=False)
         block.pool.add(block)
 
-    def _join(self, block: _Block, *, listed: bool = True) -> None:
-        """Join a block with the free block after it. ``listed``: True if the pool lists the free block."""
-        assert block.after is not None  # noqa: S101 - the caller has looked
-        if listed:
-            block.pool.remove(block.after)
-        if self._ends.get(block.pool) is block.after:
+    def _join(self, block: _Block, following: _Block) -> None:
+        """Join a free block with the free block after it, which ceases to exist."""
+        if self._ends.get(block.pool) is following:
             self._ends[block.pool] = block
-        block.absorb_next()
-
-    def _new_block(self, pool: _Pool, size: int) -> _Block:
-        return self._grow(pool, size) if self._expandable else self._new_segment(pool, size)
+        block.size += following.size
+        block.after = following.after
+        if block.after is not None:
+            block.after.before = block
 
     def _new_segment(self, pool: _Pool, size: int) -> _Block:
         small_enough = pool is self._small or size < _OWN_SEGMENT

@@ -14,9 +14,6 @@ copies depend on shapes, layouts, types, and the processor. So the operation run
   a layout that BLAS can't read is also copied as a whole.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,9 +128,7 @@ class _Call:
         names = [argument.name for argument in func._schema.arguments]
         self.args = dict(zip(names, args, strict=False))
         self.kwargs = kwargs
-        self.given = _tensors(
-            [(name, each) for name, each in (*self.args.items(), *kwargs.items())]
-        )
+        self.given = _tensors((*self.args.items(), *kwargs.items()))
         self.all = [*(each for _, each in self.given), *(each for _, each in _tensors([("", out)]))]
 
     def size(self, cuts: _Cuts) -> int:

@@ -3,9 +3,6 @@
 An estimate traces operations on the CPU, even if the program names a CUDA device.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

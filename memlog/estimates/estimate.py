@@ -1,8 +1,5 @@
 """`memlog.estimate`: the memory of a training step, before it runs."""
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +19,7 @@ from memlog.estimates.device_memory import CONTEXT, WORKSPACES, SizeRange, reser
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
-from memlog.estimates.question import Device, Question, ask
+from memlog.estimates.question import Device, Question
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
@@ -71,7 +68,7 @@ class Estimate:
         question = self._question
         if question.device == "cpu":
             return None
-        return reserved(self.recording, expandable=question.expandable)
+        return reserved(self.recording, expandable=question.expandable_segments)
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:
@@ -115,7 +112,7 @@ class Estimate:
         if self.device == "cpu":
             return self.needed <= limit
         for_tensors = int((limit - _most(self.besides)) / (1 + MARGIN))
-        expandable = self._question.expandable
+        expandable = self._question.expandable_segments
         return reserved(self.recording, for_tensors, expandable=expandable) is not None
 
     def with_batch(self, batch: int) -> Estimate:
@@ -145,14 +142,17 @@ class Estimate:
                 read.
         """
         limit = read_size(memory)
-        size = self._question.known_size()
-        needed = {size: self.needed}
-        fitting, too_large = 0, 0
-        if self.fits(limit):
-            fitting = size
-        else:
-            too_large = size
-        while not too_large or too_large - fitting > 1:
+        size, tried = self._question.known_size(), self
+        needed: dict[int, int] = {}
+        fitting = too_large = 0
+        while True:
+            needed[size] = tried.needed
+            if tried.fits(limit):
+                fitting = size
+            else:
+                too_large = size
+            if too_large and too_large - fitting <= 1:
+                return fitting
             if size > _HUGE:
                 raise ConfigurationError(
                     f"a batch of {size:,} needs no more memory than a small one: let the step make its "
@@ -160,12 +160,6 @@ class Estimate:
                 )
             size = _next_size(needed, limit, fitting, too_large)
             tried = self.with_batch(size)
-            needed[size] = tried.needed
-            if tried.fits(limit):
-                fitting = size
-            else:
-                too_large = size
-        return fitting
 
     @property
     def advice(self) -> Advice:
@@ -195,7 +189,6 @@ class Estimate:
         return "\n".join([*lines, *(f"Warning: {each}" for each in self.uncounted)])
 
     def __repr__(self) -> str:
-        """Return text with the peak and the needed memory."""
         of = "" if self.batch is None else f", batch {self.batch}"
         return (
             f"<memlog.Estimate: peak {format_bytes(self.peak)} on {self.device}{of}, "
@@ -216,11 +209,14 @@ def _most(ranges: Iterable[SizeRange]) -> int:
 def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
     """Return the batch size to try next, from a line through the two estimates nearest to the limit."""
     near = sorted(needed, key=lambda size: abs(needed[size] - limit))[:2]
-    if len(near) == 1:
-        guess = near[0] * 2 if fitting else near[0] // 2
+    first, last = near[0], near[-1]
+    slope = 0.0 if first == last else (needed[first] - needed[last]) / (first - last)
+    if slope > 0:
+        guess = first + int((limit - needed[first]) / slope)
+    elif too_large:
+        guess = (fitting + too_large) // 2
     else:
-        slope = (needed[near[0]] - needed[near[1]]) / (near[0] - near[1])
-        guess = near[0] + int((limit - needed[near[0]]) / slope) if slope > 0 else 16 * max(needed)
+        guess = max(needed) * (2 if len(needed) == 1 else 16)
     highest = too_large - 1 if too_large else max(guess, fitting + 1)
     return min(max(guess, fitting + 1), highest)
 
@@ -269,8 +265,8 @@ def estimate(
     Raises:
         ConfigurationError: An argument is invalid, or the memory can't be known; the message says why.
     """
-    question = ask(
-        step,
+    question = Question(
+        step=step,
         model=model,
         optimizer=optimizer,
         batch=batch,
@@ -310,5 +306,5 @@ def estimate_made_by(
             f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
             "expandable_segments"
         )
-    question = ask(**made, batch=batch, length=length, device=device)
+    question = Question(**made, batch=batch, length=length, device=device)
     return Estimate(question, mode)

@@ -4,9 +4,6 @@ torch takes 0.1 to 5 ms for an operation on fake tensors. The results of an oper
 and types of its arguments, and a training step repeats most operations in every layer.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 import functools
@@ -15,11 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.estimates import lstm_on_cpu, repetitions
@@ -109,9 +102,8 @@ class FakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[
-                0
-            ].fake_device  # autograd asks for the device several times for each operation
+            # Autograd asks for the device several times for each operation.
+            return args[0].fake_device
         kwargs = kwargs or {}
         key: list[Any] = [func, torch.get_default_dtype(), *kwargs]
         described = (

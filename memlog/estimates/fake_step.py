@@ -1,8 +1,5 @@
 """Trace of a training step on fake tensors."""
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 import gc

@@ -1,12 +1,9 @@
 """Replacement of a model's and an optimizer's tensors by fake ones during an estimate."""
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -95,27 +92,17 @@ class Fakes:
             yield
 
     def _replace_in(self, tensors: dict[str, Any], undo: ExitStack) -> None:
-        undo.callback(_restore(tensors, dict(tensors)))
+        undo.callback(tensors.update, dict(tensors))
+        undo.callback(tensors.clear)  # is called first
         for name, tensor in tensors.items():
             if tensor is not None:
                 tensors[name] = self.of(tensor)
 
     def _replace_in_optimizer(self, optimizer: Optimizer, undo: ExitStack) -> None:
         groups, state = optimizer.param_groups, optimizer.state
-
-        def restore() -> None:
-            optimizer.param_groups, optimizer.state = groups, state
-
-        undo.callback(restore)
+        undo.callback(setattr, optimizer, "param_groups", groups)
+        undo.callback(setattr, optimizer, "state", state)
         optimizer.param_groups = [self.in_all(dict(group)) for group in groups]
         optimizer.state = defaultdict(
             dict, {self.of(parameter): self.in_all(dict(own)) for parameter, own in state.items()}
         )
-
-
-def _restore(tensors: dict[str, Any], before: dict[str, Any]) -> Callable[[], None]:
-    def restore() -> None:
-        tensors.clear()
-        tensors.update(before)
-
-    return restore

@@ -5,9 +5,6 @@ If the weights or the batch are large, they are cut as well. Weights grow with t
 so three sizes of states are measured.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple

@@ -4,9 +4,6 @@ Sizes are those of tensors alone. Workspaces of operations and bytes that an all
 `memlog.estimate` includes them.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

@@ -1,12 +1,10 @@
 """Arguments of `memlog.estimate` (a step, its model, optimizer and batch), and the trace made from them."""
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -26,27 +24,33 @@ Device: TypeAlias = Literal["cuda", "cpu"]
 _ARGUMENTS = ("model", "optimizer", "batch", "length")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Question:
-    """Arguments of `estimate`, and methods that return the arguments with another batch or length."""
+    """Arguments of `estimate`, and methods that return the arguments with another batch or length.
 
-    def __init__(
-        self,
-        step: Callable[..., object],
-        model: Any,
-        optimizer: Any,
-        batch: Any,
-        length: int | None,
-        *,
-        device: Device,
-        expandable: bool,
-    ) -> None:
-        self.step = step
-        self.model = model
-        self.optimizer = optimizer
-        self.batch = batch
-        self.length = length
-        self.device = device
-        self.expandable = expandable
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+
+    step: Callable[..., object]
+    model: Any = None
+    optimizer: Any = None
+    batch: Any = None
+    length: int | None = None
+    device: Device = "cuda"
+    expandable_segments: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            raise ConfigurationError(
+                f"step={self.step!r:.100}: pass a function that makes one training step"
+            )
+        if not _is_batch(self.batch):
+            raise ConfigurationError(
+                f"batch={self.batch!r:.100}: write a whole number above 0, or pass tensors"
+            )
+        if self.device not in ("cuda", "cpu"):
+            raise ConfigurationError(f"device={self.device!r}: write 'cuda' or 'cpu'")
 
     @property
     def size(self) -> int | None:
@@ -80,24 +84,13 @@ class Question:
                 batch = tree_map_only(
                     Tensor, lambda tensor: _resized(tensor, before, size), self.batch
                 )
-        return self._changed(batch=batch)
+        return replace(self, batch=batch)
 
     def with_length(self, length: int) -> Question:
         """Return the same arguments with another length."""
         if self.length is None:
             raise ConfigurationError("the length is unknown: pass length= to memlog.estimate")
-        return self._changed(length=length)
-
-    def _changed(self, *, batch: Any = None, length: int | None = None) -> Question:
-        return Question(
-            self.step,
-            self.model,
-            self.optimizer,
-            self.batch if batch is None else batch,
-            self.length if length is None else length,
-            device=self.device,
-            expandable=self.expandable,
-        )
+        return replace(self, length=length)
 
     @only_new_objects()
     def trace(self, mode: FakeMode | None = None) -> RecordedTrace:
@@ -134,16 +127,7 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
 
 
 def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
-    """Return the given model or optimizer, or the one that the given function makes.
-
-    Return ``None`` if ``given`` is ``None``.
-
-    Args:
-        name: Name of the argument of `estimate`, for messages.
-        kind: Class that the result must have.
-        given: Model, optimizer, or a function that makes it.
-        arguments: Arguments of the function.
-    """
+    """Return the given model or optimizer, or the one that the given function makes from ``arguments``."""
     if given is None or isinstance(given, kind):
         return given
     made = given(*arguments) if callable(given) else given
@@ -181,29 +165,3 @@ def _names(step: Callable[..., object], values: dict[str, Any]) -> list[str]:
         if values.get(name) is None and not has_default:
             raise ConfigurationError(f"the step asks for {name!r}: pass {name}= to memlog.estimate")
     return [name for name in asked if values.get(name) is not None]
-
-
-def ask(
-    step: Callable[..., object],
-    *,
-    model: Any = None,
-    optimizer: Any = None,
-    batch: Any = None,
-    length: int | None = None,
-    device: Device = "cuda",
-    expandable_segments: bool = False,
-) -> Question:
-    """Check the arguments of `estimate`, and return them."""
-    if not callable(step):
-        raise ConfigurationError(
-            f"step={step!r:.100}: pass a function that makes one training step"
-        )
-    if not _is_batch(batch):
-        raise ConfigurationError(
-            f"batch={batch!r:.100}: write a whole number above 0, or pass tensors"
-        )
-    if device not in ("cuda", "cpu"):
-        raise ConfigurationError(f"device={device!r}: write 'cuda' or 'cpu'")
-    return Question(
-        step, model, optimizer, batch, length, device=device, expandable=expandable_segments
-    )

@@ -4,9 +4,6 @@ Results follow from the shapes and types of an operation's arguments. Some opera
 always have the shapes of their arguments. For them, one result from torch is enough for all shapes.
 """
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -202,7 +199,7 @@ def _view(mode: FakeMode, func: Any, _types: Any, args: Any, kwargs: Any) -> Any
 
 
 def _nothing(*_: Any) -> None:
-    """Return nothing, for an operation that only changes values."""
+    """Repetition of an operation that only changes values."""
 
 
 def _first_argument(_mode: FakeMode, _func: Any, _types: Any, args: Any, _kwargs: Any) -> Any:

@@ -1,8 +1,5 @@
 """Values of fake tensors. A program may print them and calculate with them, but not decide by them."""
 
-# Some of the torch functions used here have no types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

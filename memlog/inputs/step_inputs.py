@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from inspect import CO_OPTIMIZED
+from itertools import islice
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from memlog._internal.frame_locals import local_variables
 from memlog.events import TensorInput
@@ -102,11 +104,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
     """Yield the frames that run neither torch's code nor memlog's, among the first `_FRAMES`."""
-    torch = sys.modules.get("torch")
-    file = getattr(torch, "__file__", None)
-    foreign = (_MEMLOG, *((str(Path(file).parent) + "/",) if file else ()))
-    for at, frame in enumerate(frames):
-        if at >= _FRAMES:
-            return
+    torch: Any = sys.modules.get("torch")
+    foreign = (_MEMLOG,) if torch is None else (_MEMLOG, str(Path(torch.__file__).parent) + "/")
+    for frame in islice(frames, _FRAMES):
         if not frame.f_code.co_filename.startswith(foreign):
             yield frame

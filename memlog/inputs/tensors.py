@@ -9,14 +9,8 @@ from __future__ import annotations
 import sys
 from collections import UserDict
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import islice
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from memlog._internal.inert_access import bases, class_namespace, instance_dict
@@ -51,21 +45,16 @@ class TensorFinder:
     """
 
     def __init__(self) -> None:
-        torch: Any = sys.modules.get("torch")
-        self._tensor: type | None = getattr(torch, "Tensor", None)
-        self._without_overrides: Any = getattr(
-            getattr(torch, "_C", None), "DisableTorchFunction", None
-        )
+        self._torch: Any = sys.modules.get("torch")
         self._seen: set[int] = set()
         self._looked_at = 0
         self.found: list[TensorInput] = []
 
     def add(self, variables: Iterable[tuple[str, object]]) -> None:
         """Add the tensors of some variables. A tensor with several names is added under the first name."""
-        if self._tensor is None or self._without_overrides is None:
+        if self._torch is None:
             return
-        overrides: AbstractContextManager[object] = self._without_overrides()
-        with overrides:
+        with self._torch._C.DisableTorchFunction():  # noqa: SLF001 - no public name
             for name, value in variables:
                 self._add(name, value, _DEPTH)
 
@@ -73,7 +62,7 @@ class TensorFinder:
         kind = type(value)
         if id(kind) in _WITHOUT_TENSORS or self._is_full():
             return
-        if kind is self._tensor:
+        if kind is self._torch.Tensor:
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._add_tensor(name, value)

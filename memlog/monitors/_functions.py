@@ -6,10 +6,11 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from memlog.errors import ConfigurationError
 
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 Around: TypeAlias = Callable[[], AbstractContextManager[object]]
 """Function that creates the context manager of one call."""
 
@@ -31,9 +32,17 @@ def within(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
         made = _generating_async(around, function)
     else:
         made = _calling(around, function)
-    # Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
+    return update_wrapper(made, function)
+
+
+def update_wrapper(wrapper: CallableT, function: Callable[..., Any]) -> CallableT:
+    """Give a wrapper the function's name, signature and docstring, as `functools.update_wrapper` does.
+
+    Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
+    """
     updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
-    return functools.update_wrapper(made, function, updated=updated)
+    functools.update_wrapper(wrapper, function, updated=updated)
+    return wrapper
 
 
 def _calling(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:

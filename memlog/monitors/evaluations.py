@@ -13,7 +13,7 @@ from memlog.console import evaluation_lines
 from memlog.events import Evaluation, now_us
 from memlog.monitors import _publishing, iterations
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
-from memlog.monitors._functions import body_of, require_function
+from memlog.monitors._functions import body_of, require_function, update_wrapper
 from memlog.monitors._losses import LossReading, LossValue, read
 from memlog.monitors._readings import Meter
 
@@ -68,9 +68,7 @@ class _WatchedLoss:
     """
 
     def __init__(self, function: Callable[..., Any], watch: _LossWatch) -> None:
-        # Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
-        updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
-        functools.update_wrapper(self, function, updated=updated)
+        update_wrapper(self, function)
         self._function = function
         self._watch = watch
 
@@ -102,9 +100,6 @@ class _WatchedLoss:
 
 
 def _watched_async(function: Callable[..., Any], watch: _LossWatch) -> Callable[..., Any]:
-    updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
-
-    @functools.wraps(function, updated=updated)
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
             returned = await function(*args, **kwargs)
@@ -114,7 +109,7 @@ def _watched_async(function: Callable[..., Any], watch: _LossWatch) -> Callable[
         watch.evaluated(returned, None)
         return returned
 
-    return call
+    return update_wrapper(call, function)
 
 
 def _is_method(function: Any) -> bool:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, DeviceReading, now_us
@@ -41,7 +41,7 @@ class AcceleratorProbe:
         self._diagnostics = diagnostics
         self._mps = MpsBackend()
         self._clock = clock
-        self._new: list[_Found] = []
+        self._new: list[tuple[_DevicesOfAKind, int]] = []
         self._kinds: tuple[_DevicesOfAKind, ...] | None = None
 
     def notice(self, device_type: str) -> None:
@@ -62,8 +62,6 @@ class AcceleratorProbe:
             return ()
         if self._kinds is None:
             self._kinds = tuple(self._possible_kinds(torch))
-        if not self._kinds:
-            return ()  # torch is built for the CPU only: every call returns here
         readings: list[DeviceReading] = []
         for devices in self._kinds:
             try:
@@ -97,7 +95,8 @@ class _DevicesOfAKind:
     backend: AcceleratorBackend
     _diagnostics: Diagnostics
     _clock: Callable[[], float]
-    _new: list[_Found]
+    _new: list[tuple[_DevicesOfAKind, int]]
+    """Devices that were read for the first time: the object for their kind, and their index."""
     _next_scan: float = field(default=float("-inf"), init=False)
     _windows: dict[int, PeakWindow] = field(default_factory=dict, init=False)
 
@@ -154,7 +153,3 @@ class _DevicesOfAKind:
 
     def _name(self, index: int) -> str:
         return f"{self.backend.kind}{index}"
-
-
-_Found: TypeAlias = tuple[_DevicesOfAKind, int]
-"""Device that was read for the first time, as a pair: the object for its kind of devices, and its index."""

@@ -55,9 +55,18 @@ def read_file_pages(
     """Return the bytes of file pages in the memory of a process's control group; ``None`` if unknown.
 
     The kernel frees these pages when it needs memory. The arguments are those of `read_cgroup`.
+
+    Both versions list file pages as ``active_file`` and ``inactive_file``. Their figures ``file`` and
+    ``cache`` are not used, because they also include shared memory.
     """
     group = _memory_group(pid, root, proc)
-    return None if group is None else _file_pages(_folders(group))
+    for folder in () if group is None else _folders(group):
+        text = _read_text(folder / "memory.stat")
+        if text is not None:
+            figures = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+            sizes = [figures.get(f"{kind}_file", "") for kind in ("active", "inactive")]
+            return sum(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None
+    return None
 
 
 class OomKills:
@@ -125,21 +134,6 @@ def _read_sizes(folders: list[Path], name: str) -> list[int]:
     texts = [(_read_text(folder / name) or "").strip() for folder in folders]
     sizes = [int(text) for text in texts if text.isdecimal()]
     return [size for size in sizes if size < _UNLIMITED]
-
-
-def _file_pages(folders: list[Path]) -> int | None:
-    """Return the bytes of file pages of the nearest group; ``None`` if unknown.
-
-    Both versions list file pages as ``active_file`` and ``inactive_file``. Their figures ``file`` and
-    ``cache`` are not used, because they also include shared memory.
-    """
-    for folder in folders:
-        text = _read_text(folder / "memory.stat")
-        if text is not None:
-            figures = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-            sizes = [figures.get(f"{kind}_file", "") for kind in ("active", "inactive")]
-            return sum(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None
-    return None
 
 
 def _read_text(path: Path) -> str | None:

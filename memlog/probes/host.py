@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from memlog._internal import fork
 from memlog._internal.descriptors import Descriptor
@@ -43,7 +43,7 @@ class HostProbe:
     def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
         self._diagnostics = diagnostics
         self._proc = proc
-        self._memory: _Memory | None = None
+        self._memory: _LinuxMemory | _PortableMemory | None = None
         self._begin()
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class HostProbe:
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             if (
                 self._memory is not None
-            ):  # `None`: another thread has ended the run and closed the files
+            ):  # else another thread has ended the run and closed the files
                 self._diagnostics.fault("reading the host's memory", error)
             return None, None
         if mark is not None:
@@ -104,29 +104,12 @@ class HostProbe:
             self._highest = mark = max(mark, self._highest, rss)
         return rss, mark
 
-    def _open(self) -> _Memory | None:
+    def _open(self) -> _LinuxMemory | _PortableMemory | None:
         try:
             return _LinuxMemory(self._proc) if sys.platform == "linux" else _PortableMemory()
         except Exception as error:  # noqa: BLE001 - without figures, training goes on
             self._diagnostics.fault("opening the host's memory figures", error)
             return None
-
-
-class _Memory(Protocol):
-    """One way to read this process's memory."""
-
-    rss_file: int | None
-    """Bytes of the last resident set that are pages of mapped files."""
-    rss_anon: int | None
-    """Anonymous bytes of the last resident set, without files and shared memory."""
-    rss_shared: int | None
-    """Bytes of the last resident set that are shared memory."""
-
-    def read(self) -> tuple[int, int | None]:
-        """Return the resident set and its high-water mark, in bytes."""
-
-    def close(self) -> None:
-        """Release the system resources."""
 
 
 class _LinuxMemory:
@@ -147,16 +130,12 @@ class _LinuxMemory:
         self.rss_anon: int | None = None
         self._shared: int | None = None
         self.rss_shared: int | None = None
-        try:
-            self._statm = self._keep(proc / "self/statm")
-            self._status = self._keep(proc / "self/status")
-        except OSError:
-            self.close()
-            raise
+        self._statm = self._keep(proc / "self/statm")
+        self._status = self._keep(proc / "self/status")
         # `ru_maxrss` is read before `VmHWM`. If the process grows between the two readings, `VmHWM` is the
         # higher one, and `ru_maxrss` does not look inherited.
         watermark = _max_rss()
-        own = self._vm_hwm()
+        own = self._status_figure(b"VmHWM")
         self._inherited = watermark if own is None or watermark > own else 0
 
     def read(self) -> tuple[int, int | None]:
@@ -165,8 +144,8 @@ class _LinuxMemory:
         # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous memory, mapped
         # files and shared memory. `shared` counts mapped files and shared memory.
         self.rss_anon = (int(rss) - int(shared)) * _PAGE
-        watermark = _max_rss()
-        return int(rss) * _PAGE, watermark if watermark > self._inherited else self._vm_hwm()
+        mark = _max_rss()
+        return int(rss) * _PAGE, mark if mark > self._inherited else self._status_figure(b"VmHWM")
 
     def close(self) -> None:
         for descriptor in self._kept:
@@ -177,17 +156,10 @@ class _LinuxMemory:
         return self._kept[-1].number
 
     def _mapped_file_bytes(self, shared: int) -> int | None:
-        """Return the bytes in mapped files.
-
-        Args:
-            shared: Pages of mapped files and of shared memory together.
-        """
+        """Return the bytes in mapped files. ``shared`` counts their pages and those of shared memory."""
         if self._shared is None or abs(shared - self._shared) >= _SHARED_CHANGED:
             self._shared, self.rss_shared = shared, self._status_figure(b"RssShmem")
         return None if self.rss_shared is None else max(shared * _PAGE - self.rss_shared, 0)
-
-    def _vm_hwm(self) -> int | None:
-        return self._status_figure(b"VmHWM")
 
     def _status_figure(self, name: bytes) -> int | None:
         """Return a figure of the process's status, in bytes; ``None`` if a sandboxed kernel lacks it."""
@@ -198,14 +170,13 @@ class _LinuxMemory:
 
 
 class _PortableMemory:
-    """Reader for systems without ``/proc``, such as macOS."""
+    """Reader for systems without ``/proc``, such as macOS, which do not tell the kinds of memory apart."""
+
+    rss_file = rss_anon = rss_shared = None
 
     def __init__(self) -> None:
         import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does not need it
 
-        self.rss_file: int | None = None
-        self.rss_anon: int | None = None
-        self.rss_shared: int | None = None
         self._process = psutil.Process()
 
     def read(self) -> tuple[int, int | None]:

@@ -19,18 +19,8 @@ class Heap(NamedTuple):
 class _MallocInfo(ctypes.Structure):
     """Result of ``mallinfo2(3)``, in glibc 2.33 and later."""
 
-    _fields_ = (
-        ("arena", ctypes.c_size_t),
-        ("ordblks", ctypes.c_size_t),
-        ("smblks", ctypes.c_size_t),
-        ("hblks", ctypes.c_size_t),
-        ("hblkhd", ctypes.c_size_t),
-        ("usmblks", ctypes.c_size_t),
-        ("fsmblks", ctypes.c_size_t),
-        ("uordblks", ctypes.c_size_t),
-        ("fordblks", ctypes.c_size_t),
-        ("keepcost", ctypes.c_size_t),
-    )
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
 
 
 def read_heap() -> Heap | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
 
@@ -18,14 +18,6 @@ _MOST_OVER_CAPACITY = 1.1
 """Maximum ratio of NVML's total bytes to CUDA's for the same device. Only NVML's total includes the memory
 that the driver keeps. A larger ratio means that NVML found another device, such as the whole GPU instead of
 its MIG instance."""
-
-
-class DeviceMemory(NamedTuple):
-    """Bytes of one device, or of one MIG instance."""
-
-    used: int
-    """Bytes that all processes and the driver use."""
-    total: int
 
 
 class _Memory(ctypes.Structure):
@@ -53,8 +45,8 @@ class Nvml:
         self._is_missing = False
         self._handles: dict[str, ctypes.c_void_p] = {}
 
-    def read(self, uuid: str, capacity: int | None) -> DeviceMemory | None:
-        """Return a device's memory; ``None`` if unknown.
+    def read(self, uuid: str, capacity: int | None) -> int | None:
+        """Return the bytes of a device that all processes and the driver use; ``None`` if unknown.
 
         Args:
             uuid: The device's identity in CUDA; for a MIG instance, the instance's own.
@@ -73,7 +65,7 @@ class Nvml:
             return None
         if memory is None or not capacity <= memory.total <= capacity * _MOST_OVER_CAPACITY:
             return None
-        return DeviceMemory(memory.used, memory.total)
+        return int(memory.used)
 
     def _memory(self, uuid: str) -> _Memory | None:
         if self._library is None:

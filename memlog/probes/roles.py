@@ -10,50 +10,44 @@ from pathlib import Path, PurePath
 import psutil
 
 _DATA_LOADER = "DataLoader worker"
-_TORCH_WORKERS = ("pt_data_worker",)
-"""Names that torch, since version 2.6, gives the main thread of a DataLoader worker."""
+_TORCH_WORKER = "pt_data_worker"
+"""Name that torch gives the main thread of a DataLoader worker."""
 _TOOLS = {
     "multiprocessing.resource_tracker": "multiprocessing's resource tracker",
     "multiprocessing.forkserver": "multiprocessing's fork server",
 }
 _SPAWNED = ("multiprocessing.spawn", "--multiprocessing-fork")
-_INTERPRETER = "python"
 
 
-class Roles:
-    """Roles of processes, from their names and command lines.
+def roles_of(processes: Sequence[psutil.Process], proc: Path) -> list[str]:
+    """Return the role of each process, from its name and command line.
+
+    Several processes of the same kind get numbers from 0, in the order of ``processes``. A DataLoader worker
+    always gets a number, because torch numbers its workers in the order in which it starts them.
 
     Args:
+        processes: The processes.
         proc: Folder of processes, on Linux.
     """
+    kinds = [_kind(process, proc) for process in processes]
+    counts, next_number = Counter(kinds), Counter[str]()
+    roles = []
+    for kind in kinds:
+        alone = counts[kind] == 1 and kind != _DATA_LOADER
+        roles.append(kind if alone else f"{kind} {next_number[kind]}")
+        next_number[kind] += 1
+    return roles
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
 
-    def of(self, processes: Sequence[psutil.Process]) -> list[str]:
-        """Return the role of each process.
-
-        Several processes of the same kind get numbers from 0, in the order of ``processes``. A DataLoader
-        worker always gets a number, because torch numbers its workers in the order in which it starts them.
-        """
-        kinds = [self._kind(process) for process in processes]
-        counts, next_number = Counter(kinds), Counter[str]()
-        roles = []
-        for kind in kinds:
-            alone = counts[kind] == 1 and kind != _DATA_LOADER
-            roles.append(kind if alone else f"{kind} {next_number[kind]}")
-            next_number[kind] += 1
-        return roles
-
-    def _kind(self, process: psutil.Process) -> str:
-        with suppress(OSError):
-            name = (self._proc / str(process.pid) / "comm").read_text(errors="replace").strip()
-            if name in _TORCH_WORKERS:
-                return _DATA_LOADER
-        with suppress(psutil.Error):
-            command = process.cmdline()
-            return _of_command(command, process.parent()) or process.name()
-        return "child process"
+def _kind(process: psutil.Process, proc: Path) -> str:
+    with suppress(OSError):
+        name = (proc / str(process.pid) / "comm").read_text(errors="replace").strip()
+        if name == _TORCH_WORKER:
+            return _DATA_LOADER
+    with suppress(psutil.Error):
+        command = process.cmdline()
+        return _of_command(command, process.parent()) or process.name()
+    return "child process"
 
 
 def _of_command(command: Sequence[str], parent: psutil.Process | None) -> str | None:
@@ -70,8 +64,6 @@ def _of_command(command: Sequence[str], parent: psutil.Process | None) -> str | 
         if parent is not None and parent.cmdline() == list(command):
             return "worker process"  # a fork has its parent's command line
     program = PurePath(command[0]).name
-    if program.startswith(_INTERPRETER):
-        first = command[1] if len(command) > 1 else "-"
-        script = None if first.startswith("-") else first
-        return program if script is None else PurePath(script).name
+    if program.startswith("python") and len(command) > 1 and not command[1].startswith("-"):
+        return PurePath(command[1]).name  # the script
     return program

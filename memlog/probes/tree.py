@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from memlog.events import ChildReading
-from memlog.probes.roles import Roles
+from memlog.probes.roles import roles_of
 
 _KIB = 1024
 _MOST = 32
@@ -61,7 +61,6 @@ class ProcessTree:
     ) -> None:
         self._leave_out = None if leave_out is None else list(leave_out)
         self._proc = proc
-        self._roles = Roles(proc)
         self._root: psutil.Process | None = None
         with suppress(psutil.Error):
             self._root = psutil.Process(pid)
@@ -75,22 +74,19 @@ class ProcessTree:
         }
         if not sizes:
             return TreeReading(None, None)
-        files = [size.file for size in sizes.values() if size.file is not None]
-        whole = len(files) == len(sizes)
         children = {process: size for process, size in sizes.items() if process != self._root}
-        shared = [size.shared for size in children.values() if size.shared is not None]
         return TreeReading(
             sum(size.pss for size in sizes.values()),
             len(sizes),
-            sum(files) if whole else None,
+            _total([size.file for size in sizes.values()]),
             self._readings(children),
-            sum(shared) if shared and len(shared) == len(children) else None,
+            _total([size.shared for size in children.values()]),
         )
 
     def _readings(self, children: dict[psutil.Process, _Size]) -> tuple[ChildReading, ...]:
         started = {process: process.create_time() for process in children}
         oldest = sorted(children, key=lambda process: (started[process], process.pid))
-        roles = self._roles.of(oldest)
+        roles = roles_of(oldest, self._proc)
         return tuple(
             ChildReading(role, process.pid, int(started[process] * 1e6), size.anon, size.own)
             for process, role in zip(oldest[:_MOST], roles, strict=False)
@@ -169,6 +165,12 @@ def machine_memory() -> int | None:
     return None
 
 
+def _total(sizes: Sequence[int | None]) -> int | None:
+    """Return the sum of some sizes; ``None`` if one is unknown, or if there are none."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
 def _parent(process: psutil.Process) -> int | None:
     with suppress(psutil.Error):
         return process.ppid()
@@ -176,16 +178,13 @@ def _parent(process: psutil.Process) -> int | None:
 
 
 def _proportional(rollup: Path) -> _Size | None:
+    # The growth of one process is judged by all of its anonymous memory, not by its proportional size. The
+    # proportional size of a forked child grows whenever its parent writes to a page that they share.
+    names = b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"
     figures: dict[bytes, int] = {}
     for line in rollup.read_bytes().splitlines():
         name, _, rest = line.partition(b":")
-        if name in (b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"):
+        if name in names:
             figures[name] = int(rest.split()[0]) * _KIB
-    pss = figures.get(b"Pss")
-    if pss is None:
-        return None
-    # The growth of one process is judged by all of its anonymous memory, not by its proportional size. The
-    # proportional size of a forked child grows whenever its parent writes to a page that they share.
-    names = b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"
-    rest_of = (figures.get(name) for name in names)
-    return _Size(pss, *rest_of)
+    pss, *others = map(figures.get, names)
+    return None if pss is None else _Size(pss, *others)

@@ -82,27 +82,14 @@ class RankSpreads:
     def _is_complete(self, start: int) -> bool:
         if len(self._last) < self._world_size:
             return False  # a rank may have begun to train before its run was found
-        last = self._initial - 1
-        if start >= self._initial:
-            offset = start - self._initial
-            last = self._initial + _last_of_bucket(offset)
         return all(
-            step >= last or self._start(step) > start
+            self._start(step + 1) > start
             for rank, step in self._last.items()
             if rank not in self._ended
         )
 
     def _start(self, step: int) -> int:
-        offset = step - self._initial
-        return step if offset < 0 else self._initial + bucket_start(offset)
-
-
-def _last_of_bucket(offset: int) -> int:
-    """Return the last index of the bucket that begins at ``offset``."""
-    width = 1
-    while offset >= 10_000 * width:
-        width *= 10
-    return offset + width - 1
+        return self._initial + bucket_start(step - self._initial)
 
 
 class _Bucket:

@@ -38,6 +38,9 @@ class _Progress:
         self.longest_pause = 0.0
         self.stalled = False
 
+    def is_silent(self, now: float) -> bool:
+        return now - self.since >= max(STALLED_AFTER, _LONGEST * self.longest_pause)
+
 
 class Stalls:
     """Detector of the ranks that stall.
@@ -69,11 +72,11 @@ class Stalls:
             state_of: Returns the kernel's letter for the state of a rank's process; ``None``: unknown.
         """
         for rank, progress in self._ranks.items():
-            if progress.stalled and not self._is_silent(progress, now):
+            if progress.stalled and not progress.is_silent(now):
                 progress.stalled = False
                 yield Stall(rank, progress.step, 0.0, None)
         if len(self._ranks) < 2 or not all(  # noqa: PLR2004 - no other rank waits for a single one
-            self._is_silent(progress, now) for progress in self._ranks.values()
+            progress.is_silent(now) for progress in self._ranks.values()
         ):
             return
         found = {rank: why for rank in self._ranks if (why := self._why(rank, state_of))}
@@ -84,10 +87,6 @@ class Stalls:
             if not progress.stalled:
                 progress.stalled = True
                 yield Stall(rank, progress.step, now - progress.since, why)
-
-    @staticmethod
-    def _is_silent(progress: _Progress, now: float) -> bool:
-        return now - progress.since >= max(STALLED_AFTER, _LONGEST * progress.longest_pause)
 
     def _why(self, rank: int, state_of: Callable[[int], str | None]) -> str | None:
         newest = max(progress.step or 0 for progress in self._ranks.values())

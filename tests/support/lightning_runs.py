@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from memlog.events import Batch, Phase
+from memlog.events import Phase
 from memlog.journal import RunDirectory
 
 PREAMBLE = """
@@ -125,7 +125,3 @@ def steps_of(rows: Rows, metric: str) -> list[int]:
 def phases_of(run: RunDirectory) -> Counter[str]:
     """Number of times that each phase is in the journal."""
     return Counter(event.label for event in run.events() if isinstance(event, Phase))
-
-
-def count_of_steps(run: RunDirectory) -> int:
-    return sum(isinstance(event, Batch) for event in run.events())

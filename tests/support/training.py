@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import memlog
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.window import TraceWindow
 from support.allocator import AllocatorTruth
@@ -164,6 +165,17 @@ def measured_peak(
     with AllocatorTruth() as allocator:
         train()
     return allocator.result().peak
+
+
+def estimate_of(case: Case, model: Any = None, *, autocast: bool = False) -> memlog.Estimate:
+    """Estimate the step that `measured_peak` measures; ``model`` replaces the case's own."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        _train(case, model, optimizer, case.inputs(batch), autocast=autocast)
+
+    return memlog.estimate(
+        step, model=model or case.model, optimizer=torch.optim.Adam, batch=case.batch, device="cpu"
+    )
 
 
 def _train(

@@ -69,9 +69,9 @@ class DevicesInUse:
         """Return the memory in use on each device, except devices that the driver does not report."""
         found = []
         for name, device in self._devices.items():
-            memory = None if device.uuid is None else nvml.read(device.uuid, device.capacity)
-            if memory is not None:
-                found.append(DeviceUse(name, memory.used, self._other(name, memory.used)))
+            used = None if device.uuid is None else nvml.read(device.uuid, device.capacity)
+            if used is not None:
+                found.append(DeviceUse(name, used, self._other(name, used)))
         return tuple(found)
 
     def _other(self, name: str, used: int) -> int | None:

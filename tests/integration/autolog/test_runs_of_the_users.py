@@ -15,11 +15,7 @@ from memlog.cli.main import cli
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 with_a_store = pytest.mark.usefixtures("ready_store")
 
 PREAMBLE = """
@@ -105,30 +101,6 @@ def test_a_run_opened_after_the_first_steps_is_joined_and_has_them(tmp_path: Pat
         tmp_path,
     )
     assert runs_in(tmp_path) == {"late": ("FINISHED", 10)}
-
-
-ENDS = {
-    "uncaught exception": ("raise ValueError('no')", "FAILED"),
-    "killed": ("os.kill(os.getpid(), 9)", "KILLED"),
-}
-
-
-@pytest.mark.parametrize("how", ENDS)
-@with_a_store
-def test_a_run_of_memlogs_own_ends_as_the_training_did(tmp_path: Path, how: str) -> None:
-    ending, status = ENDS[how]
-    process = child.start(
-        PREAMBLE
-        + f"""
-    session = memlog.init("mlflow", name="own", project="p", finish_timeout=120)
-    train(session, 5)
-    {ending}
-    """,
-        tmp_path,
-    )
-    process.communicate(timeout=240)
-    wait_until_delivered(tmp_path / "memlog_runs")
-    assert runs_in(tmp_path) == {"own": (status, 5)}
 
 
 SWEEP = """

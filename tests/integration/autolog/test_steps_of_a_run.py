@@ -9,11 +9,7 @@ from support.wandb_file import find_runs, read_run
 
 from memlog.cli.main import cli
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 LOOP = """
     import mlflow

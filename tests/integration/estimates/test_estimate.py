@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.training import CASES, Case, measured_peak
+from support.training import CASES, Case, estimate_of, measured_peak
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memlog
+from memlog.estimates.estimate import _next_size
 
 MIB = 1024**2
 
@@ -37,15 +38,8 @@ def estimated(**changed: Any) -> memlog.Estimate:
 
 @pytest.mark.parametrize("name", ["gpt", "unet", "rollout", "encoder", "linear-dropout-tanh"])
 def test_the_peak_is_the_allocators(name: str) -> None:
-    case = CASES[name]
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
-        case.loss(model(case.inputs(batch))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = estimated(step=train, model=case.model, optimizer=torch.optim.Adam, batch=case.batch)
-    assert found.peak == pytest.approx(measured_peak(case), rel=0.002)
+    found = estimate_of(CASES[name])
+    assert found.peak == pytest.approx(measured_peak(CASES[name]), rel=0.002)
 
 
 def test_model_and_optimizer_keep_their_tensors_and_state() -> None:
@@ -104,6 +98,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert found.with_batch(largest).fits("64 MiB")
     assert not found.with_batch(largest + 1).fits("64 MiB")
     assert found.largest_batch("1 MiB") == 0
+    assert _next_size({64: 10, 32: 10}, 5, fitting=0, too_large=32) == 16
 
 
 def test_checkpointing_accumulation_and_autocast_lower_the_peak() -> None:
@@ -267,16 +262,9 @@ class Signed(nn.Module):
 
 def test_tensors_that_the_program_keeps_and_casts_inside_operations_are_counted() -> None:
     case = Case(Signed, lambda batch: torch.randn(batch, 256), lambda out: out.mean(), 512)
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
-        case.loss(model(case.inputs(batch))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
     real = measured_peak(case)
     for model in (Signed, Signed()):
-        found = estimated(step=train, model=model, optimizer=torch.optim.Adam, batch=512)
-        assert found.peak == pytest.approx(real, rel=0.002)
+        assert estimate_of(case, model).peak == pytest.approx(real, rel=0.002)
 
 
 @pytest.mark.parametrize(
@@ -292,14 +280,7 @@ def test_bytes_that_no_shape_shows_are_counted(loss: Any) -> None:
         return nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8))
 
     case = Case(model, lambda batch: torch.randn(batch, 8, 16, 16), loss, 16)
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
-        case.loss(model(case.inputs(batch))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = estimated(step=train, model=model, optimizer=torch.optim.Adam, batch=16)
-    assert found.peak == pytest.approx(measured_peak(case), rel=0.002)
+    assert estimate_of(case).peak == pytest.approx(measured_peak(case), rel=0.002)
 
 
 def test_a_copy_of_the_model_that_a_step_keeps_is_counted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.training import Case, measured_peak
+from support.training import Case, estimate_of, measured_peak, squares
 from torch import nn
 
 import memlog
@@ -59,20 +59,8 @@ def test_normalisations_of_two_types_are_counted() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
-    def forward(out: torch.Tensor) -> torch.Tensor:
-        return out.float().square().mean()
-
-    case = Case(model, lambda batch: torch.randn(batch, 3, 24, 24), forward, 40)
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
-        inputs = case.inputs(batch)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = case.loss(model(inputs))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = memlog.estimate(train, model=model, optimizer=torch.optim.Adam, batch=40, device="cpu")
+    case = Case(model, lambda batch: torch.randn(batch, 3, 24, 24), squares, 40)
+    found = estimate_of(case, autocast=True)
     assert found.peak == pytest.approx(measured_peak(case, autocast=True), rel=0.002)
     assert not found.uncounted
 
@@ -107,20 +95,8 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("length", [7, 70])
 def test_what_an_lstm_keeps_is_counted(length: int) -> None:
-    def squares(out: torch.Tensor) -> torch.Tensor:
-        return out.square().mean()
-
     case = Case(Recurrent, lambda batch: torch.randn(length, batch, 24), squares, 16)
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
-        inputs = case.inputs(batch)
-        case.loss(model(inputs)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = memlog.estimate(
-        train, model=Recurrent, optimizer=torch.optim.Adam, batch=16, device="cpu"
-    )
+    found = estimate_of(case)
     assert found.peak == pytest.approx(measured_peak(case), rel=0.005)
     assert not found.uncounted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,9 @@ pytestmark = pytest.mark.integration
 EXAMPLE = Path(__file__).parents[3] / "examples" / "memory_tracer_demo.py"
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return child.run_program(EXAMPLE, *arguments, directory=folder, environment=os.environ)
-
-
 @pytest.mark.seed(227, 228, 229, 230, 231, 232)
 def test_all_five_demos_run(tmp_path: Path) -> None:
-    done = run(tmp_path)
+    done = child.run_program(EXAMPLE, directory=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr
     for name in ("basic", "fragmentation", "transformer", "flame", "overhead"):
         assert f"== {name} on c" in done.stdout
@@ -35,9 +30,3 @@ def test_all_five_demos_run(tmp_path: Path) -> None:
         "memory_timeline.json",
         "memory_trace.json.gz",
     }
-
-
-def test_an_unknown_demo_is_an_error(tmp_path: Path) -> None:
-    done = run(tmp_path, "flames")
-    assert done.returncode == 2
-    assert "there is no demo 'flames'" in done.stderr

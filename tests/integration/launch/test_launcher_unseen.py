@@ -14,13 +14,6 @@ pytestmark = pytest.mark.integration
 PYTHON = sys.executable
 
 
-def test_a_signal_ends_the_script_as_without_memlog(tmp_path: Path) -> None:
-    write(tmp_path, TRAIN + "\n    import os\n    train(2)\n    os.kill(os.getpid(), 15)\n")
-    launch(tmp_path, PYTHON, "train.py", code=-15)
-    [run] = recorded(tmp_path / "memlog_runs")
-    assert (run.steps, run.status) == ([0, 1], None)
-
-
 def test_ctrl_c_reaches_the_script_and_ends_the_run_as_killed(tmp_path: Path) -> None:
     write(
         tmp_path,

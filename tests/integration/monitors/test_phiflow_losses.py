@@ -129,31 +129,29 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
 
 
 @needs_phiflow
-@pytest.mark.parametrize(
-    ("trouble", "fault"),
-    [
-        ("wrong = SystemExit(1)", "on_alert: SystemExit"),
-        ("sys.stdout.close()", "printing: ValueError"),
-        ("import memlog.monitors.evaluations as m; m.read = None", "reading a loss: TypeError"),
-    ],
-)
 @pytest.mark.seed(163)
-def test_no_error_of_memlogs_own_reaches_the_loss(trouble: str, fault: str, tmp_path: Path) -> None:
+def test_no_error_of_memlogs_own_reaches_the_loss(tmp_path: Path) -> None:
     script = f"""{BURGERS}
-    wrong = RuntimeError("a user's callback")
+    import memlog.monitors.evaluations
 
     def fail(alert):
-        raise wrong
+        raise SystemExit(1)
 
     session = memlog.init("local", alerts=["host.rss > 1 MiB"], on_alert=fail)
-    {trouble}
+    memlog.monitors.evaluations.read = None
+    sys.stdout.close()
     _, _, calls = solve(memlog.watch_loss(loss), true * 0)
     assert calls > 3
     memlog.finish()
     """
     # The script must end with code 0 before the time limit.
     child.run(script, tmp_path, timeout=100, **SETTINGS)
-    assert fault in events_in(runs_in(tmp_path)[0], Health)[-1].faults
+    faults = events_in(runs_in(tmp_path)[0], Health)[-1].faults
+    assert {*faults} >= {
+        "on_alert: SystemExit",
+        "printing: ValueError",
+        "reading a loss: TypeError",
+    }
 
 
 @needs_phiflow

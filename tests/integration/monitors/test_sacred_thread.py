@@ -54,8 +54,6 @@ FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "
 
 
 @pytest.mark.usefixtures("ready_store")
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 @pytest.mark.parametrize("arguments", [[], ["--joined"]])
 @pytest.mark.seed(18, 103)
 def test_no_network_no_import_no_process_start_in_the_loop(

@@ -1,4 +1,4 @@
-"""Ranks as plain processes, with the environment variables that schedulers set."""
+"""Ranks as plain processes, with the environment variables that a scheduler sets."""
 
 import os
 import subprocess
@@ -12,8 +12,6 @@ from support.ranks import only_run, ranks, wait_for_end_of
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 TRAIN = """
@@ -34,45 +32,22 @@ memlog.finish()
 dist.destroy_process_group()
 os._exit(0)  # freeing the model can hang in torch 2.13: it waits for gloo's thread, which waits for the GIL
 """
-LAUNCHERS = {
-    # What `srun --ntasks 2` sets for each task of a step.
-    "slurm": {
-        "SLURM_PROCID": "{rank}",
-        "SLURM_NTASKS": "2",
-        "SLURM_NPROCS": "2",
-        "SLURM_LOCALID": "{rank}",
-        "SLURM_NODEID": "0",
-        "SLURM_NNODES": "1",
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOBID": "4711",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEPID": "0",
-    },
-    # What the training operator sets in the pods of a PyTorchJob with a master and a worker.
-    "kubeflow": {
-        "HOSTNAME": "gpt-{pod}-0",
-        "RANK": "{rank}",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "gpt-master-0",
-        "MASTER_PORT": "23456",
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "auto",
-        "PET_NODE_RANK": "{rank}",
-        "PET_MASTER_ADDR": "gpt-master-0",
-        "PET_MASTER_PORT": "23456",
-    },
-    # What OpenMPI's `mpirun -n 2` sets.
-    "openmpi": {
-        "OMPI_COMM_WORLD_RANK": "{rank}",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "OMPI_COMM_WORLD_NODE_RANK": "{rank}",
-        "OMPI_UNIVERSE_SIZE": "2",
-        "PMIX_RANK": "{rank}",
-        "PMIX_NAMESPACE": "prterun-host-4711@1",
-    },
+KUBEFLOW = {
+    "HOSTNAME": "gpt-{pod}-0",
+    "RANK": "{rank}",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "gpt-master-0",
+    "MASTER_PORT": "23456",
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "{rank}",
+    "PET_MASTER_ADDR": "gpt-master-0",
+    "PET_MASTER_PORT": "23456",
 }
+"""Variables that the training operator sets in the pods of a PyTorchJob with a master and a worker.
+
+tests/unit/ranks/test_ranks.py has the variables of other launchers.
+"""
 
 
 def start(folder: Path, rank: int, address: str, **variables: str) -> "subprocess.Popen[str]":
@@ -89,13 +64,10 @@ def start(folder: Path, rank: int, address: str, **variables: str) -> "subproces
     )
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_of_each_launcher_have_one_run(
-    tmp_path: Path, ready_store: str, launcher: str
-) -> None:
+def test_ranks_of_a_schedulers_job_have_one_run(tmp_path: Path, ready_store: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     address = f"tcp://127.0.0.1:{free_port()}"
-    variables = {**LAUNCHERS[launcher], "MLFLOW_TRACKING_URI": ready_store}
+    variables = {**KUBEFLOW, "MLFLOW_TRACKING_URI": ready_store}
     started = [start(tmp_path, rank, address, **variables) for rank in range(2)]
     for process in started:
         _, errors = process.communicate(timeout=180)
@@ -124,7 +96,7 @@ memlog.finish()
 def test_a_rank_that_sees_no_lower_one_opens_no_run(tmp_path: Path, ready_store: str) -> None:
     """The rank has its own pod. Rank 0 may record in a folder of another pod."""
     (tmp_path / "train.py").write_text(ALONE, encoding="utf-8")
-    variables = {**LAUNCHERS["kubeflow"], "MLFLOW_TRACKING_URI": ready_store}
+    variables = {**KUBEFLOW, "MLFLOW_TRACKING_URI": ready_store}
     process = start(tmp_path, 1, "", **variables)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

@@ -12,8 +12,6 @@ from memlog._internal.distributed import Place
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 

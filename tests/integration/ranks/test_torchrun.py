@@ -21,8 +21,6 @@ from memlog.ranks.registration import registration_of
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 TRAIN = textwrap.dedent("""
@@ -34,12 +32,12 @@ TRAIN = textwrap.dedent("""
     def train(rank, size, how):
         if how != "late":
             dist.init_process_group("gloo")
-        if how not in ("first", "others") or (rank == 0) == (how == "first"):
+        if how != "others" or rank:
             memlog.init("mlflow")
         if how == "late":
             dist.init_process_group("gloo", rank=rank, world_size=size)
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-        if how == "fsdp":
+        if how == "late":
             mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
             for module in (*model, model):
                 torch.distributed.fsdp.fully_shard(module, mesh=mesh)
@@ -81,19 +79,16 @@ TRAIN = textwrap.dedent("""
 """)
 
 
-FORKED = ("fsdp", "first", "others")
-"""Trainings whose ranks, and their helper, have imported everything already."""
-
-
 def run(folder: Path, how: str, store: str) -> int:
     """Train with two or three ranks in the way that ``how`` names."""
     script = folder / "train.py"
-    script.write_text("import mlflow\n" + TRAIN if how in FORKED else TRAIN, encoding="utf-8")
+    # With MLflow named first, the ranks, and their helper, have imported everything already.
+    script.write_text("import mlflow\n" + TRAIN if how == "others" else TRAIN, encoding="utf-8")
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store}
     if how in ("restart", "kill"):
         return run_below_torchrun(folder, how, variables)
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    size = {"late": 1, "others": 3}.get(how, 2)
+    size = 1 if how == "late" else 3
     started = []
     for rank in range(size):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -136,10 +131,6 @@ def place_of(run: RunDirectory) -> Place:
     return registration.place
 
 
-def events(run: RunDirectory) -> list[Any]:
-    return list(run.events())
-
-
 def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:
     from mlflow.artifacts import load_dict
 
@@ -147,16 +138,14 @@ def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:
     return [(alert["rule"], alert["step"]) for alert in found["alerts"]]
 
 
-@pytest.mark.parametrize("how", ["late", "fsdp"])
-def test_all_ranks_have_one_run_with_the_memory_of_all(
-    tmp_path: Path, ready_store: str, how: str
-) -> None:
-    run(tmp_path, how, ready_store)
+def test_all_ranks_have_one_run_with_the_memory_of_all(tmp_path: Path, ready_store: str) -> None:
+    """The ranks of a sharded model make their process group after memlog's session."""
+    run(tmp_path, "late", ready_store)
     found = ranks(tmp_path)
     assert sorted(found) == [0, 1]
     wait_for_end_of(found[0])
     client, tracked = only_run(ready_store)
-    spread = [event for event in events(found[0]) if isinstance(event, Ranks)]
+    spread = [event for event in found[0].events() if isinstance(event, Ranks)]
     assert [event.step for event in spread] == list(range(12))
     assert {event.reporting for event in spread} == {2}
     for metric in values(spread[0]):
@@ -181,16 +170,6 @@ def test_a_training_that_is_restarted_goes_on_in_its_run(tmp_path: Path, ready_s
     assert alerts[0][0] == "ranks: ended"
 
 
-def test_a_training_of_which_only_rank_0_records_has_one_run(
-    tmp_path: Path, ready_store: str
-) -> None:
-    run(tmp_path, "first", ready_store)
-    [first] = ranks(tmp_path).values()
-    wait_for_end_of(first)
-    _, tracked = only_run(ready_store)
-    assert "memory/ranks/reporting" not in tracked.data.metrics  # one rank is no comparison
-
-
 def test_the_lowest_rank_that_records_has_the_run(tmp_path: Path, ready_store: str) -> None:
     run(tmp_path, "others", ready_store)
     found = ranks(tmp_path)
@@ -212,9 +191,9 @@ def test_one_helper_process_serves_a_machine_and_names_the_rank_that_was_killed(
     wait_for_end_of(found[0])
     helpers = {f.process for r in found.values() for f in r.files() if f.process[0] == "h"}
     assert len(helpers) == 1
-    [seen] = [event for event in events(found[1]) if isinstance(event, Exit)]
+    [seen] = [event for event in found[1].events() if isinstance(event, Exit)]
     assert seen.signal == "SIGKILL"
-    [alert] = [e for e in events(found[0]) if isinstance(e, Alert) and e.rule == "ranks: ended"]
+    [alert] = [e for e in found[0].events() if isinstance(e, Alert) and e.rule == "ranks: ended"]
     assert alert.title == "rank 1 was killed by SIGKILL after step 8"
     assert alert.text.startswith("rank 0 ended afterwards")
     only_run(ready_store)

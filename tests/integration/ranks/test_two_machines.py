@@ -17,8 +17,6 @@ from memlog.ranks.registration import ranks_of, registration_of
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 ISOLATED = ["unshare", "--map-root-user", "--net", "--mount", "--uts", "--kill-child", "--fork"]

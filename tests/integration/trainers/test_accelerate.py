@@ -14,8 +14,6 @@ from memlog.events import Phase
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("ready_store"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 PREAMBLE = """
@@ -50,8 +48,12 @@ PREAMBLE = """
         return accelerator
 """
 BY_NAME = """
+    import os
+
     accelerate.tracking.register_tracker_class(MemlogTracker)
-    train(["mlflow", "memlog"], finish_timeout=60)
+    accelerator = train(["mlflow", "memlog"], finish_timeout=60)
+    memlog.finish()
+    os._exit(0)  # see test_torchrun.py
 """
 
 

@@ -12,7 +12,6 @@ from support.in_process import recorded
 from support.lightning_runs import (
     PREAMBLE,
     Rows,
-    count_of_steps,
     of_user,
     phases_of,
     rows_in,
@@ -25,8 +24,6 @@ from memlog.sink import find_backends
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("ready_store"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 
@@ -75,19 +72,102 @@ def test_the_rows_of_the_user_are_the_same_as_without_memlog(
     assert of_user(loops["--memlog"][loop]) == loops["--plain"][loop]
 
 
-def test_validation_and_checkpoints_are_phases_and_the_sanity_check_is_none(tmp_path: Path) -> None:
+SESSIONS = """
+    import pickle
+
+    trainer = pl.Trainer(
+        max_epochs=2,
+        logger=False,
+        callbacks=[ModelCheckpoint("checkpoints")],
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        accelerator="cpu",
+    )
+    begin("local", name="trainer made before")
+    assert len(trainer.callbacks) == 1
+    trainer.fit(Model(), DataLoader(range(5)))
+    assert len(trainer.callbacks) == 2
+    assert isinstance(trainer.callbacks[-1], ModelCheckpoint)
+
+    begin("local", name="validation and checkpoints")
+    fit(False, validate=True, enable_checkpointing=True, callbacks=[ModelCheckpoint(save_top_k=-1)])
+
+    begin("local", name="callback by hand")
+    trainer = fit(False, callbacks=[memlog_lightning.MemlogCallback()])
+    pickle.dumps(trainer.callbacks)
+    trainer.save_checkpoint("model.ckpt")
+    assert "emlog" not in repr(torch.load("model.ckpt", weights_only=False))
+    assert "save_checkpoint" not in vars(trainer)
+
+    begin("local", name="fast development run")
+    fit(to_mlflow("x"), fast_dev_run=True)
+
+    class MLFlowLogger(CSVLogger):
+        pass  # so it has no run_id
+
+    session = begin("local", name="failing logger")
+    assert fit(MLFlowLogger(".")).state.status.value == "finished"
+    assert "joining the run of a logger: AttributeError" in session.health.faults
+
+    begin("local", name="loop after fit")
+    fit(False)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, launching.Recorded]:
+    """The runs of `SESSIONS` by name. Each session ends the one before."""
+    folder = tmp_path_factory.mktemp("sessions")
+    child.run(PREAMBLE + "\n    import memlog\n    import memlog_lightning\n" + SESSIONS, folder)
+    return {run.name: run for run in launching.recorded(folder / "memlog_runs")}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("trainer made before", 10),
+        ("validation and checkpoints", 10),
+        ("callback by hand", 10),
+        ("fast development run", 1),
+        ("failing logger", 10),
+        ("loop after fit", 13),
+    ],
+)
+def test_each_step_counts_once(
+    sessions: dict[str | None, launching.Recorded], name: str, steps: int
+) -> None:
+    assert sessions[name].steps == list(range(steps))
+
+
+def test_validation_and_checkpoints_are_phases_and_the_sanity_check_is_none(
+    sessions: dict[str | None, launching.Recorded],
+) -> None:
+    run = sessions["validation and checkpoints"].directory
+    assert phases_of(run) == {"validation": 2, "checkpoint": 2}
+
+
+def test_each_fit_begins_at_the_first_step_of_its_loggers_run_or_of_memlogs(tmp_path: Path) -> None:
     child.run(
         PREAMBLE
         + """
-    begin("local")
-    trainer = fit(False, validate=True, enable_checkpointing=True, callbacks=[ModelCheckpoint(save_top_k=-1)])
-    print(vars(trainer).get("save_checkpoint"))
+    begin("mlflow", name="own")
+    fit(False)
+    begin("mlflow")
+    try:
+        fit(to_mlflow("failed"), Model(fail_at=3))
+    except ValueError:
+        fit(to_mlflow("again"))
     """,
         tmp_path,
     )
-    run = recorded(tmp_path)
-    assert phases_of(run) == {"validation": 2, "checkpoint": 2}
-    assert count_of_steps(run) == 10
+    found = {name: steps_of(rows, RSS) for name, rows in rows_in(tmp_path).items()}
+    every = list(range(10))
+    assert found == {"own": every, "failed": [0, 1, 2], "again": every}
 
 
 def test_the_rows_of_a_wandb_logger_carry_the_memory_of_their_step(tmp_path: Path) -> None:
@@ -135,48 +215,6 @@ def test_the_folder_of_a_tensorboard_logger_gets_the_memory(tmp_path: Path) -> N
     assert [row.step for row in read.Scalars(RSS)] == list(range(10))
 
 
-def test_without_a_logger_memlog_opens_a_run_of_its_own(tmp_path: Path) -> None:
-    child.run(PREAMBLE + "\n    begin('mlflow', name='own')\n    fit(False)\n", tmp_path)
-    assert {name: steps_of(rows, RSS) for name, rows in rows_in(tmp_path).items()} == {
-        "own": list(range(10))
-    }
-
-
-def test_each_fit_begins_at_its_runs_first_step(
-    tmp_path: Path,
-) -> None:
-    child.run(
-        PREAMBLE
-        + """
-    begin("mlflow")
-    try:
-        fit(to_mlflow("failed"), Model(fail_at=3))
-    except ValueError:
-        fit(to_mlflow("again"))
-    """,
-        tmp_path,
-    )
-    found = {name: steps_of(rows, RSS) for name, rows in rows_in(tmp_path).items()}
-    assert found == {"failed": [0, 1, 2], "again": list(range(10))}
-
-
-def test_a_loop_of_the_scripts_own_after_a_fit_is_counted_on(tmp_path: Path) -> None:
-    child.run(
-        PREAMBLE
-        + """
-    begin("local")
-    fit(False)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(3):
-        model(torch.ones(4)).sum().backward()
-        optimizer.step()
-    """,
-        tmp_path,
-    )
-    assert count_of_steps(recorded(tmp_path)) == 13
-
-
 def test_memlog_run_records_an_unchanged_script_into_its_loggers_run(tmp_path: Path) -> None:
     script = PREAMBLE.replace("    import wandb\n", "")
     launching.write(tmp_path, script + "\n    fit(to_mlflow('run'), validate=True)\n")
@@ -186,79 +224,6 @@ def test_memlog_run_records_an_unchanged_script_into_its_loggers_run(tmp_path: P
     found = {name: steps_of(rows, RSS) for name, rows in rows_in(tmp_path).items()}
     assert found == {"run": list(range(10))}, done
     assert phases_of(recorded(tmp_path)) == {"validation": 2}
-
-
-def test_a_fast_development_run_is_one_step(tmp_path: Path) -> None:
-    child.run(
-        PREAMBLE + "\n    begin('local')\n    fit(to_mlflow('x'), fast_dev_run=True)\n", tmp_path
-    )
-    assert count_of_steps(recorded(tmp_path)) == 1
-
-
-def test_a_trainer_that_was_made_before_the_session_is_served_too(tmp_path: Path) -> None:
-    printed = child.run(
-        PREAMBLE
-        + """
-    import memlog
-
-    trainer = pl.Trainer(
-        max_epochs=2,
-        logger=False,
-        callbacks=[ModelCheckpoint("checkpoints")],
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        accelerator="cpu",
-    )
-    print(len(trainer.callbacks))
-    begin("local")
-    trainer.fit(Model(), DataLoader(range(5)))
-    print(len(trainer.callbacks), isinstance(trainer.callbacks[-1], ModelCheckpoint))
-    """,
-        tmp_path,
-    )
-    assert count_of_steps(recorded(tmp_path)) == 10
-    assert printed.split() == ["1", "2", "True"]
-
-
-def test_a_callback_by_hand_counts_once_and_a_checkpoint_holds_nothing_of_it(
-    tmp_path: Path,
-) -> None:
-    printed = child.run(
-        PREAMBLE
-        + """
-    import pickle
-
-    from memlog_lightning import MemlogCallback
-
-    begin("local")
-    trainer = fit(False, callbacks=[MemlogCallback()])
-    pickle.dumps(trainer.callbacks)
-    trainer.save_checkpoint("model.ckpt")
-    saved = torch.load("model.ckpt", weights_only=False)
-    print("emlog" in repr(saved), "save_checkpoint" in vars(trainer))
-    """,
-        tmp_path,
-    )
-    assert printed.split() == ["False", "False"]
-    assert count_of_steps(recorded(tmp_path)) == 10
-
-
-def test_a_logger_that_fails_does_not_end_training(tmp_path: Path) -> None:
-    printed = child.run(
-        PREAMBLE
-        + """
-    class MLFlowLogger(CSVLogger):
-        pass  # so it has no run_id
-
-    session = begin("local")
-    trainer = fit(MLFlowLogger("."))
-    print(trainer.state.status.value, dict(session.health.faults))
-    """,
-        tmp_path,
-    )
-    assert printed.split(maxsplit=1)[0] == "finished"
-    assert "joining the run of a logger: AttributeError" in printed
-    assert count_of_steps(recorded(tmp_path)) == 10
 
 
 def test_without_a_session_a_trainer_gets_nothing_and_memlog_is_not_loaded(tmp_path: Path) -> None:

@@ -24,8 +24,6 @@ pytest.importorskip("ray.train")
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(900),  # the first test waits for the trainings
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-with-ray.md"

@@ -1,19 +1,21 @@
-"""Integrations of trainers are imported with the trainer's library. A broken integration harms nobody."""
+"""memlog's package for a trainer is imported with the trainer's library. A broken package harms nobody."""
 
 import logging
 import sys
+from typing import Any
 
 import pytest
 
-from memlog.autolog import trainers
+from memlog.autolog import optimizer_steps, trainers
 
 
 def test_a_package_that_cant_be_imported_is_logged_and_the_script_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trainers, "_PACKAGES", {"json": "memlog_nowhere"})
+    monkeypatch.setattr(trainers, "_PACKAGE", "memlog_nowhere")
+    monkeypatch.setattr(optimizer_steps, "TRAINER", "json")
     with caplog.at_level(logging.WARNING, "memlog"):
-        trainers.TrainerWatch().remove()
+        optimizer_steps.Autolog(print).remove()
     assert (
         "memlog_nowhere can't be imported, and memlog counts optimizer steps instead" in caplog.text
     )
@@ -21,14 +23,14 @@ def test_a_package_that_cant_be_imported_is_logged_and_the_script_goes_on(
 
 def test_a_package_is_imported_as_soon_as_the_trainer_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(sys.meta_path)
-    monkeypatch.setattr(trainers, "_PACKAGES", {"colorsys": "package"})
-    loaded: list[str] = []
-    monkeypatch.setattr(trainers, "_load", lambda package, _module=None: loaded.append(package))
+    loaded: list[Any] = []
+    monkeypatch.setattr(optimizer_steps, "TRAINER", "colorsys")
+    monkeypatch.setattr(optimizer_steps, "load_package", loaded.append)
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    watch = trainers.TrainerWatch()
+    autolog = optimizer_steps.Autolog(print)
     assert loaded == []
-    import colorsys  # noqa: F401
+    import colorsys
 
-    assert loaded == ["package"]
-    watch.remove()
+    assert loaded == [colorsys]
+    autolog.remove()
     assert sys.meta_path == before

@@ -33,6 +33,13 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def results(operation: Any, *shape: int) -> list[list[Any]]:
+    """Describe the results of an operation for a new tensor."""
+    x = torch.empty(shape)
+    storage = x.untyped_storage()._cdata
+    return [described(one, storage) for one in tree_leaves(operation(x))]
+
+
 def described(one: Tensor, storage: int) -> list[Any]:
     held = one.untyped_storage()
     layout = [one.shape, one.stride(), one.storage_offset()]
@@ -44,13 +51,11 @@ def test_a_repeated_operation_returns_what_torch_returns(operation: Any) -> None
     found = []
     for mode in (FakeTensorMode(), FakeMode()):
         with mode:
-            for _ in range(3):
-                x = torch.empty(4, 6)
-                storage = x.untyped_storage()._cdata
-                found.append([described(one, storage) for one in tree_leaves(operation(x))])
+            found += [results(operation, 4, 6) for _ in range(3)]
     assert found == [found[0]] * 6
 
 
+SHAPES = ((4, 6), (2, 3), (1, 6), (5, 1), (2, 3, 4, 5), (2, 3, 1, 1))
 ALIKE: dict[str, Callable[[Tensor], Any]] = {
     "pointwise": functional.relu,
     "of two tensors": lambda x: x * x,
@@ -83,10 +88,7 @@ def test_an_operation_repeated_with_other_shapes_returns_what_torch_returns(oper
     found = []
     for mode in (FakeTensorMode(), FakeMode()):
         with mode:
-            for shape in ((4, 6), (2, 3), (1, 6), (5, 1), (2, 3, 4, 5), (2, 3, 1, 1)):
-                x = torch.empty(shape)
-                storage = x.untyped_storage()._cdata
-                found.append([described(one, storage) for one in tree_leaves(operation(x))])
+            found += [results(operation, *shape) for shape in SHAPES]
     assert found[:6] == found[6:]
 
 

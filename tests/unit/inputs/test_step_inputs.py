@@ -5,6 +5,7 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict, UserDict
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -244,11 +245,7 @@ class Net(torch.nn.Module):
 
 
 def frames_of(error: BaseException) -> list[FrameType]:
-    found, at = [], error.__traceback__
-    while at is not None:
-        found.append(at.tb_frame)
-        at = at.tb_next
-    return found
+    return [frame for frame, _ in walk_tb(error.__traceback__)]
 
 
 def test_a_failing_step_names_its_variables_and_the_models_arguments() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.optimize
-from support.events import events_in
+from support.events import recorded
 
 import memlog
 from memlog.console import ProgressLine
 from memlog.events import Evaluation
-from memlog.journal import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("nothing_goes_wrong_inside")
 
@@ -35,13 +34,14 @@ def test_scipys_iterations_are_counted_once(
 ) -> None:
     from scipy.optimize import minimize
 
-    with memlog.init("local", dir=tmp_path, config={"quiet": True}) as session:
-        assert session.directory
-        with memlog.track_iterations("L-BFGS-B") as iterations:
-            found = solve() if through_the_module else solve(minimize, callback=iterations)
+    with (
+        memlog.init("local", dir=tmp_path, config={"quiet": True}) as session,
+        memlog.track_iterations("L-BFGS-B") as iterations,
+    ):
+        found = solve() if through_the_module else solve(minimize, callback=iterations)
     assert (iterations.evaluations, iterations.iterations) == (found.nfev, found.nit)
     assert found.nfev > found.nit > 5
-    events = events_in(RunDirectory(session.directory), Evaluation)
+    events = recorded(session, Evaluation)
     counted = [event.iteration for event in events]
     assert counted[0] == 0
     assert counted == sorted(counted)  # type: ignore[type-var]
@@ -81,8 +81,7 @@ def test_one_after_the_other_adds_and_an_error_ends_the_count() -> None:
 def test_outside_of_a_block_evaluations_have_no_iteration(tmp_path: Path) -> None:
     with memlog.init("local", dir=tmp_path) as session:
         solve()
-    assert session.directory
-    events = events_in(RunDirectory(session.directory), Evaluation)
+    events = recorded(session, Evaluation)
     assert {event.iteration for event in events} == {None}
 
 

@@ -165,20 +165,6 @@ def test_a_loss_that_cannot_be_read_is_an_evaluation_all_the_same(
     assert _publishing.HEALTH.faults.pop("reading a loss: RuntimeError") == 1
 
 
-def test_scipy_minimises_a_watched_loss() -> None:
-    from scipy.optimize import minimize
-
-    calls = []
-
-    def loss(x: Any) -> tuple[Any, Any]:
-        calls.append(1)
-        return ((x - 3) ** 2).sum(), 2 * (x - 3)
-
-    found = minimize(memlog.watch_loss(loss), np.zeros(2), jac=True)
-    assert found.x == pytest.approx([3, 3], abs=1e-5)
-    assert found.nfev == len(calls)
-
-
 def test_methods_are_bound() -> None:
     class Objective:
         @memlog.watch_loss

@@ -1,7 +1,6 @@
 """Monitors with a real session: the journal's contents, and no double counting."""
 
 import contextlib
-import os
 import timeit
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.events import recorded
 
 import memlog
 from memlog.events import Alert, Batch, Epoch, Evaluation, Loss, Parameters, Recorded, Scope
-from memlog.journal import RunDirectory, find_run
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +21,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("MEMLOG_ENABLED", raising=False)
     yield tmp_path
     memlog.finish()
-
-
-def events(session: memlog.Session, kind: type[Any]) -> list[Any]:
-    directory = RunDirectory(find_run(Path(os.environ["MEMLOG_DIR"]), session.id or "").path)
-    return [e.event for e in directory.files()[0].read() if isinstance(e.event, kind)]
 
 
 class Training:
@@ -56,10 +50,10 @@ def test_steps_are_counted_once_and_losses_bear_their_numbers(made_before_init: 
     session = memlog.init("local")
     Training().epochs(before if made_before_init else memlog.EpochMemoryMonitor(), 2, 3)
     memlog.finish()
-    assert [event.step for event in events(session, Batch)] == list(range(6))
-    assert [event.step for event in events(session, Loss)] == list(range(6))
-    assert [(e.epoch, e.step) for e in events(session, Epoch)] == [(0, 2), (1, 5)]
-    assert len(events(session, Parameters)) == 1
+    assert [event.step for event in recorded(session, Batch)] == list(range(6))
+    assert [event.step for event in recorded(session, Loss)] == list(range(6))
+    assert [(e.epoch, e.step) for e in recorded(session, Epoch)] == [(0, 2), (1, 5)]
+    assert len(recorded(session, Parameters)) == 1
 
 
 def test_a_monitor_that_comes_in_mid_run_goes_on_at_the_same_step() -> None:
@@ -70,16 +64,16 @@ def test_a_monitor_that_comes_in_mid_run_goes_on_at_the_same_step() -> None:
     for index in range(3):
         monitor.on_batch_end(index, training.step())
     memlog.finish()
-    assert [event.step for event in events(session, Batch)] == list(range(5))
-    assert [event.step for event in events(session, Loss)] == [2, 3, 4]
+    assert [event.step for event in recorded(session, Batch)] == list(range(5))
+    assert [event.step for event in recorded(session, Loss)] == [2, 3, 4]
 
 
 def test_every_and_initial_step_hold_for_monitors_too() -> None:
     session = memlog.init("local", every=2, initial_step=10)
     Training().epochs(memlog.EpochMemoryMonitor(), 1, 4)
     memlog.finish()
-    assert [event.step for event in events(session, Batch)] == [10, 12]
-    assert [event.step for event in events(session, Loss)] == [10, 12]
+    assert [event.step for event in recorded(session, Batch)] == [10, 12]
+    assert [event.step for event in recorded(session, Loss)] == [10, 12]
 
 
 def test_two_sessions_with_one_monitor_keep_apart() -> None:
@@ -89,9 +83,9 @@ def test_two_sessions_with_one_monitor_keep_apart() -> None:
         with memlog.init("local") as session:
             training.epochs(monitor, 1, 2)
             watched()
-        assert [event.step for event in events(session, Batch)] == [0, 1]
-        assert [event.epoch for event in events(session, Epoch)] == [0]
-        assert [event.evaluation for event in events(session, Evaluation)] == [0]
+        assert [event.step for event in recorded(session, Batch)] == [0, 1]
+        assert [event.epoch for event in recorded(session, Epoch)] == [0]
+        assert [event.evaluation for event in recorded(session, Evaluation)] == [0]
 
 
 def test_everything_is_in_the_journal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,13 +98,13 @@ def test_everything_is_in_the_journal(capsys: pytest.CaptureFixture[str]) -> Non
         for watched in (memlog.watch_loss(lambda: 0.5), memlog.watch_loss(lambda: 1 / 0)):
             with contextlib.suppress(ZeroDivisionError):
                 watched()
-    labels = [event.label for event in events(session, Recorded)]
+    labels = [event.label for event in recorded(session, Recorded)]
     assert labels == ["After loading", "tracked", "start"]
-    (block,) = events(session, Scope)
+    (block,) = recorded(session, Scope)
     assert (block.label, block.error) == ("block", None)
-    found = [(e.evaluation, e.value, e.error) for e in events(session, Evaluation)]
+    found = [(e.evaluation, e.value, e.error) for e in recorded(session, Evaluation)]
     assert found == [(0, 0.5, None), (1, None, "ZeroDivisionError")]
-    assert all(e.rss > 2**24 for e in events(session, Evaluation))
+    assert all(e.rss > 2**24 for e in recorded(session, Evaluation))
     assert "After loading: CPU: " in capsys.readouterr().out
 
 
@@ -126,7 +120,7 @@ def test_batches_are_announced_and_printed_once(capsys: pytest.CaptureFixture[st
 def test_a_run_of_evaluations_alone_is_not_called_empty(caplog: pytest.LogCaptureFixture) -> None:
     with memlog.init("local") as session:
         memlog.watch_loss(lambda: 1.0)()
-    assert len(events(session, Parameters)) == 1
+    assert len(recorded(session, Parameters)) == 1
     assert caplog.messages == []
 
 
@@ -177,8 +171,8 @@ def test_a_disabled_monitor_leaves_the_steps_to_the_optimizer() -> None:
     session = memlog.init("local")
     Training().epochs(memlog.EpochMemoryMonitor(enabled=False), 1, 3)
     memlog.finish()
-    assert [event.step for event in events(session, Batch)] == [0, 1, 2]
-    assert events(session, Epoch) == []
+    assert [event.step for event in recorded(session, Batch)] == [0, 1, 2]
+    assert recorded(session, Epoch) == []
 
 
 def test_ctrl_c_during_an_alert_does_not_cross_a_watched_loss(
@@ -193,7 +187,7 @@ def test_ctrl_c_during_an_alert_does_not_cross_a_watched_loss(
     assert "press it again" in caplog.text
     assert session.health.dropped["interrupts"] == 1
     memlog.finish()
-    assert len(events(session, Alert)) == 1
+    assert len(recorded(session, Alert)) == 1
 
 
 def test_a_second_monitor_does_not_count_the_same_axis(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,9 +198,9 @@ def test_a_second_monitor_does_not_count_the_same_axis(capsys: pytest.CaptureFix
         loop.epochs(training, 1, 4)
         loop.epochs(validation, 1, 2)
     memlog.finish()
-    assert [event.step for event in events(session, Batch)] == list(range(12))
-    assert [event.step for event in events(session, Loss)] == list(range(12))
-    assert [(event.epoch, event.step) for event in events(session, Epoch)] == [
+    assert [event.step for event in recorded(session, Batch)] == list(range(12))
+    assert [event.step for event in recorded(session, Loss)] == list(range(12))
+    assert [(event.epoch, event.step) for event in recorded(session, Epoch)] == [
         (0, 3),
         (1, 7),
         (2, 11),
@@ -228,5 +222,5 @@ def test_another_monitor_counts_when_the_first_is_deleted_or_idle() -> None:
     loop.epochs(first, 1, 5)
     memlog.finish()
     # The last one was made in place and is gone by then: the first counts again.
-    assert [event.step for event in events(session, Batch)] == list(range(3 + 2 + 2 + 5))
-    assert [event.epoch for event in events(session, Epoch)] == [0, 1, 2, 3]
+    assert [event.step for event in recorded(session, Batch)] == list(range(3 + 2 + 2 + 5))
+    assert [event.epoch for event in recorded(session, Epoch)] == [0, 1, 2, 3]

@@ -137,29 +137,20 @@ def test_peaks_say_how_they_were_obtained(use: Any, probe: AcceleratorProbe) -> 
     assert peaks == [(30, "watermark"), (40, "exact"), (40, "watermark"), (20, "sampled")]
 
 
-def test_other_devices_are_looked_at_every_few_seconds(
-    use: Any, probe: AcceleratorProbe, clock: Clock
+@pytest.mark.parametrize(("selected", "at_once"), [(0, ["cuda0"]), (1, ["cuda0", "cuda1"])])
+def test_the_selected_device_is_looked_at_every_time_and_others_every_few_seconds(
+    use: Any, probe: AcceleratorProbe, clock: Clock, selected: int, at_once: list[str]
 ) -> None:
     cuda = Devices(nested(1, 1, 1), nested(0, 0, 0))
     use(Torch(cuda=cuda))
     probe.read()
-    cuda.stats[1] = nested(2, 2, 2)
+    cuda.selected = selected
     assert [reading.name for reading in probe.read()] == ["cuda0"]
 
+    cuda.stats[1] = nested(2, 2, 2)
+
+    assert [reading.name for reading in probe.read()] == at_once
     clock.now += 5
-
-    assert [reading.name for reading in probe.read()] == ["cuda0", "cuda1"]
-
-
-def test_the_selected_device_is_looked_at_every_time(use: Any, probe: AcceleratorProbe) -> None:
-    cuda = Devices(nested(1, 1, 1), nested(0, 0, 0))
-    use(Torch(cuda=cuda))
-    probe.read()
-    cuda.selected = 1
-    assert [reading.name for reading in probe.read()] == ["cuda0"]
-
-    cuda.stats[1] = nested(2, 2, 2)
-
     assert [reading.name for reading in probe.read()] == ["cuda0", "cuda1"]
 
 

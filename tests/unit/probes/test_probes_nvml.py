@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import DevicesInUse, StepFollower
 from memlog.events import Batch, Device, DeviceReading, DeviceUse, Sample
 from memlog.metrics import values
-from memlog.probes.nvml import LIBRARY, DeviceMemory, Nvml
+from memlog.probes.nvml import LIBRARY, Nvml
 
 NOT_FOUND, UNINITIALIZED = 6, 1
 GPU, MIG = "8f6d2b1c-gpu", "0a1b2c3d-mig"
@@ -60,8 +60,8 @@ def health() -> Diagnostics:
 def test_a_gpu_and_a_mig_instance_are_found_by_cudas_identity(health: Diagnostics) -> None:
     library = Library({f"GPU-{GPU}": (81 * GIB, 30 * GIB), f"MIG-{MIG}": (10 * GIB, 4 * GIB)})
     nvml = Nvml(health, library.load)
-    assert nvml.read(GPU, 80 * GIB) == DeviceMemory(30 * GIB, 81 * GIB)
-    assert nvml.read(MIG, 10 * GIB) == DeviceMemory(4 * GIB, 10 * GIB)
+    assert nvml.read(GPU, 80 * GIB) == 30 * GIB
+    assert nvml.read(MIG, 10 * GIB) == 4 * GIB
     assert nvml.read("other", 10 * GIB) is None
     assert (library.loaded, library.initialised) == (1, 1)
     assert not health.faults

@@ -93,6 +93,12 @@ def test_a_step_names_its_smallest_and_largest_rank() -> None:
     assert known["memory/ranks/device/peak_max_rank"] == 1
 
 
+def test_one_rank_is_no_comparison() -> None:
+    spreads = RankSpreads(2)
+    spreads.add(0, batch(0, GIB))
+    assert list(spreads.take(final=True)) == []
+
+
 def test_a_step_waits_for_every_rank_that_has_not_ended() -> None:
     spreads = RankSpreads(3)
     for rank in (0, 1):
