@@ -15,10 +15,10 @@ _MOST: float = 0.5
 def by_elimination(
     rate: float,
     *,
-    explained: float = 0.0,
-    malloc_used: float | None = None,
-    malloc_free: float | None = None,
-    profiling: bool = False,
+    explained: float,
+    malloc_used: float,
+    malloc_free: float,
+    profiling: bool,
 ) -> Holder | None:
     """Return the cause that the figures of the C library's allocator show; ``None`` if they show none.
 
@@ -30,11 +30,11 @@ def by_elimination(
         profiling: True if torch's profiler records. The profiler keeps its events in C++ until it is stopped.
     """
     least = _MOST * rate
-    if rate <= 0 or explained >= least:
+    if explained >= least:
         return None
-    if malloc_free is not None and malloc_free >= least:
+    if malloc_free >= least:
         return _free_lists(malloc_free)
-    if malloc_used is not None and malloc_used - explained >= least:
+    if malloc_used - explained >= least:
         return _native(malloc_used - explained, explained, profiling=profiling)
     return None
 

@@ -10,7 +10,7 @@ import torch
 
 from memlog._internal.inert_access import is_kind
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
-from memlog.leaks.containers import Census, ElementSizes, Growth, growing
+from memlog.leaks.containers import Census, Growth, element_size, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
@@ -272,10 +272,7 @@ class HolderReport:
     def _join(
         self, groups: dict[object, Held], owner: Owner | None, target: _Target, taken: set[int]
     ) -> None:
-        """Add the memory that a target keeps to its owner's group.
-
-        Storages in ``taken`` are counted already, so they are left out. The new ones are added to ``taken``.
-        """
+        """Add the memory that a target keeps to its owner's group, except storages already in ``taken``."""
         key: object = target.is_gradient
         if owner is not None:
             key = id(owner.container) if owner.container is not None else owner.expression
@@ -302,11 +299,10 @@ class HolderReport:
 
     def _measured_containers(self) -> list[_Measured]:
         """Return the containers that grow, each with its gain per step, the largest gain first."""
-        sizes = ElementSizes(self._budget)
         largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
         measured = []
         for growth in largest:
-            size, rate = sizes.of(growth), growth.gained / self._steps
+            size, rate = element_size(growth, self._budget), growth.gained / self._steps
             measured.append(_Measured(growth, rate * size.objects, rate * size.storages))
         measured = [one for one in measured if one.objects + one.storages >= _LEAST]
         measured.sort(key=lambda one: -one.objects - one.storages)

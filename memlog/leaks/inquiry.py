@@ -110,7 +110,7 @@ class GrowthInquiry:
             return
         self._confirmed = growth
         if self._search is None and self._searches and not self._is_explained(growth):
-            self._begin_search(growth, _WATCHED, _LATER)
+            self._begin_search(growth, watched=_WATCHED, later=_LATER)
         if self._search is None:
             self._report(growth)
 
@@ -131,26 +131,18 @@ class GrowthInquiry:
         if self._confirmed is not None:
             self._report(self._confirmed)
 
-    def _begin_search(self, growth: Suspicion, *lengths: int) -> None:
-        """Begin a search.
-
-        Args:
-            growth: Growth to explain.
-            lengths: Number of iterations to watch, and number of steps from these to the search for storages
-                that are still alive. Default: `WATCHED` and `LATER` of `memlog.leaks.holder_search`.
-        """
+    def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
+        """Begin a search, with the lengths ``watched`` and ``later`` of a `HolderSearch`, or its defaults."""
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
-        from memlog.leaks.holder_search import LATER, WATCHED, HolderSearch  # noqa: PLC0415 - it loads parts of torch
+        from memlog.leaks.holder_search import HolderSearch  # noqa: PLC0415 - it loads parts of torch
 
         self._searches += 1
-        watched, later = lengths or (WATCHED, LATER)
         self._search = HolderSearch(
             budget_seconds=seconds_allowed(_LEAST_SECONDS, self._begun),
             diagnostics=self._diagnostics,
             rate=growth.rate,
-            watched=watched,
-            later=later,
+            **lengths,
         )
 
     def _end_search(self) -> None:
@@ -211,32 +203,19 @@ def _by_elimination(
         return None
     if (now.tensors - before.tensors) / steps >= _PART * growth.rate:
         return None
+    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+
     return by_elimination(
         growth.rate,
         explained=explained,
         malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
-        malloc_free=None if is_ending else (now.heap.idle - before.heap.idle) / steps,
-        profiling=_profiling(),
+        malloc_free=0.0 if is_ending else (now.heap.idle - before.heap.idle) / steps,
+        profiling=profiling(),
     )
 
 
-def _profiling() -> bool:
-    """Return whether torch's profiler records."""
-    if "torch" not in sys.modules:
-        return False
-    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
-
-    return profiling()
-
-
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
-    """Return the finding about one holder.
-
-    Args:
-        growth: Growth that was confirmed.
-        holder: Holder that explains at least a part of the growth.
-        is_main: True if the finding reports the rate and the forecast of the whole growth, not of the holder.
-    """
+    """Return the finding about one holder. The main finding reports rate and forecast of the whole growth."""
     general = finding_of(growth)
     memory = "the process's memory" if general.where is None else f"memory on {general.where}"
     return Finding(

@@ -251,10 +251,7 @@ def _mark(output: Any, running: _Pass) -> list[Any]:
 def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
     """Return the bytes that a pass's graphs keep, without the module's parameters, buffers and inputs.
 
-    Args:
-        nodes: Last nodes of the graphs.
-        running: The pass.
-        module: Module whose call is the pass.
+    ``nodes`` contains the last nodes of the graphs.
     """
     end = torch_private.next_sequence_number()
     if end is None:
