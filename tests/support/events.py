@@ -17,12 +17,10 @@ def runs_in(folder: Path) -> list[RunDirectory]:
 
 
 def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
-    """The trainer's events of one kind, in order."""
     return [event for event in run.events("trainer") if isinstance(event, kind)]
 
 
 def recorded(session: memlog.Session, kind: type[EventT]) -> list[EventT]:
-    """A session's events of one kind, in order."""
     assert session.directory is not None
     found = RunDirectory(session.directory).events()
     return [event for event in found if isinstance(event, kind)]

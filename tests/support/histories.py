@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.device_snapshots import entry
+
 
 class Script:
-    """Writer of a history, entry by entry, with the keys of torch 2.11 to 2.13."""
-
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
         self._sizes: dict[int, int] = {}
@@ -21,17 +21,7 @@ class Script:
 
     def say(self, action: str, note: str = "", **values: Any) -> None:
         self._time_us += 5
-        self.entries.append(
-            {
-                "action": action,
-                "stream": 0,
-                "time_us": self._time_us,
-                "compile_context": "N/A",
-                "user_metadata": note,
-                "pool_id": (0, 0),
-                **values,
-            }
-        )
+        self.entries.append(entry(action, self._time_us, user_metadata=note, **values))
 
     def alloc(self, address: int, size: int, note: str = "") -> None:
         self._sizes[address] = size

@@ -39,8 +39,6 @@ class IdempotentSink(ListSink):
 
 
 class InMemory(SinkContract):
-    """Contract of a sink that writes to a `ListTracker`."""
-
     sink: type[ListSink] = IdempotentSink
     tracker: ListTracker
 
@@ -79,8 +77,6 @@ class InMemory(SinkContract):
 
 
 class ListStore:
-    """Store that returns the contents of a `ListTracker`."""
-
     def __init__(self, tracker: ListTracker) -> None:
         self.tracker = tracker
 
@@ -113,8 +109,6 @@ class ListStore:
 
 
 class StoreInMemory(ArtifactStoreContract):
-    """Contract of a store that returns the contents of a `ListTracker`."""
-
     store: type[ListStore] = ListStore
     tracker: ListTracker
 
