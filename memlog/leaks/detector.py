@@ -287,8 +287,7 @@ class GrowthDetector:
         self._report(CHILD + role, watch, news, alike)
 
     def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
-        free = host_free(self._pid)
-        watch.free = None if free is None else float(free)
+        watch.free = host_free(self._pid)
         found = _suspicion(PILE + kind, news.growth, watch.free, self._step)
         self._calls["confirmed"](found._replace(processes=count))
 
@@ -340,8 +339,7 @@ class GrowthDetector:
         if news is None:
             return
         if news.verdict != "withdrawn" and not name.endswith((ALLOCATED, FRAGMENTED)):
-            free = host_free(self._pid)
-            watch.free = None if free is None else float(free)
+            watch.free = host_free(self._pid)
             watch.delay()
         if name == HOST and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
             name = FREE_LISTS

@@ -10,15 +10,14 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding
 from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST
-from memlog.leaks.elimination import by_elimination
 from memlog.leaks.findings import GrowthFindings, confidence_in, finding_of
+from memlog.leaks.holders import Holder
 from memlog.leaks.suspicion import Suspicion
 from memlog.leaks.time_budget import TimeBudget, seconds_allowed
 from memlog.probes.malloc import Heap, read_heap
 
 if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch
-    from memlog.leaks.holders import Holder
 
 _LEAST_SECONDS = 4.0
 """Processor seconds that a search may take even in a short run. The search looks at all objects three times.
@@ -31,7 +30,7 @@ _PART = 0.25
 """Minimum fraction of the growth that a holder has to explain before it is reported."""
 _EXPLAINED = 0.5
 """Minimum fraction of the growth that all holders together have to explain. Below it, a second search
-begins."""
+begins. A cause that is found by elimination has to explain this fraction, too."""
 _WATCHED, _LATER = 12, 13
 """Lengths of a second search: the number of iterations that it watches, and the number of steps from these to
 the search for storages that are still alive. The long watch also finds memory that is kept only every few
@@ -211,6 +210,65 @@ def _by_elimination(
         malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
         malloc_free=0.0 if is_ending else (now.heap.idle - before.heap.idle) / steps,
         profiling=profiling(),
+    )
+
+
+def by_elimination(
+    rate: float,
+    *,
+    explained: float,
+    malloc_used: float,
+    malloc_free: float,
+    profiling: bool,
+) -> Holder | None:
+    """Return the cause that the figures of the C library's allocator show; ``None`` if they show none.
+
+    Args:
+        rate: Growth in bytes per step.
+        explained: Bytes per step that Python objects explain.
+        malloc_used: Growth per step of the bytes that the C library's allocator has given out.
+        malloc_free: Growth per step of the free bytes that the C library's allocator keeps.
+        profiling: True if torch's profiler records. The profiler keeps its events in C++ until it is stopped.
+    """
+    least = _EXPLAINED * rate
+    if explained >= least:
+        return None
+    if malloc_free >= least:
+        return _free_lists(malloc_free)
+    if malloc_used - explained >= least:
+        return _native(malloc_used - explained, explained, profiling=profiling)
+    return None
+
+
+def _free_lists(rate: float) -> Holder:
+    return Holder(
+        "allocator_free_lists",
+        f"The C library's allocator keeps {format_bytes(rate)} more of free memory per step.",
+        None,
+        rate,
+        ("what the program uses does not grow; what the allocator keeps free does",),
+        "medium",
+        "Set `MALLOC_ARENA_MAX=2` or `MALLOC_TRIM_THRESHOLD_=131072`, or use jemalloc.",
+    )
+
+
+def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
+    title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
+    remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
+    if profiling:
+        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step."
+        remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
+    return Holder(
+        "native_library",
+        title,
+        None,
+        rate,
+        (
+            f"memory from malloc grows by {format_bytes(rate + explained)} per step",
+            f"Python objects and tensors explain {format_bytes(explained)} of it",
+        ),
+        "medium",
+        remedy,
     )
 
 

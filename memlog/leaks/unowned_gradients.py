@@ -98,10 +98,7 @@ class UnownedGradients:
         """Look at all parameters at the end of a step. Begin to watch if enough gradients have no owner."""
         self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
         self._per_step = 0.0
-        if self._matters():
-            self._watch(step)
-        else:
-            self._gradients = {}
+        self._watch_if_it_matters(step)
 
     def step_ended(self, step: int) -> None:
         """Continue the search after an optimizer step."""
@@ -109,10 +106,7 @@ class UnownedGradients:
             self._end_watch(step)
         elif not self.watching and self._gradients and step - self._ended_at >= _BETWEEN:
             self._gradients = _still(self._gradients, self._per_step * (step - self._ended_at))
-            if self._matters():
-                self._watch(step)
-            else:
-                self._gradients = {}
+            self._watch_if_it_matters(step)
 
     def stop(self) -> None:
         """End the watch. A second call is harmless."""
@@ -137,7 +131,10 @@ class UnownedGradients:
         """Remove the dispatch mode if possible. Return True if it is removed."""
         return self._mode is None or self._mode.leave()
 
-    def _watch(self, step: int) -> None:
+    def _watch_if_it_matters(self, step: int) -> None:
+        if not self._matters():
+            self._gradients = {}
+            return
         self.watching, self._begun_at = True, step
         mode = self._mode = StorageMode(self, self._diagnostics)
         # A forked child has a copy of this thread's modes. The child must not be watched.

@@ -21,6 +21,11 @@ from memlog.probes.garbage import collect_garbage
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_garbage_of_other_tests() -> None:
+    gc.collect()
+
+
 @glibc
 def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
     judge, told = detector()
