@@ -19,6 +19,7 @@ from memlog.alerts.trigger import Trigger
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
 from memlog.metrics import fragmentation
 from memlog.probes.cgroup import read_cgroup
+from memlog.probes.garbage import collect_garbage
 from memlog.probes.tree import machine_memory, memory_limit
 
 COOLDOWN_S = 300.0
@@ -204,8 +205,6 @@ class _Watch:
         """Return the growth without Python's uncollected garbage; ``None`` if the rest raises no alert."""
         if self._rule.figure != "host.rss":
             return growth
-        from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only
-
         found = collect_garbage()
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -242,11 +243,11 @@ class _Reach:
         return True
 
     def _add_storage(self, tensor: Any) -> None:
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), suppress(RuntimeError):  # the size can be symbolic
             storage = tensor_storage(tensor)
-        if storage is not None and storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self.storages += storage.nbytes()
+            if storage is not None and storage._cdata not in self._seen:
+                self._seen.add(storage._cdata)
+                self.storages += storage.nbytes()
 
 
 def _size(one: Any) -> tuple[float, list[Any]]:

@@ -272,7 +272,10 @@ class HolderReport:
     def _join(
         self, groups: dict[object, Held], owner: Owner | None, target: _Target, taken: set[int]
     ) -> None:
-        """Add the memory that a target keeps to its owner's group, except storages already in ``taken``."""
+        """Add the memory that a target keeps to its owner's group.
+
+        Storages in ``taken`` are counted already, so they are left out. The new ones are added to ``taken``.
+        """
         key: object = target.is_gradient
         if owner is not None:
             key = id(owner.container) if owner.container is not None else owner.expression

@@ -238,10 +238,7 @@ def _wanted(level: float, free: float | None) -> float:
 
 
 def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
-    """Return the number of steps until growth is judged again.
-
-    If the growth is suspected already, the next judgement can confirm it. Otherwise, it can suspect it.
-    """
+    """Return the number of steps until growth is judged again, to suspect it or to confirm the suspicion."""
     fewest, most = _WAIT if is_suspected else (0, _AGAIN)
     if free is None:
         return most // 2 if is_suspected else most

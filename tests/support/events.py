@@ -5,15 +5,14 @@ from typing import TypeVar
 
 import memlog
 from memlog.events import Trace
-from memlog.journal import RunDirectory
+from memlog.journal import RunDirectory, list_runs
 
 EventT = TypeVar("EventT")
 
 
 def runs_in(folder: Path) -> list[RunDirectory]:
     """The runs that were recorded in a working directory, the oldest first."""
-    found = [RunDirectory(path) for path in (folder / "memlog_runs").glob("*") if path.is_dir()]
-    return sorted(found, key=RunDirectory.begun)
+    return list_runs(folder / "memlog_runs")
 
 
 def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:

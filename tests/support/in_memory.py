@@ -23,10 +23,6 @@ class IdempotentSink(ListSink):
         held = self._tracker.points.setdefault(self._run, [])
         super().log_points([point for point in points if point not in held])
 
-    def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        self.probe()
-        super().log_parameters(parameters)
-
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
         self.probe()
         assert 0 <= first_new < len(alerts)

@@ -108,8 +108,4 @@ class Recorded:
 
 def recorded(directory: Path) -> list[Recorded]:
     """Runs recorded below a folder, the oldest first."""
-    runs = []
-    for run in list_runs(directory):
-        events = tuple(run.events("trainer"))
-        runs.append(Recorded(run, events))
-    return runs
+    return [Recorded(run, tuple(run.events("trainer"))) for run in list_runs(directory)]

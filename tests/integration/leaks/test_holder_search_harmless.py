@@ -73,7 +73,7 @@ def hooks_of_modules():
     return len(module_hooks._global_forward_hooks), len(module_hooks._global_forward_pre_hooks)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3, 5, 8, 14])
+@pytest.mark.parametrize("steps", [1, 3, 8])
 def test_a_search_that_is_cut_short_leaves_nothing(steps):
     hooks = hooks_of_modules()
     search = new_search()
