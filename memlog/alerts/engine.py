@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.alerts.alert_text import alert_title
+from memlog._internal.units import format_bytes
 from memlog.alerts.growth_meter import GrowthMeter
-from memlog.alerts.limits import host_limit
 from memlog.alerts.rules import Rule
 from memlog.alerts.trigger import Trigger
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
 from memlog.metrics import fragmentation
+from memlog.probes.cgroup import read_cgroup
+from memlog.probes.garbage import collect_garbage
+from memlog.probes.tree import machine_memory, memory_limit
 
 COOLDOWN_S = 300.0
 """Minimum seconds between two alerts of one rule about the same device or host."""
@@ -53,6 +55,16 @@ def engine_for(
     shares = any(rule.share and rule.figure.startswith("host.") for rule in mine)
     limit = host_limit(pid) if shares else None
     return AlertEngine(mine, publish, diagnostics, limit=limit, on_alert=on_alert, files=files)
+
+
+def host_limit(pid: int) -> int | None:
+    """Return the bytes that a process and the processes that share its limits may use together.
+
+    Returns:
+        The machine's memory or the smallest limit of the process's control groups, whichever is smaller;
+        ``None`` if both are unknown.
+    """
+    return memory_limit(read_cgroup(pid).limit, machine_memory())
 
 
 class AlertEngine:
@@ -123,8 +135,6 @@ class AlertEngine:
 class _Series:
     """State of one rule for the host or for one device."""
 
-    __slots__ = ("limit", "meter", "trigger")
-
     def __init__(self, rule: Rule, limit: int | None, cooldown_us: int) -> None:
         self.limit = limit
         threshold = rule.amount * limit if rule.share and limit is not None else rule.amount
@@ -149,7 +159,7 @@ class _Watch:
         self._diagnostics = diagnostics
         self._cooldown_us = cooldown_us
         self._series: dict[str, _Series] = {}
-        self._attribute = _ATTRIBUTES.get(rule.attribute, rule.attribute)
+        self._attribute = "tree_pss" if rule.attribute == "tree" else rule.attribute
         self.judge = self._judge_host if rule.figure.startswith("host.") else self._judge_devices
         self.kinds = _kinds(rule)
         self.text = rule.text
@@ -195,8 +205,6 @@ class _Watch:
         """Return the growth without Python's uncollected garbage; ``None`` if the rest raises no alert."""
         if self._rule.figure != "host.rss":
             return growth
-        from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only
-
         found = collect_garbage()
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 
@@ -264,8 +272,6 @@ _NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
     (Epoch,): "no epoch came",
     (Sample,): "nothing was sampled",
 }
-_ATTRIBUTES = {"tree": "tree_pss"}
-"""Names of events' fields by the names of the measures in rules. Only names that differ are here."""
 
 
 def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
@@ -286,6 +292,9 @@ def _index(event: Reading, rule: Rule) -> int | None:
     return event.step
 
 
+_COMPARISONS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
+
+
 def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | None) -> Alert:
     step = None if isinstance(event, Evaluation) else event.step
     return Alert(
@@ -293,9 +302,23 @@ def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | 
         step=step,
         level=rule.level,
         rule=rule.text,
-        title=alert_title(rule, subject, value, limit),
+        title=_title(rule, subject, value, limit),
         text="",
         value=float(value),
         evaluation=event.evaluation if isinstance(event, Evaluation) else None,
         epoch=event.epoch if isinstance(event, Epoch) and step is None else None,
     )
+
+
+def _title(rule: Rule, subject: str, value: float, limit: int | None) -> str:
+    """Return one line, such as "host.rss is 314.7 MiB, over 300 MiB for 5 steps".
+
+    ``limit`` may be ``None`` if the rule's amount has no ``%``.
+    """
+    verb = "is" if rule.growth is None else "grows"
+    shown = f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)
+    per = "" if rule.growth is None else f" per {rule.growth}"
+    amount = rule.amount_text + (f" of {format_bytes(limit)}" if rule.share else "")
+    held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
+    comparison = _COMPARISONS[rule.comparison]
+    return f"{subject}.{rule.attribute} {verb} {shown}{per}, {comparison} {amount}{held}"

@@ -208,8 +208,6 @@ class _Window(LevelWindow):
         least: Minimum number of levels that are judged.
     """
 
-    __slots__ = ("_least", "_reach")
-
     def __init__(self, reach: int, least: int) -> None:
         self._reach = reach
         self._least = least

@@ -24,18 +24,6 @@ class Trigger:
         cooldown_us: Minimum microseconds between two alerts, in the events' own time.
     """
 
-    __slots__ = (
-        "_armed",
-        "_cooldown_us",
-        "_fired_us",
-        "_hold",
-        "_inclusive",
-        "_line",
-        "_rearm",
-        "_sign",
-        "_since",
-    )
-
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
         # A rule that warns of low values is judged with all signs changed.
         self._sign = 1 if rule.upward else -1

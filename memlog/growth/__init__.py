@@ -7,7 +7,7 @@ grow throughout. `regime` finds the step at which the growth began, its rate, an
 interval. `windows` keeps the levels of a long run at several scales, in bounded memory.
 """
 
-from memlog.growth.lasting import FEW, SIGMAS, Trend, keeps_growing, trend
+from memlog.growth.lasting import FEW, SIGMAS, keeps_growing, trend
 from memlog.growth.regime import Growth, find_growth
 from memlog.growth.windows import JOINED, MOST, LevelScales, LevelWindow
 
@@ -19,7 +19,6 @@ __all__ = [
     "Growth",
     "LevelScales",
     "LevelWindow",
-    "Trend",
     "find_growth",
     "keeps_growing",
     "trend",

@@ -106,9 +106,7 @@ def _rises(levels: Sequence[float]) -> list[float]:
 def _has_stopped(levels: Sequence[float], by: float) -> bool:
     """Return True if the highest level is older than twice the longest time between two new highs.
 
-    Args:
-        levels: Levels in order.
-        by: Difference to the last high that a level has to exceed to be a new high.
+    A level is a new high if it exceeds the last high by more than ``by``.
     """
     highest, last, longest = levels[0], 0, 1
     for at, level in enumerate(levels):

@@ -81,9 +81,7 @@ def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
 def _autocorrelation(distances: Sequence[float], squares: float) -> float:
     """Return the correlation between neighbouring distances, limited to the range from 0 to `_MOST_SIMILAR`.
 
-    Args:
-        distances: Distances of the medians from the line.
-        squares: Sum of the squares of ``distances``.
+    ``squares`` is the sum of the squares of ``distances``.
     """
     if not squares:
         return 0.0

@@ -25,8 +25,6 @@ class LevelWindow:
             window sets it to 0.
     """
 
-    __slots__ = ("_added", "indexes", "levels", "unseen")
-
     def __init__(self) -> None:
         self.indexes: deque[int] = deque(maxlen=MOST)
         self.levels: deque[float] = deque(maxlen=MOST)
@@ -63,8 +61,6 @@ class LevelWindow:
 
 class LevelScales:
     """Windows of one series at several scales, the finest first."""
-
-    __slots__ = ("windows",)
 
     def __init__(self) -> None:
         self.windows = tuple(LevelWindow() for _ in range(_SCALES))

@@ -66,7 +66,6 @@ class GraphWalk:
         """Visited nodes by identity, each with the ``sharers`` of the graph for which this node counts."""
         self._saved_names: dict[int, tuple[str, ...]] = {}
         self._has_tracebacks = torch.is_anomaly_enabled()
-        self.complete = True
 
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
         """Return the graphs of live tensors that contain nodes of the watched iterations."""
@@ -103,7 +102,6 @@ class GraphWalk:
             if number < self._first:
                 continue
             if len(self._visited) >= _MAX_NODES or self._budget.spent:
-                self.complete = False
                 break
             self._visited[id(node)] = node, sharers
             if number < self._end:

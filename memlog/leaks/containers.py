@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -29,6 +30,8 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from memlog._internal.inert_access import (
     bases,
     container_base,
@@ -38,11 +41,9 @@ from memlog._internal.inert_access import (
     own_method,
 )
 from memlog.leaks.kind_table import KindTable
+from memlog.leaks.live_tensors import tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
-SHORTEST: Final = 1
-"""Minimum number of elements of a container in a census. Shorter containers are left out."""
-_BATCH: Final = 20_000
 _MAX_COUNTED: Final = 300_000
 """Maximum number of containers in a census. A census of this length takes about 30 MB."""
 _MAX_REACHED: Final = 20_000
@@ -115,7 +116,7 @@ class Census:
         self.huge: set[int] = set()
         self.untracked: set[int] = set()
         kinds = KindTable(container_kind)
-        for batch in budget.batches(objects, _BATCH):
+        for batch in budget.batches(objects):
             self._count(kinds, batch)
             untracked = _untracked(batch, self.huge)
             self.untracked.update(map(id, untracked))
@@ -127,7 +128,7 @@ class Census:
         """Add the lengths of the containers among the objects."""
         for one, base in kinds.select(objects):
             length = container_length(one, base)
-            if length >= SHORTEST:
+            if length:
                 self.lengths[id(one)] = length
                 if length > _HUGE:
                     self.huge.add(id(one))
@@ -159,7 +160,7 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
     any_untracked = not candidates.isdisjoint(before[-1].untracked)
     found: dict[int, Growth] = {}
-    for batch in budget.batches(objects, _BATCH):
+    for batch in budget.batches(objects):
         every = [*batch, *(_untracked(batch, before[-1].huge) if any_untracked else ())]
         known = map(candidates.__contains__, map(id, every))
         for one in itertools.compress(every, known):
@@ -182,36 +183,28 @@ class ElementSize(NamedTuple):
     storages: float
 
 
-class ElementSizes:
-    """Sizes of the elements that containers gain.
+def element_size(growth: Growth, budget: TimeBudget) -> ElementSize:
+    """Return the mean size of a container's newest elements.
+
+    The size includes all objects to which the newest elements refer. It excludes objects to which older
+    elements also refer. It excludes objects that an element does not own, such as its class.
 
     Args:
-        budget: Time that the measurements may take.
+        growth: The container.
+        budget: Time that the measurement may take.
     """
-
-    def __init__(self, budget: TimeBudget) -> None:
-        self._budget = budget
-
-    def of(self, growth: Growth) -> ElementSize:
-        """Return the mean size of a container's newest elements.
-
-        The size includes all objects to which the newest elements refer. It excludes objects to which older
-        elements also refer. It excludes objects that an element does not own, such as its class.
-        """
-        slot = _SLOTS[growth.base]
-        if growth.base is bytearray:
-            return ElementSize(slot, 0.0)
-        newest = _newest(growth.container, growth.base, 2 * _SAMPLE)
-        half = len(newest) // 2
-        reach = _Reach(growth.container, self._budget)
-        if not half or not reach.add(newest[half:]):
-            return ElementSize(slot, 0.0)
-        older = reach.objects, reach.storages
-        if not reach.add(newest[:half]):
-            return ElementSize(slot, 0.0)
-        return ElementSize(
-            slot + (reach.objects - older[0]) / half, (reach.storages - older[1]) / half
-        )
+    slot = _SLOTS[growth.base]
+    if growth.base is bytearray:
+        return ElementSize(slot, 0.0)
+    newest = _newest(growth.container, growth.base, 2 * _SAMPLE)
+    half = len(newest) // 2
+    reach = _Reach(growth.container, budget)
+    if not half or not reach.add(newest[half:]):
+        return ElementSize(slot, 0.0)
+    older = reach.objects, reach.storages
+    if not reach.add(newest[:half]):
+        return ElementSize(slot, 0.0)
+    return ElementSize(slot + (reach.objects - older[0]) / half, (reach.storages - older[1]) / half)
 
 
 class _Reach:
@@ -240,17 +233,21 @@ class _Reach:
                 return False
             self._seen.add(id(one))
             self._kept.append(one)
-            storage = _tensor_storage(one)
-            if storage is None:
+            if is_kind(one, torch.Tensor):
+                self.objects += _TENSOR
+                self._add_storage(one)
+            else:
                 size, inner = _size(one)
                 self.objects += size
                 waiting += inner
-            else:
-                self.objects += _TENSOR
-                key, size = storage
-                self.storages += 0 if key in self._seen else size
-                self._seen.add(key)
         return True
+
+    def _add_storage(self, tensor: Any) -> None:
+        with torch._C.DisableTorchFunction(), suppress(RuntimeError):  # the size can be symbolic
+            storage = tensor_storage(tensor)
+            if storage is not None and storage._cdata not in self._seen:
+                self._seen.add(storage._cdata)
+                self.storages += storage.nbytes()
 
 
 def _size(one: Any) -> tuple[float, list[Any]]:
@@ -261,7 +258,7 @@ def _size(one: Any) -> tuple[float, list[Any]]:
     size = own_method(one, "__sizeof__")()
     if is_kind(one, dict):  # `gc.get_referents` leaves out string keys
         return size, [*dict.keys(one), *dict.values(one)]
-    array = _array_class()
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
     if array is not None and is_kind(one, array):
         owner = array.base.__get__(one)
         return size, [] if owner is None else [owner]
@@ -294,20 +291,3 @@ def _newest(container: Any, base: type, count: int) -> list[Any]:
         return list(itertools.islice(set.__iter__(container), count))
     except RuntimeError:  # another thread has changed the container meanwhile
         return []
-
-
-def _array_class() -> Any:
-    return getattr(sys.modules.get("numpy"), "ndarray", None)
-
-
-def _tensor_storage(one: Any) -> tuple[int, int] | None:
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)
-    if torch is None or tensor is None or not any(base is tensor for base in bases(type(one))):
-        return None
-    try:
-        with torch._C.DisableTorchFunction():
-            storage = torch._C.TensorBase.untyped_storage(one)
-            return storage._cdata, storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # the tensor has no storage
-        return 0, 0

@@ -287,8 +287,7 @@ class GrowthDetector:
         self._report(CHILD + role, watch, news, alike)
 
     def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
-        free = host_free(self._pid)
-        watch.free = None if free is None else float(free)
+        watch.free = host_free(self._pid)
         found = _suspicion(PILE + kind, news.growth, watch.free, self._step)
         self._calls["confirmed"](found._replace(processes=count))
 
@@ -304,9 +303,7 @@ class GrowthDetector:
     def _report_host(self, news: News, *, suspected: bool) -> None:
         """Report growth of the trainer's process, unless garbage explains it.
 
-        Args:
-            news: New verdict on the growth.
-            suspected: True if the growth has already been reported as suspected.
+        ``suspected`` is true if the growth has already been reported as suspected.
         """
         is_confirmed = news.verdict == "confirmed"
         if news.verdict != "withdrawn" and self._is_garbage(news.growth, old=is_confirmed):
@@ -322,11 +319,8 @@ class GrowthDetector:
         """Collect garbage. Return True if the garbage explains a growth.
 
         Much garbage can hide a leak. So the bytes in use after this collection are also compared with the
-        bytes in use after the previous collection.
-
-        Args:
-            growth: The growth.
-            old: Collect old garbage, too, if there is time left for such collections.
+        bytes in use after the previous collection. With ``old``, old garbage is collected, too, if there is
+        time left for such collections.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()
@@ -345,8 +339,7 @@ class GrowthDetector:
         if news is None:
             return
         if news.verdict != "withdrawn" and not name.endswith((ALLOCATED, FRAGMENTED)):
-            free = host_free(self._pid)
-            watch.free = None if free is None else float(free)
+            watch.free = host_free(self._pid)
             watch.delay()
         if name == HOST and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
             name = FREE_LISTS
@@ -360,11 +353,8 @@ class GrowthDetector:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
         The whole growth is estimated in two ways: from the figures of the C library's allocator, and from
-        ``rate``. The larger estimate is used, because the allocator's figures do not show the memory that
-        Python manages for small objects.
-
-        Args:
-            rate: Growth of the process in bytes per step.
+        ``rate``, the growth of the process per step. The larger estimate is used, because the allocator's
+        figures do not show the memory that Python manages for small objects.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

@@ -49,12 +49,7 @@ class FindingAlerts:
 
 
 def _is_known(finding: Finding, before: Finding) -> bool:
-    """Return True if an earlier finding has the same kind and place, and growth is not twice as fast now.
-
-    Args:
-        finding: The newest finding.
-        before: An earlier finding.
-    """
+    """Return True if an earlier finding has the same kind and place, and growth is not twice as fast now."""
     if (finding.kind, finding.where) != (before.kind, before.where):
         return False
     if finding.rate is None or finding.kind == "larger_steps":

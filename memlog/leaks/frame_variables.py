@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
 
-_MAX_FRAMES: Final = 300
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])
 """Folder of memlog."""
 
@@ -67,9 +66,7 @@ def _running_frames() -> Iterator[FrameType]:
     threads = tuple(sys._current_frames().values()) if LIVE_LOCALS else (sys._getframe(),)
     for innermost in threads:
         frame: FrameType | None = innermost
-        for _ in range(_MAX_FRAMES):
-            if frame is None:
-                break
+        while frame is not None:
             if not is_memlog(frame.f_code):
                 yield frame
             frame = frame.f_back

@@ -67,11 +67,7 @@ class Gaps:
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return a growth with its true first step and level, without shifts.
-
-        Args:
-            growth: Growth that was found in shifted levels.
-        """
+        """Return a growth that was found in shifted levels, with its true first step and level."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 
@@ -80,9 +76,6 @@ class Gaps:
 
         The shift is the difference between the median of the first levels after the gap and the median of the
         last levels before it. A single level is not used, because it can be a spike.
-
-        Args:
-            after: The newest levels, all after the gap.
         """
         count = len(self._newest)
         before = median(each.level for each in self._newest)

@@ -10,7 +10,7 @@ import torch
 
 from memlog._internal.inert_access import is_kind
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
-from memlog.leaks.containers import Census, ElementSizes, Growth, growing
+from memlog.leaks.containers import Census, Growth, element_size, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
@@ -302,11 +302,10 @@ class HolderReport:
 
     def _measured_containers(self) -> list[_Measured]:
         """Return the containers that grow, each with its gain per step, the largest gain first."""
-        sizes = ElementSizes(self._budget)
         largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
         measured = []
         for growth in largest:
-            size, rate = sizes.of(growth), growth.gained / self._steps
+            size, rate = element_size(growth, self._budget), growth.gained / self._steps
             measured.append(_Measured(growth, rate * size.objects, rate * size.storages))
         measured = [one for one in measured if one.objects + one.storages >= _LEAST]
         measured.sort(key=lambda one: -one.objects - one.storages)

@@ -52,12 +52,9 @@ class HolderSearch:
     Args:
         budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
         diagnostics: Counter of memlog's own errors.
-        rate: Growth to be explained in bytes per step. If it is ``None`` (unknown), ``tracemalloc`` does not
-            run.
+        rate: Growth to be explained in bytes per step. If it is 0, ``tracemalloc`` does not run.
         watched: Number of iterations whose storages are watched.
         later: Steps between the watched iterations and the search for storages that are still alive.
-        step_seconds: Maximum processor seconds for which the search holds up one step. ``None`` means a third
-            of ``budget_seconds``, at most 3.
     """
 
     def __init__(
@@ -65,16 +62,15 @@ class HolderSearch:
         *,
         budget_seconds: float,
         diagnostics: Diagnostics,
-        rate: float | None = None,
+        rate: float,
         watched: int = WATCHED,
         later: int = LATER,
-        step_seconds: float | None = None,
     ) -> None:
         self._budget = TimeBudget(budget_seconds)
         self._diagnostics = diagnostics
         self._rate = rate
         self._watched, self._later = watched, later
-        self._step_seconds = step_seconds or min(budget_seconds * _PART_AT_ONCE, _MOST_AT_ONCE)
+        self._step_seconds = min(budget_seconds * _PART_AT_ONCE, _MOST_AT_ONCE)
         self._begun_at: int | None = None
         self._ended_at = 0
         self._traced_from = 0
@@ -176,7 +172,7 @@ class HolderSearch:
         self._watch = self._normal = None
         self._censuses = []
         explained = sum(holder.bytes_per_step for holder in self._holders)
-        if self._rate is None or explained >= _ENOUGH * self._rate:
+        if explained >= _ENOUGH * self._rate:
             self._complete = not self._budget.spent
             self.stop()
             return
@@ -192,7 +188,7 @@ class HolderSearch:
             trace.mark_middle()
         elif step - self._traced_from >= 2 * _TRACED:
             found = trace.finish(_TRACED)
-            least = _ENOUGH * (self._rate or 0.0) / 2
+            least = _ENOUGH * self._rate / 2
             self._holders += tuple(one for one in found if one.bytes_per_step >= least)
             self._complete = not self._budget.spent
             self.stop()

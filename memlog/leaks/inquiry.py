@@ -10,15 +10,14 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding
 from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST
-from memlog.leaks.elimination import by_elimination
 from memlog.leaks.findings import GrowthFindings, confidence_in, finding_of
+from memlog.leaks.holders import Holder
 from memlog.leaks.suspicion import Suspicion
 from memlog.leaks.time_budget import TimeBudget, seconds_allowed
 from memlog.probes.malloc import Heap, read_heap
 
 if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch
-    from memlog.leaks.holders import Holder
 
 _LEAST_SECONDS = 4.0
 """Processor seconds that a search may take even in a short run. The search looks at all objects three times.
@@ -31,7 +30,7 @@ _PART = 0.25
 """Minimum fraction of the growth that a holder has to explain before it is reported."""
 _EXPLAINED = 0.5
 """Minimum fraction of the growth that all holders together have to explain. Below it, a second search
-begins."""
+begins. A cause that is found by elimination has to explain this fraction, too."""
 _WATCHED, _LATER = 12, 13
 """Lengths of a second search: the number of iterations that it watches, and the number of steps from these to
 the search for storages that are still alive. The long watch also finds memory that is kept only every few
@@ -110,7 +109,7 @@ class GrowthInquiry:
             return
         self._confirmed = growth
         if self._search is None and self._searches and not self._is_explained(growth):
-            self._begin_search(growth, _WATCHED, _LATER)
+            self._begin_search(growth, watched=_WATCHED, later=_LATER)
         if self._search is None:
             self._report(growth)
 
@@ -131,26 +130,18 @@ class GrowthInquiry:
         if self._confirmed is not None:
             self._report(self._confirmed)
 
-    def _begin_search(self, growth: Suspicion, *lengths: int) -> None:
-        """Begin a search.
-
-        Args:
-            growth: Growth to explain.
-            lengths: Number of iterations to watch, and number of steps from these to the search for storages
-                that are still alive. Default: `WATCHED` and `LATER` of `memlog.leaks.holder_search`.
-        """
+    def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
+        """Begin a search, with the lengths ``watched`` and ``later`` of a `HolderSearch`, or its defaults."""
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
-        from memlog.leaks.holder_search import LATER, WATCHED, HolderSearch  # noqa: PLC0415 - it loads parts of torch
+        from memlog.leaks.holder_search import HolderSearch  # noqa: PLC0415 - it loads parts of torch
 
         self._searches += 1
-        watched, later = lengths or (WATCHED, LATER)
         self._search = HolderSearch(
             budget_seconds=seconds_allowed(_LEAST_SECONDS, self._begun),
             diagnostics=self._diagnostics,
             rate=growth.rate,
-            watched=watched,
-            later=later,
+            **lengths,
         )
 
     def _end_search(self) -> None:
@@ -211,32 +202,78 @@ def _by_elimination(
         return None
     if (now.tensors - before.tensors) / steps >= _PART * growth.rate:
         return None
+    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+
     return by_elimination(
         growth.rate,
         explained=explained,
         malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
-        malloc_free=None if is_ending else (now.heap.idle - before.heap.idle) / steps,
-        profiling=_profiling(),
+        malloc_free=0.0 if is_ending else (now.heap.idle - before.heap.idle) / steps,
+        profiling=profiling(),
     )
 
 
-def _profiling() -> bool:
-    """Return whether torch's profiler records."""
-    if "torch" not in sys.modules:
-        return False
-    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+def by_elimination(
+    rate: float,
+    *,
+    explained: float,
+    malloc_used: float,
+    malloc_free: float,
+    profiling: bool,
+) -> Holder | None:
+    """Return the cause that the figures of the C library's allocator show; ``None`` if they show none.
 
-    return profiling()
+    Args:
+        rate: Growth in bytes per step.
+        explained: Bytes per step that Python objects explain.
+        malloc_used: Growth per step of the bytes that the C library's allocator has given out.
+        malloc_free: Growth per step of the free bytes that the C library's allocator keeps.
+        profiling: True if torch's profiler records. The profiler keeps its events in C++ until it is stopped.
+    """
+    least = _EXPLAINED * rate
+    if explained >= least:
+        return None
+    if malloc_free >= least:
+        return _free_lists(malloc_free)
+    if malloc_used - explained >= least:
+        return _native(malloc_used - explained, explained, profiling=profiling)
+    return None
+
+
+def _free_lists(rate: float) -> Holder:
+    return Holder(
+        "allocator_free_lists",
+        f"The C library's allocator keeps {format_bytes(rate)} more of free memory per step.",
+        None,
+        rate,
+        ("what the program uses does not grow; what the allocator keeps free does",),
+        "medium",
+        "Set `MALLOC_ARENA_MAX=2` or `MALLOC_TRIM_THRESHOLD_=131072`, or use jemalloc.",
+    )
+
+
+def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
+    title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
+    remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
+    if profiling:
+        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step."
+        remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
+    return Holder(
+        "native_library",
+        title,
+        None,
+        rate,
+        (
+            f"memory from malloc grows by {format_bytes(rate + explained)} per step",
+            f"Python objects and tensors explain {format_bytes(explained)} of it",
+        ),
+        "medium",
+        remedy,
+    )
 
 
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
-    """Return the finding about one holder.
-
-    Args:
-        growth: Growth that was confirmed.
-        holder: Holder that explains at least a part of the growth.
-        is_main: True if the finding reports the rate and the forecast of the whole growth, not of the holder.
-    """
+    """Return the finding about one holder. The main finding reports rate and forecast of the whole growth."""
     general = finding_of(growth)
     memory = "the process's memory" if general.where is None else f"memory on {general.where}"
     return Finding(

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from memlog.leaks.time_budget import TimeBudget
+
 _Kind = TypeVar("_Kind")
 
 
@@ -22,6 +24,13 @@ class KindTable(Generic[_Kind]):
         self._kind_of = kind_of
         self._seen: dict[int, type] = {}
         self._kinds: dict[int, _Kind] = {}
+
+    def select_until_spent(
+        self, objects: Sequence[Any], budget: TimeBudget
+    ) -> Iterator[tuple[Any, _Kind]]:
+        """Yield the objects of interest, each with its kind, until the time of ``budget`` is spent."""
+        for batch in budget.batches(objects):
+            yield from self.select(batch)
 
     def select(self, objects: Sequence[Any]) -> Iterator[tuple[Any, _Kind]]:
         """Yield the objects of interest, each with its kind."""

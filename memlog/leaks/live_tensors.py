@@ -12,7 +12,6 @@ from memlog._internal.inert_access import bases, class_namespace, own_method
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
-_BATCH: Final = 20_000
 _base: Any = torch._C.TensorBase
 
 
@@ -42,14 +41,12 @@ class LiveTensors:
     ) -> None:
         self.by_storage: dict[int, list[Any]] = {}
         self.roots: list[tuple[int, Any, Any]] = []
-        kinds = KindTable(_kind)
         with torch._C.DisableTorchFunction():
-            for batch in budget.batches(objects, _BATCH):
-                for one, kind in kinds.select(batch):
-                    if kind == "tensor":
-                        self._add_tensor(one, wanted, first_node)
-                    elif first_node is not None:
-                        self._add_root(one, one, first_node)
+            for one, kind in KindTable(_kind).select_until_spent(objects, budget):
+                if kind == "tensor":
+                    self._add_tensor(one, wanted, first_node)
+                elif first_node is not None:
+                    self._add_root(one, one, first_node)
         self.roots.sort(key=lambda root: -root[0])
 
     @property
@@ -96,25 +93,29 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
         budget: Time that the pass over all objects may take.
     """
     sizes: dict[int, int] = {}
-    kinds = KindTable(_kind)
     with torch._C.DisableTorchFunction():
-        for batch in budget.batches(objects, _BATCH):
-            for one, kind in kinds.select(batch):
-                if kind == "tensor":
-                    with suppress(RuntimeError, NotImplementedError, AttributeError):
-                        storage = _base.untyped_storage(one)
-                        sizes[int(storage._cdata)] = int(storage.nbytes())
+        for one, kind in KindTable(_kind).select_until_spent(objects, budget):
+            if kind == "tensor":
+                with suppress(RuntimeError, NotImplementedError, AttributeError):
+                    storage = _base.untyped_storage(one)
+                    sizes[int(storage._cdata)] = int(storage.nbytes())
     return None if budget.spent else sum(sizes.values())
 
 
 def storage_of(tensor: Any) -> int:
     """Return the identity of a tensor's storage; 0 if there is none, as in a wrapper of ``torch.func``."""
+    storage = tensor_storage(tensor)
+    return 0 if storage is None else int(storage._cdata)
+
+
+def tensor_storage(tensor: Any) -> Any:
+    """Return a tensor's storage; ``None`` if there is none, as in a wrapper of ``torch.func``."""
     if _base.layout.__get__(tensor) is not torch.strided:
-        return 0
+        return None
     try:
-        return int(_base.untyped_storage(tensor)._cdata)
+        return _base.untyped_storage(tensor)
     except (RuntimeError, NotImplementedError):
-        return 0
+        return None
 
 
 def _number(node: Any) -> int:

@@ -14,7 +14,6 @@ from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.time_budget import TimeBudget
 
-_BATCH: Final = 20_000
 _MAX_STATE: Final = 1_000_000
 """Maximum number of values of an optimizer's state that are looked at."""
 _base: Any = torch._C.TensorBase
@@ -39,14 +38,12 @@ class ModelTensors:
         self.existing: dict[int, weakref.ref[Any]] = {}
         self._parameters: set[int] = set()
         self._optimizers: list[weakref.ref[Any]] = []
-        kinds = KindTable(_kind)
         with torch._C.DisableTorchFunction():
-            for batch in budget.batches(objects, _BATCH):
-                for one, kind in kinds.select(batch):
-                    if kind is torch.optim.Optimizer:
-                        self._optimizers.append(weakref.ref(one))
-                    else:
-                        self._add_tensor(one, kind)
+            for one, kind in KindTable(_kind).select_until_spent(objects, budget):
+                if kind is torch.optim.Optimizer:
+                    self._optimizers.append(weakref.ref(one))
+                else:
+                    self._add_tensor(one, kind)
 
     def _add_tensor(self, tensor: Any, kind: type) -> None:
         if kind is torch.nn.Parameter:
@@ -57,11 +54,9 @@ class ModelTensors:
 
     def parameters(self, objects: list[Any], budget: TimeBudget) -> list[Any]:
         """Return the parameters among ``objects`` that existed when this object was made."""
-        kinds = KindTable(_kind)
         return [
             one
-            for batch in budget.batches(objects, _BATCH)
-            for one, kind in kinds.select(batch)
+            for one, kind in KindTable(_kind).select_until_spent(objects, budget)
             if kind is torch.nn.Parameter and id(one) in self._parameters
         ]
 

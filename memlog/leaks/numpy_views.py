@@ -8,12 +8,9 @@ import operator
 import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any
 
 from memlog.leaks.time_budget import TimeBudget
-
-_BATCH: Final = 20_000
-_MAX_BASES: Final = 10
 
 
 def views_of(
@@ -29,12 +26,11 @@ def views_of(
         huge: Identities of containers whose elements are not looked at.
         budget: Time that the pass over all objects may take.
     """
-    numpy = sys.modules.get("numpy")
-    array = getattr(numpy, "ndarray", None)
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
     found: dict[int, list[Any]] = {id(tensor): [] for tensor in tensors}
     if array is None or not found:
         return {}
-    for batch in budget.batches(objects, _BATCH):
+    for batch in budget.batches(objects):
         referents = gc.get_referents(*(one for one in batch if id(one) not in huge))
         arrays = map(operator.is_, map(type, referents), itertools.repeat(array))
         for one in itertools.compress(referents, arrays):
@@ -45,8 +41,6 @@ def views_of(
 
 
 def _memory_owner(one: Any, array: Any) -> Any:
-    for _ in range(_MAX_BASES):
-        if type(one) is not array:
-            return one
+    while type(one) is array:
         one = array.base.__get__(one)
-    return None
+    return one

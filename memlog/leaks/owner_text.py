@@ -175,13 +175,9 @@ def _function_text(one: Any) -> str:
 
 
 def _step(text: str, owner: Any, child: Any, attributes: set[int]) -> str:
-    """Return the expression of a child.
+    """Return the expression of a child of an owner whose expression is ``text``.
 
-    Args:
-        text: Expression of the owner.
-        owner: Object that refers to the child.
-        child: The child.
-        attributes: Identities of dictionaries that hold attributes.
+    ``attributes`` contains the identities of dictionaries that hold attributes.
     """
     if id(child) in attributes:
         return text

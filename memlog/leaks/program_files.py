@@ -10,8 +10,6 @@ from memlog._internal.inert_access import class_namespace, module_file
 from memlog.leaks.owner_text import Owner
 from memlog.tracer.attribution.calling_lines import CallingLines
 
-_MAX_FRAMES = 100
-
 
 def program_files(owner: Owner) -> list[str]:
     """Return source files of the program, the likeliest first.
@@ -30,8 +28,6 @@ def _class_files(owner: Owner) -> Iterator[str]:
 
 def _running_files() -> Iterator[str]:
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return
+    while frame is not None:
         yield frame.f_code.co_filename
         frame = frame.f_back

@@ -68,19 +68,6 @@ class SeriesWatch:
         least: Minimum number of levels before growth is judged.
     """
 
-    __slots__ = (
-        "_due",
-        "_floor",
-        "_found",
-        "_found_at",
-        "_is_told",
-        "_least",
-        "_levels",
-        "_reported",
-        "free",
-        "in_use",
-    )
-
     def __init__(self, floor: float, least: int = 24) -> None:
         self._floor = floor
         self._least = least
@@ -245,24 +232,13 @@ class SeriesWatch:
 
 
 def _wanted(level: float, free: float | None) -> float:
-    """Return the minimum growth per step, in bytes, that matters.
-
-    Args:
-        level: Newest level, in bytes.
-        free: Bytes left until the limit; ``None`` if unknown.
-    """
+    """Return the minimum growth per step, in bytes, that matters at a level."""
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
 
 def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
-    """Return the number of steps until growth is judged again.
-
-    Args:
-        growth: The growth.
-        free: Bytes left until the limit; ``None`` if unknown.
-        is_suspected: True if the next judgement can confirm the growth. False if it can suspect the growth.
-    """
+    """Return the number of steps until growth is judged again, to suspect it or to confirm the suspicion."""
     fewest, most = _WAIT if is_suspected else (0, _AGAIN)
     if free is None:
         return most // 2 if is_suspected else most
@@ -284,12 +260,7 @@ def _goes_on(levels: LevelScales, since: int, found: Growth, suspected: Growth) 
     """Return True if growth has continued, both in all levels and in the levels after it was noticed.
 
     The later levels are an independent test, because the suspicion was based on the earlier levels alone.
-
-    Args:
-        levels: The series.
-        since: Step at which the growth was noticed.
-        found: The series' growth until now.
-        suspected: The series' growth when it was noticed.
+    ``since`` is the step at which the growth was noticed.
     """
     if not _continues(found, suspected):
         return False

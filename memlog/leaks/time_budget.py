@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 _SHARE = 0.01
+_BATCH = 20_000
 _Item = TypeVar("_Item")
 
 
@@ -25,16 +26,15 @@ def seconds_allowed(least: float, begun: float) -> float:
 class TimeBudget:
     """Time limit for several pieces of work together.
 
+    The thread's own processor time counts, so that a busy machine does not cut the work short.
+
     Args:
         seconds: Time that all pieces may take together.
-        clock: Source of the time in seconds. By default the thread's own processor time, so that a busy
-            machine does not cut the work short.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._most = math.inf
-        self._clock = clock
         self._began: float | None = None
 
     @contextmanager
@@ -44,7 +44,7 @@ class TimeBudget:
         Args:
             most: Maximum seconds that this block may take, even if more seconds are left.
         """
-        self._began, self._most = self._clock(), most
+        self._began, self._most = time.thread_time(), most
         try:
             yield
         finally:
@@ -69,16 +69,16 @@ class TimeBudget:
         return self._left - self._taken()
 
     def _taken(self) -> float:
-        return 0.0 if self._began is None else self._clock() - self._began
+        return 0.0 if self._began is None else time.thread_time() - self._began
 
     @property
     def spent(self) -> bool:
         """True if no time is left."""
         return self.left <= 0
 
-    def batches(self, items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    def batches(self, items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         """Yield slices of ``items`` until the time is spent."""
-        for start in range(0, len(items), size):
+        for start in range(0, len(items), _BATCH):
             if self.spent:
                 return
-            yield items[start : start + size]
+            yield items[start : start + _BATCH]

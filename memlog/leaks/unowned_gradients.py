@@ -28,7 +28,7 @@ from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.owner_chain import OwnerSearch
-from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.owner_text import describe
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import StorageMode, plain_tensors
 from memlog.tracer import torch_private
@@ -45,7 +45,6 @@ _SECONDS: Final = 0.5
 """Maximum processor seconds for one pass over all objects, or for the search for owners."""
 _NAMED: Final = 8
 """Maximum number of parameters whose owners are searched for: those with the largest gradients."""
-_BATCH: Final = 20_000
 _MAX_TENSORS: Final = 20_000
 """Maximum number of values that are looked at in the arguments of one operation."""
 _PASSIVE: Final = frozenset(
@@ -99,10 +98,7 @@ class UnownedGradients:
         """Look at all parameters at the end of a step. Begin to watch if enough gradients have no owner."""
         self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
         self._per_step = 0.0
-        if self._matters():
-            self._watch(step)
-        else:
-            self._gradients = {}
+        self._watch_if_it_matters(step)
 
     def step_ended(self, step: int) -> None:
         """Continue the search after an optimizer step."""
@@ -110,10 +106,7 @@ class UnownedGradients:
             self._end_watch(step)
         elif not self.watching and self._gradients and step - self._ended_at >= _BETWEEN:
             self._gradients = _still(self._gradients, self._per_step * (step - self._ended_at))
-            if self._matters():
-                self._watch(step)
-            else:
-                self._gradients = {}
+            self._watch_if_it_matters(step)
 
     def stop(self) -> None:
         """End the watch. A second call is harmless."""
@@ -138,7 +131,10 @@ class UnownedGradients:
         """Remove the dispatch mode if possible. Return True if it is removed."""
         return self._mode is None or self._mode.leave()
 
-    def _watch(self, step: int) -> None:
+    def _watch_if_it_matters(self, step: int) -> None:
+        if not self._matters():
+            self._gradients = {}
+            return
         self.watching, self._begun_at = True, step
         mode = self._mode = StorageMode(self, self._diagnostics)
         # A forked child has a copy of this thread's modes. The child must not be watched.
@@ -223,10 +219,8 @@ def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
 def _parameters_and_optimizers(budget: TimeBudget) -> tuple[list[Any], list[Any]]:
     """Return all parameters and all optimizers of the process."""
     found: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
-    kinds = KindTable(_kind)
-    for batch in budget.batches(all_objects(), _BATCH):
-        for one, kind in kinds.select(batch):
-            found[kind].append(one)
+    for one, kind in KindTable(_kind).select_until_spent(all_objects(), budget):
+        found[kind].append(one)
     return found["parameter"], found["optimizer"]
 
 
@@ -255,12 +249,7 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return the gradients that are still the same tensors and have changed 1 to ``most`` times.
-
-    Args:
-        gradients: Gradients at an earlier step, by their storage's identity.
-        most: Maximum number of changes since that step.
-    """
+    """Return the gradients that are still the same tensors and have changed 1 to ``most`` times."""
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)
@@ -284,7 +273,7 @@ def _name(parameters: list[Any]) -> tuple[str, str]:
     with budget.running():
         chains = OwnerSearch(budget, [parameters]).chains(parameters)
         owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
-        texts = [_whole(one) for one in owners]
+        texts = [f"{one.expression}{one.contents}" for one in owners]
     if not texts or not all(texts):
         return "", ""
     parts = [text.split(".")[:-1] or [text] for text in texts]  # without the parameter's own name
@@ -292,7 +281,3 @@ def _name(parameters: list[Any]) -> tuple[str, str]:
         each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
     ]
     return ".".join(common), f" {owners[0].place}" if common and owners[0].place else ""
-
-
-def _whole(owner: Owner) -> str:
-    return f"{owner.expression}{owner.contents}"

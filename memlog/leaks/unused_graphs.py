@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
@@ -58,14 +59,15 @@ _ALLOWANCE: Final = 0.02
 _base: Any = torch._C.TensorBase
 
 
+@dataclass
 class _Line:
     """Forward passes of one class of module that one line of the program has called."""
 
-    def __init__(self, text: str, module: str) -> None:
-        self.text, self.module = text, module
-        self.unused = 0
-        self.used = False
-        self.sizes: list[int] = []
+    text: str
+    module: str
+    unused: int = 0
+    used: bool = False
+    sizes: list[int] = field(default_factory=list)
 
 
 class _Mark:
@@ -80,18 +82,16 @@ class _Mark:
         self.line.used = True
 
 
+@dataclass
 class _Pass:
     """Outermost call of a module in evaluation mode, while the call runs."""
 
-    __slots__ = ("depth", "first_node", "inputs", "mark", "marks", "module")
-
-    def __init__(self, module: Any, inputs: set[int], mark: _Mark, first_node: int) -> None:
-        self.module = weakref.ref(module)
-        self.inputs = inputs
-        self.mark = mark
-        self.first_node = first_node
-        self.depth = 1
-        self.marks = 0
+    module: weakref.ref[Any]
+    inputs: set[int]
+    mark: _Mark
+    first_node: int
+    depth: int = 1
+    marks: int = 0
 
 
 class UnusedGraphs:
@@ -192,7 +192,7 @@ class UnusedGraphs:
         line = self._lines.setdefault(key, _Line(*key))
         if not line.used:
             inputs = {storage_of(tensor) for tensor in plain_tensors(args)}
-            self._pass = _Pass(module, inputs, _Mark(line), number)
+            self._pass = _Pass(weakref.ref(module), inputs, _Mark(line), number)
 
     def _module_ends(self, module: Any, _args: Any, output: Any) -> None:
         running = self._pass
@@ -251,10 +251,7 @@ def _mark(output: Any, running: _Pass) -> list[Any]:
 def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
     """Return the bytes that a pass's graphs keep, without the module's parameters, buffers and inputs.
 
-    Args:
-        nodes: Last nodes of the graphs.
-        running: The pass.
-        module: Module whose call is the pass.
+    ``nodes`` contains the last nodes of the graphs.
     """
     end = torch_private.next_sequence_number()
     if end is None:

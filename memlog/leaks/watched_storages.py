@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from torch.nn.modules.module import (
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import instance_dict, values_in
+from memlog.leaks.live_tensors import tensor_storage
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -165,10 +165,10 @@ class StorageWatch:
     def __init__(
         self,
         diagnostics: Diagnostics,
-        existing: dict[int, weakref.ref[Any]] | None = None,
-        most_seconds: float = math.inf,
+        existing: dict[int, weakref.ref[Any]],
+        most_seconds: float,
     ) -> None:
-        self._existing = existing or {}
+        self._existing = existing
         self._most_seconds = most_seconds
         self.iteration = 0
         self.first_node: int | None = None
@@ -266,7 +266,7 @@ class StorageWatch:
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
         with torch._C.DisableTorchFunction():  # `__torch_function__` can be the program's code
             for tensor in (values,) if type(values) in _PLAIN else plain_tensors(values):
-                storage = _storage_of(tensor)
+                storage = None if tensor.is_meta else tensor_storage(tensor)
                 if storage is not None and not self._knows(storage, as_argument=not operation):
                     number, phase = self._stack.owner(state)
                     line, layer = self._lines.current_text(), self._names.paths[number]
@@ -320,19 +320,6 @@ def plain_tensors(values: Any, limit: int = _MAX_VALUES) -> Iterator[Tensor]:
     for value in values_in(values, limit):
         if any(type(value) is kind for kind in _PLAIN):
             yield value  # type: ignore[misc] # it is a tensor
-
-
-def _storage_of(tensor: Tensor) -> Any:
-    """Return a tensor's storage; ``None`` if the tensor has no bytes of its own.
-
-    For example, a wrapper of ``torch.func`` has none.
-    """
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
-        return None
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
-        return None
 
 
 def _ignore(_kind: int, _layer: int, _phase: int, _state: ThreadState) -> None:

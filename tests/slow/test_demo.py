@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.browser import SOFTWARE_GL, chromium, mlflow_ui, newest_run, show_memory
-from support.mlflow_server import free_port
+from support.browser import SOFTWARE_GL, chromium, newest_run, show_memory
+from support.mlflow_server import running_mlflow_server
 from support.opened_page import opened, shown_rows
 from support.wandb_file import read_only_run
 
@@ -77,20 +77,20 @@ def test_the_demos_memory_is_on_mlflows_page(
     assert shown["peaks"]["host.rss"]["bytes"] > 100 * 2**20
 
     uri = f"sqlite:///{folder}/mlflow.db"
-    with mlflow_ui(uri, free_port()) as address, chromium() as page:
+    with running_mlflow_server(tmp_path, uri) as server, chromium() as page:
         experiment, run = newest_run(uri)
-        show_memory(page, address, experiment, run)
+        show_memory(page, server.url, experiment, run)
         picture = page.screenshot(path=tmp_path / "page.png")
         headings = page.get_by_test_id("experiment-view-compare-runs-section-header")
         sections = [text.splitlines()[0] for text in headings.all_inner_texts()]
 
-        page.goto(f"{address}/#/experiments/{experiment}/runs/{run}")
+        page.goto(f"{server.url}/#/experiments/{experiment}/runs/{run}")
         page.get_by_text("Show more").click()
         page.get_by_text(re.compile("^memlog show .*")).wait_for()
         page.screenshot(path=tmp_path / "description.png")
         described = page.locator("table", has_text="by memlog").first.inner_text()
 
-        page.goto(f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/{BESIDE}")
+        page.goto(f"{server.url}/#/experiments/{experiment}/runs/{run}/artifacts/{BESIDE}")
         frame = page.frame_locator("iframe")
         frame.get_by_role("heading", name="What the memory is").wait_for()
         page.screenshot(path=tmp_path / "graph.png")

@@ -5,18 +5,15 @@ python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/m
 
 import contextlib
 import gc
-import os
 import shutil
 import subprocess
 import sys
-import time
-import urllib.request
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-BOOT_TIMEOUT = 120.0
 PAGE_TIMEOUT_MS = 90_000
 # Chromium's own calls home fail on a machine without internet, many at a time.
 CHROMIUM_FLAGS = [
@@ -30,35 +27,6 @@ CHROMIUM_FLAGS = [
 ]
 SOFTWARE_GL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
 """Options with which a page can draw with WebGL on a machine without a GPU."""
-
-
-@contextlib.contextmanager
-def mlflow_ui(uri: str, port: int) -> Iterator[str]:
-    """Run ``mlflow ui`` with a store, as a user does, and yield its address."""
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
-    process = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _wait_until_it_answers(f"http://127.0.0.1:{port}/health")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait()
-
-
-def _wait_until_it_answers(url: str) -> None:
-    deadline = time.monotonic() + BOOT_TIMEOUT
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=1):  # noqa: S310
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"{url} does not answer")
 
 
 @contextlib.contextmanager
@@ -80,7 +48,6 @@ def chromium(*flags: str) -> Iterator[Page]:
 
 
 def _running() -> list["subprocess.Popen[bytes]"]:
-    """This process's children that have not been waited for."""
     found = (one for one in gc.get_objects() if type(one) is subprocess.Popen)
     return [process for process in found if process.returncode is None]
 
@@ -113,11 +80,14 @@ def newest_run(uri: str) -> tuple[str, str]:
 
 
 def main(uri: str, picture: Path) -> None:
-    """Take the picture of MLflow's page in docs/get-started/mlflow.md."""
-    from support.mlflow_server import free_port
+    from support.mlflow_server import running_mlflow_server
 
-    with mlflow_ui(uri, free_port()) as address, chromium() as page:
-        show_memory(page, address, *newest_run(uri))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        running_mlflow_server(Path(scratch), uri) as server,
+        chromium() as page,
+    ):
+        show_memory(page, server.url, *newest_run(uri))
         picture.parent.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=picture)
 

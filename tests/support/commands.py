@@ -6,7 +6,6 @@ from memlog.cli.main import cli
 
 
 def memlog(*arguments: str) -> Result:
-    """Run a command."""
     return CliRunner().invoke(cli, arguments, prog_name="memlog")
 
 

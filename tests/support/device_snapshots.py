@@ -44,25 +44,25 @@ def segment(*blocks: dict[str, Any], device: int = 0, **more: Any) -> dict[str, 
     }
 
 
-class History:
-    """A device's history, entry by entry."""
+def entry(action: str, time_us: int, **values: Any) -> dict[str, Any]:
+    return {
+        "action": action,
+        "stream": 0,
+        "time_us": time_us,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": (0, 0),
+        "frames": [],
+        **values,
+    }
 
+
+class History:
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
 
     def say(self, action: str, **values: Any) -> None:
-        self.entries.append(
-            {
-                "action": action,
-                "stream": 0,
-                "time_us": 1_000_000 + 5 * len(self.entries),
-                "compile_context": "N/A",
-                "user_metadata": "",
-                "pool_id": (0, 0),
-                "frames": [],
-                **values,
-            }
-        )
+        self.entries.append(entry(action, 1_000_000 + 5 * len(self.entries), **values))
 
     def alloc(self, address: int, size: int, note: str = "", **more: Any) -> None:
         self.say("alloc", addr=address, size=size, user_metadata=note, **more)

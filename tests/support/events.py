@@ -5,24 +5,21 @@ from typing import TypeVar
 
 import memlog
 from memlog.events import Trace
-from memlog.journal import RunDirectory
+from memlog.journal import RunDirectory, list_runs
 
 EventT = TypeVar("EventT")
 
 
 def runs_in(folder: Path) -> list[RunDirectory]:
     """The runs that were recorded in a working directory, the oldest first."""
-    found = [RunDirectory(path) for path in (folder / "memlog_runs").glob("*") if path.is_dir()]
-    return sorted(found, key=RunDirectory.begun)
+    return list_runs(folder / "memlog_runs")
 
 
 def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
-    """The trainer's events of one kind, in order."""
     return [event for event in run.events("trainer") if isinstance(event, kind)]
 
 
 def recorded(session: memlog.Session, kind: type[EventT]) -> list[EventT]:
-    """A session's events of one kind, in order."""
     assert session.directory is not None
     found = RunDirectory(session.directory).events()
     return [event for event in found if isinstance(event, kind)]

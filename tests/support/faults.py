@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from support.mlflow_server import free_port
+from support.servers import body_of
 
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
 
@@ -55,24 +56,20 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self._http = self._bound(self.port)
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop the proxy, if it runs."""
-        if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
-            self._http = None
-
-    def _bound(self, port: int) -> ThreadingHTTPServer:
         proxy = self
 
         class Handler(_Handler):
             held = proxy
 
         ThreadingHTTPServer.daemon_threads = True
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+            self._http = None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -81,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
     held: Proxy
 
     def do_GET(self) -> None:
-        body = self._body()
+        body = body_of(self)
         fault = self.held.fault
         struck = fault.hits(self.path)
         self.held.hit += struck
@@ -111,16 +108,6 @@ class _Handler(BaseHTTPRequestHandler):
             return answer, answer.read()
         finally:
             onward.close()
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while length := int(self.rfile.readline().split(b";")[0], 16):
-            body += self.rfile.read(length)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)

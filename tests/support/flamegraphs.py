@@ -2,7 +2,7 @@
 
 from typing import Any
 
-SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+from support.speedscope import SCHEMA
 
 
 def sampled() -> dict[str, Any]:

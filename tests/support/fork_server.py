@@ -58,12 +58,10 @@ def libraries_of(script: str) -> tuple[str, ...]:
 
 
 def server_pids() -> set[int]:
-    """Return the process ids of the servers that this process has started."""
     return {server.pid for server in _SERVERS.values()}
 
 
 def end_servers() -> None:
-    """End the servers of this process."""
     while _SERVERS:
         _SERVERS.popitem()[1].close()
 

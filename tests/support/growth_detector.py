@@ -1,5 +1,6 @@
 """A detector of growth, and the steps and samples that it takes."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from memlog.events import Batch, ChildReading, DeviceReading, Event, Sample
@@ -12,22 +13,16 @@ NOBODY = 2**22 + 1
 
 
 class Told(NamedTuple):
-    """Reports that a detector has made."""
-
     suspected: list[Suspicion]
     confirmed: list[Suspicion]
     withdrawn: list[Suspicion]
 
 
 class Memory:
-    """Bytes of the trainer's process at the newest step."""
-
     anon = shared = 0
 
 
 class Judge(NamedTuple):
-    """A detector, and the memory that it reads at each step."""
-
     detector: GrowthDetector
     memory: Memory
 
@@ -44,7 +39,7 @@ class Judge(NamedTuple):
         self.detector.finish()
 
 
-def detector() -> tuple[Judge, Told]:
+def detector(is_searching: Callable[[], bool] = lambda: False) -> tuple[Judge, Told]:
     told = Told([], [], [])
     memory = Memory()
     found = GrowthDetector(
@@ -53,6 +48,7 @@ def detector() -> tuple[Judge, Told]:
         told.suspected.append,
         told.withdrawn.append,
         lambda: (memory.anon, memory.shared),
+        is_searching,
     )
     return Judge(found, memory), told
 

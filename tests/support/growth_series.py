@@ -14,9 +14,9 @@ Family: TypeAlias = Callable[[random.Random, int], list[float]]
 """Function that returns a series of memory levels, as many as its second argument says."""
 
 
-def _noise(rng: random.Random, steps: int, *, largest: float = 3.0) -> Iterator[float]:
+def _noise(rng: random.Random, steps: int) -> Iterator[float]:
     """Yield an AR(1) process, with a correlation between 0 and 0.95."""
-    near, spread = rng.choice((0.0, 0.5, 0.8, 0.95)), rng.uniform(0.05, largest)
+    near, spread = rng.choice((0.0, 0.5, 0.8, 0.95)), rng.uniform(0.05, 3.0)
     value = rng.gauss(0, spread)
     for _ in range(steps):
         yield value
@@ -111,7 +111,6 @@ def _longer_steps(rng: random.Random) -> Callable[[int], float]:
 
 
 def _events(rng: random.Random) -> Callable[[int], float]:
-    """Rises of memory during evaluations and checkpoints."""
     every, size = rng.randint(8, 60), rng.uniform(10, 300)
     return lambda n: size if n % every >= every - rng.randint(1, 3) else 0.0
 
@@ -195,5 +194,4 @@ GROWING_FAMILIES: dict[str, Family] = {
 
 
 def levels(family: Family, seed: int, steps: int) -> list[float]:
-    """Return one program's levels, in MiB."""
     return family(random.Random(seed), steps)  # noqa: S311 - the same at every run

@@ -25,7 +25,6 @@ needs_hyco = pytest.mark.skipif(
 
 
 def copy_to(folder: Path) -> Path:
-    """A working copy of the example, as after ``cd examples/hyco``."""
     copy = folder / "hyco"
     copy.mkdir()
     for module in (EXAMPLES / "hyco").glob("*.py"):

@@ -23,10 +23,6 @@ class IdempotentSink(ListSink):
         held = self._tracker.points.setdefault(self._run, [])
         super().log_points([point for point in points if point not in held])
 
-    def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        self.probe()
-        super().log_parameters(parameters)
-
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
         self.probe()
         assert 0 <= first_new < len(alerts)
@@ -39,8 +35,6 @@ class IdempotentSink(ListSink):
 
 
 class InMemory(SinkContract):
-    """Contract of a sink that writes to a `ListTracker`."""
-
     sink: type[ListSink] = IdempotentSink
     tracker: ListTracker
 
@@ -79,8 +73,6 @@ class InMemory(SinkContract):
 
 
 class ListStore:
-    """Store that returns the contents of a `ListTracker`."""
-
     def __init__(self, tracker: ListTracker) -> None:
         self.tracker = tracker
 
@@ -113,8 +105,6 @@ class ListStore:
 
 
 class StoreInMemory(ArtifactStoreContract):
-    """Contract of a store that returns the contents of a `ListTracker`."""
-
     store: type[ListStore] = ListStore
     tracker: ListTracker
 

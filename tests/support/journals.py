@@ -56,7 +56,6 @@ class MadeRun:
         self.helper: JournalWriter | None = None
 
     def write(self, *events: Event) -> "MadeRun":
-        """Publish events of the trainer's."""
         for event in events:
             self.trainer.append(event)
         return self
@@ -67,7 +66,6 @@ class MadeRun:
         return self
 
     def sampled(self, *events: Event) -> "MadeRun":
-        """Publish events of the helper's."""
         self.helper = self.helper or self._writer("helper")
         for event in events:
             self.helper.append(event)

@@ -106,7 +106,6 @@ class Nursery:
         return Killed(directory, run, int(whole[-1]))
 
     def close(self) -> None:
-        """End the process."""
         self._wanted.close()
         self._process.kill()
         self._process.communicate()

@@ -33,7 +33,6 @@ TRAIN = """
 
 
 def write(directory: Path, text: str, name: str = "train.py") -> Path:
-    """A user's file."""
     path = directory / name
     path.write_text(textwrap.dedent(text))
     return path
@@ -48,7 +47,6 @@ def environment(**more: str) -> dict[str, str]:
 def start(
     directory: Path, *command: str, options: tuple[str, ...] = (), **more: str
 ) -> "subprocess.Popen[bytes]":
-    """Start a command below ``memlog run``."""
     return subprocess.Popen(
         [*MEMLOG_RUN, *options, "--", *command],
         cwd=directory,
@@ -61,8 +59,6 @@ def start(
 
 @dataclass(frozen=True)
 class Done:
-    """A process that has ended, with its output."""
-
     code: int
     out: str
     err: str
@@ -88,8 +84,6 @@ def launch(
 
 @dataclass(frozen=True)
 class Recorded:
-    """The journal of one run's trainer."""
-
     directory: RunDirectory
     events: tuple[Event, ...]
 
@@ -114,8 +108,4 @@ class Recorded:
 
 def recorded(directory: Path) -> list[Recorded]:
     """Runs recorded below a folder, the oldest first."""
-    runs = []
-    for run in list_runs(directory):
-        events = tuple(run.events("trainer"))
-        runs.append(Recorded(run, events))
-    return runs
+    return [Recorded(run, tuple(run.events("trainer"))) for run in list_runs(directory)]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from memlog.events import Phase
 from memlog.journal import RunDirectory
+from support.events import events_in
+from support.trainers import mlflow_runs
 
 PREAMBLE = """
     import logging
@@ -100,18 +102,12 @@ Rows = dict[str, list[tuple[int, float]]]
 
 
 def rows_in(folder: Path) -> dict[str, Rows]:
-    """The rows of every run in a folder's store, by the run's name."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    return {
-        run.info.run_name: {
-            key: [(row.step, row.value) for row in client.get_metric_history(run.info.run_id, key)]
-            for key in run.data.metrics
-        }
-        for run in runs
-    }
+    found: dict[str, Rows] = {}
+    for run in mlflow_runs(folder):
+        rows = found.setdefault(run.name, {})
+        for name, step, value in run.rows:
+            rows.setdefault(name, []).append((step, value))
+    return found
 
 
 def of_user(rows: Rows) -> Rows:
@@ -124,4 +120,4 @@ def steps_of(rows: Rows, metric: str) -> list[int]:
 
 def phases_of(run: RunDirectory) -> Counter[str]:
     """Number of times that each phase is in the journal."""
-    return Counter(event.label for event in run.events() if isinstance(event, Phase))
+    return Counter(event.label for event in events_in(run, Phase))

@@ -21,8 +21,8 @@ def _warm(n: int) -> float:
     return BASE + (0, 180, 212, 226, 231, 232)[min(n, 5)]
 
 
-def _noisy(value: float, rng: random.Random, spread: float = 0.3) -> float:
-    return value + abs(rng.gauss(0, spread))
+def _noisy(value: float, rng: random.Random) -> float:
+    return value + abs(rng.gauss(0, 0.3))
 
 
 def _of(level: Callable[[int, random.Random], float]) -> Series:
@@ -93,5 +93,4 @@ LEAKS: dict[str, Series] = {
 
 
 def made(series: Series, steps: int, seed: int = 0) -> list[float]:
-    """A script's values, in MiB."""
     return series(steps, random.Random(seed))  # noqa: S311 - the same at every run

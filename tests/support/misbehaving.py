@@ -121,7 +121,6 @@ ANSWERS: dict[str, Callable[[Misbehaving], Iterator[bytes]]] = {
 
 @contextlib.contextmanager
 def misbehaving_server(answer: str) -> Iterator[Misbehaving]:
-    """A running server that answers in the way that ``answer`` names."""
     server = Misbehaving(ANSWERS[answer])
     try:
         yield server

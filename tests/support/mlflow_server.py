@@ -15,8 +15,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
-import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +26,7 @@ import pytest
 from memlog.sink import Connection, Point, Target, TrackerRun
 from memlog_mlflow import backend
 from support import child
+from support.servers import answers, wait_until_up
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,9 +43,6 @@ IN_PROCESS = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 """Marks of tests that call MLflow in this process."""
-
-BOOT_TIMEOUT = 120.0
-"""Maximum seconds to wait until a server has started. On two cores, it takes 9 to 28."""
 
 
 def free_port() -> int:
@@ -104,13 +100,8 @@ class MlflowServer:
                 stdout=log.fileno(),
                 stderr=log.fileno(),
             )
-        deadline = time.monotonic() + BOOT_TIMEOUT
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                said = (self.root / "server.log").read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"mlflow server did not come up: {said}")
-            time.sleep(0.1)
+        health = f"{self.url}/health"
+        wait_until_up(self._process, lambda: answers(health), self.root / "server.log")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """End the server and all its workers. A second call does nothing."""
@@ -142,13 +133,6 @@ class MlflowServer:
             **self._added,
         }
 
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=1) as response:  # noqa: S310
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
 
 @contextlib.contextmanager
 def running_mlflow_server(
@@ -157,7 +141,6 @@ def running_mlflow_server(
     artifacts: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[MlflowServer]:
-    """A running server, which is ended after the block."""
     server = MlflowServer(root, store, artifacts, environment)
     server.start()
     try:
@@ -195,8 +178,7 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_POST = do_GET  # noqa: N815 - http.server's name
-    do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         """Log nothing."""
@@ -260,7 +242,6 @@ def sink_for(uri: str, joined: str | None = None, project: str | None = None) ->
 
 
 def points(count: int, first: int = 0) -> list[Point]:
-    """One metric at ``count`` steps from ``first`` on, 1.5 ms apart."""
     return [
         Point("memory/host/rss_mib", 100.0 + step, "step", step, START_US + step * 1500)
         for step in range(first, first + count)

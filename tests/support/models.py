@@ -22,7 +22,6 @@ def mlp(width: int = 64, depth: int = 3) -> nn.Module:
 
 
 def normed_mlp() -> nn.Module:
-    """Blocks of a linear layer, a batch norm and an activation."""
     parts = ((nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU()) for _ in range(6))
     return nn.Sequential(*(nn.Sequential(*part) for part in parts), nn.Linear(512, 8))
 
@@ -75,5 +74,4 @@ class UNet(nn.Module):
 
 
 def text(batch: int = 8, length: int = 32, words: int = 40) -> Tensor:
-    """Input for a GPT."""
     return torch.randint(words, (batch, length))

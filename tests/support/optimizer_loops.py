@@ -23,8 +23,6 @@ def adam(net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Loop:
-    """A training loop."""
-
     optimizers: tuple[torch.optim.Optimizer, ...]
 
     def iterate(self) -> None:

@@ -124,9 +124,9 @@ def _handed_over(state: UploadState) -> int:
     return state.delivered + state.provisional
 
 
-def newest_run(directory: Path, seconds: float = 30) -> RunDirectory:
+def newest_run(directory: Path) -> RunDirectory:
     """The run that a trainer has just begun in ``directory``."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 30
     while not list((directory / "runs").glob("*/*.jsonl")):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -105,7 +105,6 @@ class Reader:
         return self._run_command(command)
 
     def close(self) -> None:
-        """End the page's own process."""
         if self._shell is not None:
             self._shell.communicate(timeout=_LIMIT_S)
             self.exit_code = self.exit_code or self._shell.returncode
@@ -166,7 +165,6 @@ class Reader:
         return printed + errors
 
     def _runs(self) -> list[str]:
-        """The runs' ids, the oldest first."""
         folders = self.folder.glob("memlog_runs/*/")
         return [run.name for run in sorted(folders, key=lambda run: run.stat().st_ctime)]
 

@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from support.mlflow_server import free_port
+from support.servers import wait_until_up
 
 _DEBIAN = Path("/usr/lib/postgresql")
 """Debian's folder of the server's programs, which is not on the path."""
@@ -21,8 +21,8 @@ _DEBIAN = Path("/usr/lib/postgresql")
 class Postgres:
     """A server with a database that every user of this machine may use, as a context manager.
 
-    PostgreSQL refuses to run as root. If the tests run as root, the server runs as the user ``postgres``
-    or ``nobody``, who can't reach pytest's folders.
+    PostgreSQL refuses to run as root. If the tests run as root, the server runs as the user ``postgres``, who
+    can't reach pytest's folders.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,8 @@ class Postgres:
         try:
             initdb = [_program("initdb"), "-D", str(self._folder / "data"), "-U", "tester"]
             options = ["-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-            subprocess.run(
-                [*initdb, *options], check=True, capture_output=True, **self._process_as()
-            )
+            command = [*initdb, *options]
+            subprocess.run(command, check=True, capture_output=True, **self._process_as())
             self.start()
         except BaseException:
             self.__exit__()
@@ -57,23 +56,14 @@ class Postgres:
             self._process = subprocess.Popen(
                 [
                     *(_program("postgres"), "-D", str(self._folder / "data"), "-p", str(self.port)),
-                    *(
-                        "-c",
-                        "listen_addresses=127.0.0.1",
-                        "-c",
-                        f"unix_socket_directories={self._folder}",
-                    ),
+                    *("-c", "listen_addresses=127.0.0.1"),
+                    *("-c", f"unix_socket_directories={self._folder}"),
                 ],
                 stdout=log,
                 stderr=log,
                 **self._process_as(),
             )
-        deadline = time.monotonic() + 30
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / "log").read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"PostgreSQL did not come up: {said}")
-            time.sleep(0.1)
+        wait_until_up(self._process, self._answers, self._folder / "log")
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
         """End the server: with ``SIGQUIT`` without saving its data, with ``SIGINT`` after saving the data.
@@ -108,7 +98,6 @@ class Postgres:
 
 
 def _program(name: str) -> str:
-    """The path of one of the server's programs."""
     debians = sorted(_DEBIAN.glob(f"*/bin/{name}"))
     found = shutil.which(name) or (str(debians[-1]) if debians else None)
     if found is None:
@@ -122,8 +111,4 @@ def _unprivileged() -> pwd.struct_passwd | None:
     """Return the user to run the server as, or ``None`` if the user who runs the tests is not root."""
     if os.geteuid() != 0:
         return None
-    known = {user.pw_name: user for user in pwd.getpwall()}
-    user = known.get("postgres") or known.get("nobody")
-    if user is None:
-        raise RuntimeError("PostgreSQL refuses to run as root: there has to be a user postgres")
-    return user
+    return pwd.getpwnam("postgres")

@@ -8,26 +8,21 @@ MIB = 1024**2
 def gpu(
     allocated: float, reserved: float = 0, peak: float = 0, source: PeakSource = "exact"
 ) -> DeviceReading:
-    """A reading of the first CUDA device."""
     sizes = (round(allocated * MIB), round(reserved * MIB), round(peak * MIB))
     return DeviceReading("cuda0", *sizes, source, None)
 
 
 def point(label: str, rss: float, *devices: DeviceReading) -> Recorded:
-    """A recorded point."""
     return Recorded(1, label, round(rss * MIB), devices)
 
 
 def epoch(rss: float, peak: float, source: PeakSource, *devices: DeviceReading) -> Epoch:
-    """The end of epoch 0."""
     return Epoch(1, 0, None, round(rss * MIB), round(peak * MIB), source, devices)
 
 
 def evaluation(rss: float, *devices: DeviceReading, error: str | None = None) -> Evaluation:
-    """The first evaluation."""
     return Evaluation(1, 0, None, round(rss * MIB), devices, error)
 
 
 def scope(label: str, change: float, *devices: DeviceReading) -> Scope:
-    """The end of a watched block."""
     return Scope(1, label, 1, round(change * MIB), devices)

@@ -39,7 +39,6 @@ def take(page: Page, report: Path, scheme: Scheme, picture: Path) -> None:
 
 
 def main(run: Path, folder: Path) -> None:
-    """Take the README's pictures."""
     from support.browser import chromium
 
     folder.mkdir(parents=True, exist_ok=True)

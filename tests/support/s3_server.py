@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from support.mlflow_server import free_port
+from support.servers import answers, wait_until_up
 
 BUCKET = "memlog"
 
@@ -49,23 +48,17 @@ class S3Server:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise RuntimeError(f"moto_server did not come up: {self._log.read_text()[-2000:]}")
-            time.sleep(0.1)
+        home = f"http://127.0.0.1:{self.port}/moto-api/"
+        wait_until_up(self._process, lambda: answers(home), self._log)
         self._client().create_bucket(Bucket=BUCKET)
 
     def stop(self) -> None:
-        """Stop the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def objects(self) -> dict[str, bytes]:
-        """Return the bucket's objects by key."""
         client = self._client()
         listed = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
         return {
@@ -84,11 +77,3 @@ class S3Server:
             aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
             region_name=environment["AWS_DEFAULT_REGION"],
         )
-
-    def _answers(self) -> bool:
-        try:
-            url = f"http://127.0.0.1:{self.port}/moto-api/"
-            with urllib.request.urlopen(url, timeout=1) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False

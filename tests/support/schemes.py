@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -13,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memlog.trace.records import RecordedTrace
-from memlog.tracer.window import TraceWindow
-from support.allocator import AllocatorTruth
-from support.training import MakeOptimizer, checkpoint_module
+from support.training import MakeOptimizer, checkpoint_module, peak_of, trace_of
 
 Models: TypeAlias = Mapping[str, nn.Module]
 Zero: TypeAlias = Literal["before the forward pass", "before the backward pass", "after the step"]
@@ -54,8 +51,6 @@ AS_IT_IS = Change()
 
 
 class Training:
-    """A scheme's training in progress."""
-
     def __init__(self, scheme: Scheme, change: Change = AS_IT_IS) -> None:
         torch.manual_seed(0)
         self._scheme, self._change = scheme, change
@@ -69,7 +64,6 @@ class Training:
         ]
 
     def step(self) -> None:
-        """Go through the passes once."""
         for one, optimizer in zip(self._scheme.passes, self._optimizers, strict=True):
             for micro in range(self._change.accumulate):
                 first = micro == 0
@@ -96,16 +90,7 @@ def _trace(scheme: Scheme, change: Change) -> RecordedTrace:
     training = Training(scheme, change)
     training.step()
     first, *others = training.models.values()
-    window = TraceWindow(first, others=others, types=True)
-    window.start()
-    training.step()
-    trace = window.stop()
-    assert not window.health.faults
-    return trace
-
-
-_WARM: set[tuple[Callable[[], Models], bool]] = set()
-"""Models that this process has trained before, each with True if it trained under autocast."""
+    return trace_of(training.step, first, others)
 
 
 def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
@@ -116,10 +101,4 @@ def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
         for _ in range(2):
             training.step()
 
-    if (scheme.models, change.autocast) not in _WARM:
-        _WARM.add((scheme.models, change.autocast))
-        train()  # memory that torch allocates one time per process does not belong to the training
-    gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
-    with AllocatorTruth() as allocator:
-        train()
-    return allocator.result().peak
+    return peak_of(train, scheme.models, autocast=change.autocast)

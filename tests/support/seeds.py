@@ -26,7 +26,6 @@ class Row(NamedTuple):
 
 
 def read_rows(text: str) -> list[Row]:
-    """The rows of the page's tables."""
     lines = re.findall(r"^\| (\d+) \| .* \| (\w+) \| (.*) \|$", text, re.MULTILINE)
     return [
         Row(int(number), outcome, tuple(re.findall(r"`(test_\w+)`", where)))
@@ -83,13 +82,11 @@ class SeedsPlugin:
         self.whole = everything and not hasattr(config, "workerinput")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Give every test its rows."""
         for item in items:
             rows = {row for mark in item.iter_markers("seed") for row in mark.args}
             item.user_properties.append((_ROWS, sorted(rows)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the result of a test's setup, call or teardown."""
         name = report.location[2].partition("[")[0].rpartition(".")[2]
         for key, rows in report.user_properties:
             if key == _ROWS:
@@ -98,14 +95,12 @@ class SeedsPlugin:
             self.passed[name] = report.passed and self.passed.get(name, True)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Make the run fail if docs/seeds.md claims more than the tests have shown."""
         if self.whole and exitstatus == pytest.ExitCode.OK:
             self.wrong = unshown(read_rows(PAGE.read_text("utf-8")), self.marked, self.passed)
             if self.wrong:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the rows of docs/seeds.md that this run did not show."""
         if self.wrong:
             terminalreporter.section("docs/seeds.md says more than this run showed", red=True)
             for line in self.wrong:

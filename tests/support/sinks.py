@@ -49,8 +49,6 @@ class ListTracker:
 
 
 class ListSink:
-    """Sink for one run of a `ListTracker`."""
-
     resolution: Resolution = "bucketed"
     max_points = 10
 

@@ -16,8 +16,6 @@ clientless = support.thirdparty:clientless
 
 
 class ListBackend:
-    """Backend that delivers to a `ListTracker`, which the test sets."""
-
     name = "list"
     extra = "list"
 

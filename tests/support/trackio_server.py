@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 from trackio.remote_client import RemoteClient
 
 from memlog.testing import Row, Time
 from support.mlflow_server import free_port
+from support.servers import answers, wait_until_up
 
 TOKEN = "write-token-of-the-server"  # noqa: S105 - of a server on loopback
-BOOT_TIMEOUT = 60.0
 _SERVE = """
 import sys, trackio
 trackio.show(open_browser=False, host="127.0.0.1", server_port=int(sys.argv[1]), share=False)
@@ -41,22 +39,15 @@ class TrackioServer:
         return {"TRACKIO_SERVER_URL": self.url, "TRACKIO_WRITE_TOKEN": TOKEN}
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(self._port)],
-            env=offline(TRACKIO_DIR=str(self._folder), TRACKIO_WRITE_TOKEN=TOKEN),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline = time.monotonic() + BOOT_TIMEOUT
-        while not self._answers():
-            assert time.monotonic() < deadline, "Trackio's server does not answer"
-            time.sleep(0.05)
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}version", timeout=2).is_success
-        except httpx.HTTPError:
-            return False
+        path = self._folder.with_suffix(".log")
+        with path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, str(self._port)],
+                env=offline(TRACKIO_DIR=str(self._folder), TRACKIO_WRITE_TOKEN=TOKEN),
+                stdout=log,
+                stderr=log,
+            )
+        wait_until_up(self._process, lambda: answers(f"{self.url}version"), path)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -80,7 +71,6 @@ _OTHER = frozenset({"timestamp", "step", "loss", "memlog/parameters"})
 
 
 def rows_of(logs: Sequence[dict[str, Any]]) -> list[Row]:
-    """memlog's rows among a run's logs."""
     return [
         (name, log["step"], float("nan") if value is None else float(value))
         for log in logs
@@ -90,7 +80,6 @@ def rows_of(logs: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def times_of(logs: Sequence[dict[str, Any]]) -> list[Time]:
-    """Times of the rows that `rows_of` returns."""
     return [
         (
             name,

@@ -35,7 +35,6 @@ class MlflowRun:
 
 
 def of_time(metric: str) -> bool:
-    """Return True if a metric tells how long something took."""
     return any(part in metric for part in _OF_TIME)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,6 @@ Loss = Callable[[Tensor], Tensor]
 
 
 class Case(NamedTuple):
-    """Something to train."""
-
     model: Callable[[], nn.Module]
     inputs: Callable[[int], Tensor]
     loss: Loss
@@ -63,7 +61,6 @@ def encoder() -> nn.Module:
 
 
 def cells(*, first: nn.Module, rest: Callable[[], list[nn.Module]], last: nn.Module) -> nn.Module:
-    """Blocks between two layers."""
     return nn.Sequential(first, *(nn.Sequential(*rest()) for _ in range(5)), last)
 
 
@@ -126,9 +123,15 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
     optimizer = make(model.parameters())
     for _ in range(step):
         _train(case, model, optimizer, inputs)
-    window = TraceWindow(model, types=True)
+    return trace_of(lambda: _train(case, model, optimizer, inputs), model)
+
+
+def trace_of(
+    step: Callable[[], object], model: nn.Module, others: Sequence[nn.Module] = ()
+) -> RecordedTrace:
+    window = TraceWindow(model, others=others, types=True)
     window.start()
-    _train(case, model, optimizer, inputs)
+    step()
     trace = window.stop()
     assert not window.health.faults
     return trace
@@ -136,6 +139,23 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
 
 _WARM: set[tuple[Any, bool]] = set()
 """Models that this process has trained before, each with True if it trained under autocast."""
+
+
+def peak_of(train: Callable[[], object], model: Any, *, autocast: bool) -> int:
+    """Return the allocator's own peak of a training, in bytes.
+
+    Args:
+        train: Makes the model, and trains it.
+        model: Maker of the model, by which this process knows whether it has trained the model before.
+        autocast: True if the training uses autocast.
+    """
+    if (model, autocast) not in _WARM:
+        _WARM.add((model, autocast))
+        train()  # memory that torch allocates one time per process does not belong to the training
+    gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
+    with AllocatorTruth() as allocator:
+        train()
+    return allocator.result().peak
 
 
 def measured_peak(
@@ -158,13 +178,7 @@ def measured_peak(
         for _ in range(2):
             _train(case, model, optimizer, inputs, autocast=autocast, accumulate=accumulate)
 
-    if (case.model, autocast) not in _WARM:
-        _WARM.add((case.model, autocast))
-        train()  # memory that torch allocates one time per process does not belong to the training
-    gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
-    with AllocatorTruth() as allocator:
-        train()
-    return allocator.result().peak
+    return peak_of(train, case.model, autocast=autocast)
 
 
 def estimate_of(case: Case, model: Any = None, *, autocast: bool = False) -> memlog.Estimate:

@@ -25,7 +25,6 @@ def plan_of(run: RunDirectory, resolution: Resolution = "bucketed") -> list[Poin
 
 
 def rows_of(points: list[Point]) -> "Counter[Row]":
-    """The plan's points as MLflow's rows."""
     return Counter((p.name, p.index, p.time_us // 1000, p.value) for p in points)
 
 
@@ -43,7 +42,7 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
 
 
 def wait_until_delivered(
-    runs: Path, backend: str = "mlflow", seconds: float = 150, run_id: str = "latest"
+    runs: Path, *, seconds: float = 150, run_id: str = "latest"
 ) -> UploadState:
     """Wait until a run's uploader has ended, also if the trainer was killed. Return its saved state.
 
@@ -51,7 +50,7 @@ def wait_until_delivered(
     """
     run = find_run(runs, run_id)
     deadline = time.monotonic() + seconds
-    while (state := UploadState.load(run, backend)).stage != "done":
+    while (state := UploadState.load(run, "mlflow")).stage != "done":
         assert time.monotonic() < deadline, state
         time.sleep(0.2)
     return state

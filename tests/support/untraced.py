@@ -56,9 +56,9 @@ class Attention(nn.Module):
 class Applied(nn.Module):
     """A linear layer and a function, which is applied to the layer's result."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], width: int = 64) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        self.linear = nn.Linear(64, 64)
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +68,6 @@ class Applied(nn.Module):
 def trained(
     model: nn.Module, batch: Tensor, optimizer: Callable[..., Any] = torch.optim.Adam
 ) -> tuple[nn.Module, Step]:
-    """A model and its training step."""
     steps = optimizer(model.parameters())
 
     def step() -> None:
@@ -92,7 +91,6 @@ SEQUENCES = (4, 60, 32)
 
 
 def layers(shape: tuple[int, ...], *modules: nn.Module) -> tuple[nn.Module, Step]:
-    """Layers in a row, over one random batch."""
     return trained(nn.Sequential(*modules), torch.randn(shape))
 
 

@@ -41,7 +41,6 @@ def users_state() -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the state that changed, by name: before and after."""
     names = sorted(before.keys() | after.keys())
     return {
         name: (before.get(name, "-"), after.get(name, "-"))

@@ -22,8 +22,6 @@ Row = dict[str, Any]
 
 @dataclass
 class WandbFile:
-    """Contents of a run."""
-
     run_id: str = ""
     project: str = ""
     group: str = ""
@@ -124,7 +122,6 @@ def _take(run: WandbFile, record: Any) -> None:
 
 
 def _items(items: Any) -> Row:
-    """Names and values of items. Nested names are joined with dots."""
     return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 

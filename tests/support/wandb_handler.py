@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from support.servers import body_of
+
 if TYPE_CHECKING:
     from support.wandb_server import WandbServer
 
@@ -16,8 +18,6 @@ Data = dict[str, Any]
 
 
 class WandbHandler(BaseHTTPRequestHandler):
-    """HTTP handler of the simulated W&B server whose state is in ``held``."""
-
     protocol_version = "HTTP/1.1"
     held: "WandbServer"
 
@@ -52,9 +52,8 @@ class WandbHandler(BaseHTTPRequestHandler):
 
     def _is_struck(self) -> bool:
         """Apply the present fault; return True if it has answered the request."""
-        if (
-            self.server is not self.held._http
-        ):  # a connection that is still open after its server was stopped
+        if self.server is not self.held._http:
+            # This connection is still open, although its server was stopped.
             self.close_connection = True
             return True
         fault = self.held.fault
@@ -76,14 +75,7 @@ class WandbHandler(BaseHTTPRequestHandler):
         return {"data": data}
 
     def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            body = b""
-            while length := int(self.rfile.readline().split(b";")[0], 16):
-                body += self.rfile.read(length)
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = body_of(self)
         return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
     def _send(self, status: int, body: bytes = b"{}") -> None:

@@ -18,8 +18,6 @@ ENTITY = "tester"
 
 @dataclass
 class HeldRun:
-    """A run, as stored by the server."""
-
     key: str
     name: str
     project: str
@@ -38,8 +36,6 @@ class HeldRun:
 
 @dataclass
 class HeldArtifact:
-    """A version of an artifact."""
-
     key: str
     name: str
     type: str

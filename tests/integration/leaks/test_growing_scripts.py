@@ -31,10 +31,6 @@ kept = []
 """
 
 GROWING = {
-    "a list of arrays": (
-        "kept_tensors",
-        "for _ in range(120): train(); kept.append(torch.ones(300_000))",
-    ),
     "Python objects": (
         "python_memory",
         "for _ in range(120): train(); kept.append([{'k': str(n)} for n in range(3000)])",
@@ -67,18 +63,6 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1): t
 }
 
 HEALTHY = {
-    "a cache that fills": """
-cache = {}
-for n in range(150):
-    cache.setdefault(n % 60, torch.ones(300_000))
-    train()
-""",
-    "a buffer that is emptied": """
-for n in range(150):
-    train()
-    kept.append(torch.ones(300_000))
-    if n % 30 == 29: kept.clear()
-""",
     "garbage in cycles": """
 class Node: pass
 for _ in range(150):

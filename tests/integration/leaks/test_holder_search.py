@@ -48,7 +48,7 @@ def search_in(script, tmp_path, name, rate):
     file = tmp_path / f"{name}.py"
     file.write_text(script)
     diagnostics = Diagnostics()
-    search = HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=diagnostics, rate=rate)
+    search = HolderSearch(budget_seconds=60, diagnostics=diagnostics, rate=rate)
     steps, finished = 0, False
 
     def step_ended(optimizer, _args, _kwargs):
@@ -90,5 +90,5 @@ def test_the_holder_is_named(words, script, tmp_path):
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
 @pytest.mark.parametrize(("words", "script"), scripts("healthy_scripts.txt"))
 def test_nothing_is_named_in_a_healthy_script(words, script, tmp_path):
-    found = search_in(script, tmp_path, words[0], rate=None)
+    found = search_in(script, tmp_path, words[0], rate=0.0)
     assert sum(one.bytes_per_step for one in found) < TINY

@@ -81,7 +81,7 @@ def proxy(kept, model):
 def test_an_unusual_object_does_not_end_the_search(keep):
     model, kept = nn.Linear(16, 16), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    search = HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=Diagnostics())
+    search = HolderSearch(budget_seconds=60, diagnostics=Diagnostics(), rate=0.0)
     for step in range(20):
         keep(kept, model)
         model(torch.randn(8, 16)).mean().backward()
@@ -93,7 +93,7 @@ def test_an_unusual_object_does_not_end_the_search(keep):
 
 def test_a_profile_counts_each_operation_once():
     model = nn.Linear(16, 16)
-    search = HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=Diagnostics())
+    search = HolderSearch(budget_seconds=60, diagnostics=Diagnostics(), rate=0.0)
     search.step_ended(0)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(torch.randn(8, 16))
@@ -103,7 +103,7 @@ def test_a_profile_counts_each_operation_once():
 
 
 def test_a_forked_process_is_not_watched():
-    search = HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=Diagnostics())
+    search = HolderSearch(budget_seconds=60, diagnostics=Diagnostics(), rate=0.0)
     search.step_ended(0)
     child = os.fork()
     if not child:

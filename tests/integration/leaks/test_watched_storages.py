@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 def test_an_iteration_in_which_the_time_was_spent_does_not_count():
     kept = []
-    watch = StorageWatch(Diagnostics(), most_seconds=60)
+    watch = StorageWatch(Diagnostics(), {}, most_seconds=60)
     watch.begin()
     for _ in range(2):
         kept.append(torch.ones(1000))
@@ -33,7 +33,7 @@ def test_an_iteration_in_which_the_time_was_spent_does_not_count():
 
 
 def test_a_first_iteration_counts_although_the_time_was_spent_in_it():
-    watch = StorageWatch(Diagnostics(), most_seconds=0)
+    watch = StorageWatch(Diagnostics(), {}, most_seconds=0)
     watch.begin()
     kept = [torch.ones(1000) for _ in range(3)]
     watch.iteration_ended()

@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, FrameLocator, Page, Request
 from support import child
-from support.browser import PUT_AWAY, chromium, mlflow_ui, newest_run
-from support.mlflow_server import free_port, sqlite_store
+from support.browser import PUT_AWAY, chromium, newest_run
+from support.mlflow_server import running_mlflow_server, sqlite_store
 from support.truth import wait_until_delivered
 
 from memlog.journal import RunDirectory, find_run
@@ -199,18 +199,20 @@ def test_without_scripts_there_are_tables_and_drawings(browser: Browser, report:
         assert page.locator("noscript p").is_visible()
 
 
-def test_mlflow_shows_it_in_place(folder: Path, run: RunDirectory, browser: Browser) -> None:
+def test_mlflow_shows_it_in_place(
+    folder: Path, run: RunDirectory, browser: Browser, tmp_path: Path
+) -> None:
     """MLflow shows the file that the run itself uploaded, in a sandbox without storage or origin."""
     assert (run.artifacts / "report.html").stat().st_size > 20_000
     uri = f"sqlite:///{folder}/mlflow.db"
     experiment, run_id = newest_run(uri)
-    with mlflow_ui(uri, free_port()) as address:
+    with running_mlflow_server(tmp_path, uri) as server:
         context = browser.new_context(viewport={"width": 1440, "height": 900})
         page = context.new_page()
         page.set_default_timeout(90_000)
         page.add_init_script(PUT_AWAY)
         path = "memlog/artifacts/report/report.html"
-        page.goto(f"{address}/#/experiments/{experiment}/runs/{run_id}/artifacts/{path}")
+        page.goto(f"{server.url}/#/experiments/{experiment}/runs/{run_id}/artifacts/{path}")
         frame = page.frame_locator("iframe[sandbox='allow-scripts']")
         frame.locator("h1").wait_for()
         explore_layers(frame)

@@ -3,11 +3,11 @@
 import gc
 import platform
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 from support.journals import MIB, at, batch
-from support.memory_series import BASE, HEALTHY, LEAKS, Series, made
+from support.memory_series import HEALTHY, LEAKS, made
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.alerts import AlertEngine, parse_rules
@@ -25,15 +25,20 @@ LONG_RISES = {"sawtooth of 25", "ring buffer", "sorted by length, again each epo
 """Healthy series that grow by over 5 MiB at each of 20 or more steps, so an alarm on them is justified."""
 
 
-def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
-    """Return the alarms for steps of 10 ms with these sizes in MiB, all within the cooldown."""
+def alarms(rule: str, events: Iterable[Event]) -> list[Alert]:
+    """Return the alarms that a rule raises for events."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules([rule]), found.append, Diagnostics())
-    for step, size in enumerate(sizes):
-        if step % every == 0:
-            engine(batch(step, int(size * MIB)))
+    for event in events:
+        engine(event)
     assert not engine.never_judged()
     return [event for event in found if isinstance(event, Alert)]
+
+
+def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
+    """Return the alarms for steps of 10 ms with these sizes in MiB, all within the cooldown."""
+    by_step = enumerate(sizes)
+    return alarms(rule, (batch(n, int(size * MIB)) for n, size in by_step if n % every == 0))
 
 
 def steps(found: list[Alert]) -> list[int | None]:
@@ -134,30 +139,29 @@ def garbage(size: int) -> None:
 
 @glibc
 def test_uncollected_garbage_is_not_growth() -> None:
-    found: list[Event] = []
-    engine = AlertEngine(parse_rules(["host.rss grows > 1 KiB/step"]), found.append, Diagnostics())
-    for step in range(60):
-        if step < 20:
-            garbage(MIB)
-        engine(batch(step, 2048 * step))
+    def events() -> Iterator[Event]:
+        for step in range(60):
+            if step < 20:
+                garbage(MIB)
+            yield batch(step, 2048 * step)
+
     # Growth until step 19 was garbage. Growth from step 19 on is a leak.
-    assert [event.step for event in found if isinstance(event, Alert)] == [39]
+    assert steps(alarms("host.rss grows > 1 KiB/step", events())) == [39]
 
 
 @pytest.mark.parametrize("size", [1, 8])
 @glibc
 def test_garbage_hides_no_leak_beside_it(size: int) -> None:
     """Garbage is a quarter of the growth, or nearly all of it. The other growth is a leak above the limit."""
-    found: list[Event] = []
     kept: list[bytearray] = []
-    level = 500 * MIB
-    engine = AlertEngine(parse_rules(["host.rss grows > 1 MiB/step"]), found.append, Diagnostics())
-    for step in range(60):
-        garbage(size * MIB)
-        kept.append(bytearray(2 * MIB))
-        level += (size + 2) * MIB
-        engine(batch(step, level))
-    first, *_ = (event for event in found if isinstance(event, Alert))
+
+    def events() -> Iterator[Event]:
+        for step in range(60):
+            garbage(size * MIB)
+            kept.append(bytearray(2 * MIB))
+            yield batch(step, (500 + (size + 2) * (step + 1)) * MIB)
+
+    first, *_ = alarms("host.rss grows > 1 MiB/step", events())
     assert first.step == (19 if size == 1 else 39)
     assert (first.value or 0) == pytest.approx(2 * MIB, rel=0.1)
 
@@ -179,15 +183,15 @@ def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
 
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
     """The lowest of ten samples at each step counts. Mapped files of the process tree don't count."""
-    found: list[Event] = []
-    engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Diagnostics())
-    for look in range(300):
-        step, file = look // 10, 300 * look
-        held = (500 + 20 * step + 7 * (look % 10) + file) * MIB
-        engine(Sample(at(look), step, held, 1, None, None, None, file * MIB))
-    assert [(alert.step, alert.title) for alert in found if isinstance(alert, Alert)] == [
-        (19, "host.tree grows 20.0 MiB per step, over 5 MiB")
-    ]
+
+    def events() -> Iterator[Event]:
+        for look in range(300):
+            step, file = look // 10, 300 * look
+            held = (500 + 20 * step + 7 * (look % 10) + file) * MIB
+            yield Sample(at(look), step, held, 1, None, None, None, file * MIB)
+
+    [alarm] = alarms("host.tree grows > 5 MiB/step", events())
+    assert (alarm.step, alarm.title) == (19, "host.tree grows 20.0 MiB per step, over 5 MiB")
 
 
 def test_steps_that_are_counted_anew_are_another_series() -> None:
@@ -205,10 +209,3 @@ def test_its_memory_is_bounded() -> None:
     held = [len(window.levels) for window in meter._windows]
     assert max(held) == 128
     assert len(held) < 12
-
-
-def test_the_series_are_twenty_healthy_scripts_and_ten_that_leak() -> None:
-    assert len(HEALTHY) >= 20
-    assert len(LEAKS) >= 10
-    series: Series = HEALTHY["flat"]
-    assert min(made(series, 10)) >= BASE

@@ -23,7 +23,9 @@ def test_there_are_enough_of_both_sorts() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_compiles_explains_itself_and_stands_alone(name: str) -> None:
-    tree = ast.parse((SCRIPTS / f"{name}.py").read_text())
+    script = (SCRIPTS / f"{name}.py").read_text()
+    assert 'os.environ.get("SEED"' in script
+    tree = ast.parse(script)
     assert ast.get_docstring(tree)
     imported = {
         alias.name
@@ -36,20 +38,11 @@ def test_a_script_compiles_explains_itself_and_stands_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_script_takes_its_seed_from_the_environment(name: str) -> None:
-    assert 'os.environ.get("SEED"' in (SCRIPTS / f"{name}.py").read_text()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_faulty_script_marks_one_line_and_a_healthy_one_none(name: str) -> None:
-    assert len(marked_lines(name)) == TABLE[name].faulty
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_record_is_complete(name: str) -> None:
     record: Expected = TABLE[name]
     assert re.match(r"https://(github|discuss\.pytorch)\.[a-z]+/\S+/\d+\S*$", record.source)
     assert set(record.kinds) <= KINDS
     assert bool(record.kinds) == bool(record.where) == record.faulty
+    assert len(marked_lines(name)) == record.faulty
     assert 0 <= record.rate_mib[0] <= record.rate_mib[1]
     assert record.faulty or record.rate_mib[1] == 0

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 import numpy as np
 import pytest
 
-from memlog.leaks.containers import Census, ElementSizes, growing
+from memlog.leaks.containers import Census, element_size, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.time_budget import TimeBudget
 
@@ -80,37 +80,39 @@ def test_a_full_ring_does_not_grow():
     assert not [one for one in growing(all_objects(), censuses, budget()) if one.container is ring]
 
 
-def element_size(container):
+def size_of_elements(container):
     censuses = [Census(all_objects(), budget()) for _ in range(2)]
     for number, census in enumerate(censuses):
         census.lengths[id(container)] = number
     (growth,) = (
         one for one in growing(all_objects(), censuses, budget()) if one.container is container
     )
-    return ElementSizes(budget()).of(growth)
+    return element_size(growth, budget())
 
 
 def test_what_elements_share_does_not_count():
     shared = [bytes(100_000)]
-    size = element_size([{"shared": shared, "own": bytes(5_000 + number)} for number in range(20)])
+    size = size_of_elements(
+        [{"shared": shared, "own": bytes(5_000 + number)} for number in range(20)]
+    )
     assert 5_000 < size.objects < 6_000
 
 
 def test_arrays_count_with_their_bytes():
-    size = element_size([np.zeros(10_000) for _ in range(20)])
+    size = size_of_elements([np.zeros(10_000) for _ in range(20)])
     assert 80_000 < size.objects < 81_000
 
 
 @pytest.mark.parametrize("make", [io.BytesIO, lambda data: array.array("B", data)])
 def test_objects_of_c_types_count_with_what_they_say_they_hold(make):
-    size = element_size([make(bytes(10_000 + number)) for number in range(20)])
+    size = size_of_elements([make(bytes(10_000 + number)) for number in range(20)])
     assert 10_000 < size.objects < 11_000
 
 
 def test_tensors_count_with_their_storages():
     import torch
 
-    size = element_size([torch.zeros(1000, 10)[0] for _ in range(20)])
+    size = size_of_elements([torch.zeros(1000, 10)[0] for _ in range(20)])
     assert size.storages == 40_000
 
 

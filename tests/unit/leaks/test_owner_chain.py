@@ -6,11 +6,13 @@ import functools
 import gc
 import sysconfig
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
+from memlog._internal.frame_locals import _uses_locals
 from memlog._internal.inert_access import container_base
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
@@ -84,9 +86,7 @@ def test_an_object_in_a_local_list():
 def test_an_object_in_a_global_list():
     global_list[:] = [Target()]
     found = owner_of(lambda: global_list[:1])
-    global_list_owner = found.expression, found.root.kind
-    global_list.clear()
-    assert global_list_owner == ("global_list", "global")
+    assert (found.expression, found.root.kind) == ("global_list", "global")
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,6 @@ def test_attributes_and_slots(make, expression):
 
 def find(kept):
     """Return the only Target below an object."""
-    import gc
-
     waiting = [kept]
     while waiting:
         one = waiting.pop()
@@ -198,8 +196,6 @@ def find_in_frame(error):
 
 
 def test_garbage_is_recognized():
-    import gc
-
     gc.disable()
     try:
         box = Box(None)
@@ -212,9 +208,7 @@ def test_garbage_is_recognized():
     assert chain.root.kind == "cycle"
 
 
-def test_the_search_leaves_no_reference(recwarn):
-    import weakref
-
+def test_the_search_leaves_no_reference():
     history = [Target()]
     reference = weakref.ref(history[0])
     owner_of(lambda: history[:1])
@@ -228,12 +222,6 @@ def test_a_spent_budget_finds_nothing():
     assert search.chains(history) == [None]
 
 
-def use_of_locals(function):
-    from memlog._internal.frame_locals import _uses_locals
-
-    return _uses_locals(function.__code__)
-
-
 def test_functions_that_may_keep_their_own_variables_are_left_out():
     def keeps():
         return locals()
@@ -245,6 +233,6 @@ def test_functions_that_may_keep_their_own_variables_are_left_out():
         model.eval()
         return vars(args), model.locals()
 
-    assert use_of_locals(keeps)
-    assert use_of_locals(keeps_too)
-    assert not use_of_locals(harmless)
+    assert _uses_locals(keeps.__code__)
+    assert _uses_locals(keeps_too.__code__)
+    assert not _uses_locals(harmless.__code__)
