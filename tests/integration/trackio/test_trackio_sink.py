@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -50,14 +49,6 @@ KILLED = """
         session.step()
         print(session._live._helper.pid, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackioServer]:
-    server = TrackioServer(tmp_path_factory.mktemp("server"))
-    server.start()
-    yield server
-    server.stop()
 
 
 def memlogs(logs: list[dict[str, Any]]) -> "Counter[tuple[str, int, float]]":
