@@ -20,6 +20,9 @@ pytestmark = pytest.mark.integration
 
 
 class TestTrackioInAFolder(TrackioContract):
+    # For a sink, it is the failure of a call that was executed. `TestTheSinkInMemory` runs the test.
+    test_an_odd_error_of_any_call_loses_nothing = None  # type: ignore[assignment]
+
     @pytest.fixture(autouse=True)
     def _folder(self, disk: Path) -> None:
         self.disk = disk

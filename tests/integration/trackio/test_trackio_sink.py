@@ -38,6 +38,8 @@ TRIALS = """
 """
 
 KILLED = """
+    import time
+
     import trackio
 
     import memlog
@@ -48,6 +50,7 @@ KILLED = """
     while True:
         session.step()
         print(session._live._helper.pid, flush=True)
+        time.sleep(0.005)
 """
 
 

@@ -69,6 +69,9 @@ class TestWandb(SinkContract):
         "ends": "W&B knows no other end of a run than the moment at which it is told",
     }
 
+    # For a sink, it is the failure of a call that was executed. `TestTheSinkInMemory` runs the test.
+    test_an_odd_error_of_any_call_loses_nothing = None  # type: ignore[assignment]
+
     @pytest.fixture(autouse=True)
     def _server(self, server: WandbServer) -> Iterator[None]:
         self.server = server
