@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.journals import bury
 from support.sinks import ListTracker
@@ -192,6 +192,7 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
         max_size=40,
     )
 )
+@example(["step", "run", "step"])
 def test_each_run_has_its_own_steps_whatever_happens(moves: list[str]) -> None:
     """Each run gets its own points once, in any order of runs, step numbers, failures and refusals."""
     with tempfile.TemporaryDirectory() as directory:
