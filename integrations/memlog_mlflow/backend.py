@@ -37,8 +37,7 @@ class MlflowBackend:
         not caught.
         """
         mlflow = _imported_mlflow()
-        run = None if mlflow is None else mlflow.active_run()
-        if mlflow is None or run is None:
+        if mlflow is None or (run := mlflow.active_run()) is None:
             return None
         run_id: str = run.info.run_id
         seen = self._seen.run
@@ -51,10 +50,7 @@ class MlflowBackend:
         return seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return a logger's run.
-
-        The run is in the store ``uri``. If ``uri`` is ``None``, the run is in MLflow's current store.
-        """
+        """Return a logger's run in the store ``uri``, or in MLflow's current store if ``uri`` is ``None``."""
         mlflow = _imported_mlflow()
         address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
         return TrackerRun(run_id, None if address is None else absolute_uri(address), name)

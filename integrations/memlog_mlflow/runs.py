@@ -29,13 +29,7 @@ _EXISTS = frozenset({"RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"})
 
 
 def join(client: MlflowClient, run_id: str, memlog_run: str) -> Run:
-    """Tag the user's run with memlog's run id, and return the run.
-
-    Raises:
-        RunRefusedError: the run is deleted, or does not exist.
-        TrackerUnavailableError: the answer is not from an MLflow server.
-        MlflowException: MLflow has a failure.
-    """
+    """Tag the user's run with memlog's run id, and return the run. Raises the errors of `usable`."""
     run = usable(client, run_id)
     tag = safe_key(memlog_run)
     if run.data.tags.get(RUN_TAG) != tag:
@@ -114,9 +108,6 @@ def _real(run: Run) -> Run:
 
     If another kind of server answers, MLflow's client creates an empty run object without an artifact URI. It
     would then write files to the working directory.
-
-    Raises:
-        TrackerUnavailableError: the answer is not from an MLflow server.
     """
     if not (run.info.run_id and run.info.artifact_uri):
         raise unavailable("another kind of server answers")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
+from mlflow.entities import Metric, Param, RunData
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from memlog._internal.diagnostics import Diagnostics
@@ -50,8 +50,8 @@ class MlflowSink:
         target: The run to write to.
 
     Attributes:
-        diagnostics: Counts omitted points and parameters by reason: ``not_finite`` (an infinity, which MLflow
-            would store as 1.8e308), ``parameter_conflict`` and ``parameter_rejected``.
+        dropped: Number of points and parameters left out so far, by reason: ``not_finite`` (an infinity,
+            which MLflow would store as 1.8e308), ``parameter_conflict`` and ``parameter_rejected``.
     """
 
     durable = True
@@ -59,16 +59,12 @@ class MlflowSink:
     max_points = 1000
 
     def __init__(self, target: Target) -> None:
-        self.diagnostics = Diagnostics()
+        self._diagnostics = Diagnostics()
+        self.dropped: Mapping[str, int] = self._diagnostics.dropped
         self._target = target
         self._uri = _uri_of(target)
         self._open: _OpenRun | None = None
         _quieten()
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Points and parameters left out so far, by reason."""
-        return self.diagnostics.dropped
 
     def probe(self) -> None:
         """Check whether MLflow can be reached."""
@@ -99,11 +95,11 @@ class MlflowSink:
         wanted = {
             safe_key(f"memlog/{name}"): str(value)[:MAX_VALUE] for name, value in parameters.items()
         }
-        known = self._opened().parameters()
+        known = self._opened().data().params
         closing = {safe_key(f"memlog/{name}") for name in CLOSING_PARAMETERS}
         for key in (wanted.keys() & known.keys()) - closing:
             if wanted[key] != known[key]:
-                self.diagnostics.drop(
+                self._diagnostics.drop(
                     "parameter_conflict",
                     f"the MLflow run has {key!r} from an earlier session, with another value; "
                     "MLflow never changes a parameter, so it keeps that value",
@@ -129,7 +125,7 @@ class MlflowSink:
         """
         if self._target.joined is not None:
             return False
-        note = self._opened().tag(MLFLOW_RUN_NOTE)
+        note = self._opened().data().tags.get(MLFLOW_RUN_NOTE, "")
         return not note or (self._target.continues is not None and _OWN_TABLE in note)
 
     def log_description(self, text: str) -> None:
@@ -152,7 +148,7 @@ class MlflowSink:
 
     def _is_storable(self, point: Point) -> bool:
         if math.isinf(point.value):
-            self.diagnostics.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
+            self._diagnostics.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
             return False
         return True
 
@@ -162,22 +158,15 @@ class MlflowSink:
             self._opened().log_parameters(parameters)
         except RunRefusedError:
             raise
-        except TrackerRejectedError:
-            for key, value in parameters.items():
-                self._log_one(key, value)
-
-    def _log_one(self, key: str, value: str) -> None:
-        try:
-            self._opened().log_parameters({key: value})
-        except RunRefusedError:
-            raise
         except TrackerRejectedError as error:
-            self.diagnostics.drop("parameter_rejected", f"parameter {key!r}: {error}")
+            for key, value in parameters.items():
+                if len(parameters) > 1:
+                    self._log_new({key: value})
+                else:
+                    self._diagnostics.drop("parameter_rejected", f"parameter {key!r}: {error}")
 
 
 class _OpenRun:
-    """A run that was joined or created, and its client."""
-
     def __init__(self, uri: str, target: Target) -> None:
         with _only_warnings():
             make_if_missing(uri)
@@ -204,9 +193,9 @@ class _OpenRun:
                 raise
             self._stored.add(missing)
 
-    def parameters(self) -> dict[str, str]:
+    def data(self) -> RunData:
         with self._asked():
-            return dict(self._client.get_run(self.run_id).data.params)
+            return self._client.get_run(self.run_id).data
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         params = [Param(key, value) for key, value in sorted(parameters.items())]
@@ -218,10 +207,6 @@ class _OpenRun:
             self._client.log_dict(self.run_id, alert_table(alerts), ALERTS_FILE)
             for key, value in alert_tags(alerts).items():
                 self._client.set_tag(self.run_id, key, value, synchronous=True)
-
-    def tag(self, key: str) -> str:
-        with self._asked():
-            return str(self._client.get_run(self.run_id).data.tags.get(key) or "")
 
     def set_tag(self, key: str, value: str) -> None:
         with self._asked():

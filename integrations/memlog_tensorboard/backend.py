@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from memlog.errors import TrackerRejectedError
@@ -21,11 +21,11 @@ LOGGING_DIR = "TENSORBOARD_LOGGING_DIR"
 _DEFAULT_FOLDER = "runs"
 """Folder in which torch's ``SummaryWriter()`` creates its folders by default."""
 
-_WRITING_THREADS = {
-    "tensorboard.summary.writer.event_file_writer": "_AsyncWriterThread",
-    "tensorboardX.event_file_writer": "_EventLoggerThread",
-}
-"""Class of the thread that an open writer runs, by module. memlog finds open writers by these threads."""
+_WRITING_THREADS = (
+    ("tensorboard.summary.writer.event_file_writer", "_AsyncWriterThread"),
+    ("tensorboardX.event_file_writer", "_EventLoggerThread"),
+)
+"""Module and class of the thread that an open writer runs. memlog finds open writers by these threads."""
 
 
 class TensorboardBackend:
@@ -45,7 +45,8 @@ class TensorboardBackend:
 
         A writer in a subfolder of another writer's folder does not count. ``add_scalars`` opens such writers.
         """
-        kinds = tuple(_thread_kinds())
+        known = (getattr(sys.modules.get(module), name, None) for module, name in _WRITING_THREADS)
+        kinds = tuple(kind for kind in known if kind is not None)
         if not kinds:
             return None
         threads = [thread for thread in threading.enumerate() if isinstance(thread, kinds)]
@@ -84,13 +85,6 @@ def run_in(folder: Path) -> TrackerRun:
     return TrackerRun(
         str(folder), name=folder.name, link=f"tensorboard --logdir {shlex.quote(str(folder))}"
     )
-
-
-def _thread_kinds() -> Iterator[type]:
-    for module, name in _WRITING_THREADS.items():
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None:
-            yield kind
 
 
 def _folder_of(thread: threading.Thread) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import time
@@ -42,8 +41,8 @@ class TensorboardSink:
         target: The run to write to; a joined run's id is the path of its folder.
 
     Attributes:
-        diagnostics: Counts omitted points by reason. The only reason is ``too_large``: the value is beyond
-            the range of TensorBoard's 32-bit floats.
+        dropped: Number of points left out so far, by reason. The only reason is ``too_large``: the value is
+            beyond the range of TensorBoard's 32-bit floats.
     """
 
     durable = True
@@ -52,7 +51,8 @@ class TensorboardSink:
     has_files = False
 
     def __init__(self, target: Target) -> None:
-        self.diagnostics = Diagnostics()
+        self._diagnostics = Diagnostics()
+        self.dropped: Mapping[str, int] = self._diagnostics.dropped
         self._target = target
         self._known = target.joined or target.opened
         self._root = Path(target.connection.uri or "runs").absolute()
@@ -61,11 +61,6 @@ class TensorboardSink:
         # again. memlog's file comes before the user's files, so TensorBoard still reads the user's new rows.
         run = _UNSAFE.sub("_", target.memlog_run)
         self._file = EventFile(self._folder / f"events.out.tfevents.0000000000.memlog-{run}")
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Points left out so far, by reason."""
-        return self.diagnostics.dropped
 
     def probe(self) -> None:
         """Check that the folder exists or can be made."""
@@ -162,7 +157,7 @@ class TensorboardSink:
 
     def _is_storable(self, point: Point) -> bool:
         if math.isfinite(point.value) and abs(point.value) > _LARGEST:
-            self.diagnostics.drop(
+            self._diagnostics.drop(
                 "too_large", f"{point.name} has a value beyond 32 bits: not sent to TensorBoard"
             )
             return False
@@ -174,10 +169,7 @@ def _own_run(target: Target) -> Path:
 
     The result depends on ``target`` only, so a later process finds the run again.
     """
-    run = f"{(target.name or 'memlog')[:_MAX_NAME]}-{target.own_id}"
-    if target.beside is not None:
-        digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
-        run = f"{run}-{digest}"
+    run = f"{(target.name or 'memlog')[:_MAX_NAME]}-{target.id_with_beside}"
     parts = [target.project, run] if target.project else [run]
     return Path(*(_UNSAFE.sub("_", part).strip(". ") or "_" for part in parts))
 

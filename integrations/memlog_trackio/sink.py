@@ -13,7 +13,6 @@ from trackio.sqlite_storage import SQLiteStorage
 from trackio.table import Table
 from trackio.utils import serialize_values
 
-from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
@@ -43,6 +42,9 @@ class TrackioSink:
 
     Args:
         target: The run to write to.
+
+    Attributes:
+        dropped: Points left out so far, by reason; always empty, because Trackio takes every point.
     """
 
     durable = True
@@ -51,14 +53,9 @@ class TrackioSink:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._diagnostics = Diagnostics()
+        self.dropped: Mapping[str, int] = {}
         self._run_id, self._address = _run_of(target)
         self._client = client_for(self._address, target.connection.environment)
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Points left out so far, by reason; always empty, because Trackio takes every point."""
-        return self._diagnostics.dropped
 
     def probe(self) -> None:
         """Check whether Trackio's server or folder can be reached. This takes about two seconds at most."""
@@ -138,10 +135,7 @@ class TrackioSink:
         )
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Store the status and end time of memlog's own run in the run's configuration.
-
-        Trackio itself does not store the end of a run.
-        """
+        """Store the status and end time of memlog's own run in its configuration: Trackio knows no ends."""
         if self._target.joined is None and status is not None:
             now = (datetime.now(timezone.utc) - _EPOCH) // timedelta(microseconds=1)
             ended = _iso(now if ended_us is None else ended_us)
@@ -160,10 +154,7 @@ class TrackioSink:
         }
 
     def _configure(self, what: str, more: Mapping[str, str]) -> None:
-        """Replace the configuration of memlog's own run.
-
-        Trackio takes a configuration only together with a row, so an empty row is stored.
-        """
+        """Replace the configuration of memlog's own run. Trackio takes it only with a row, which is empty."""
         beside = self._target.beside
         group = None if beside is None else run_address(beside.uri or "").run or beside.run_id
         config = {"_Created": _iso(self._begun_us), "_Group": group, **more}
@@ -215,19 +206,13 @@ def _run_of(target: Target) -> tuple[str, RunAddress]:
         return known.run_id, address
     beside = run_address(target.beside.uri if target.beside and target.beside.uri else "")
     location = beside.location or target.connection.uri or ""
-    run_id = f"memlog-{target.own_id}"
-    if target.beside is not None:
-        digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
-        run_id = f"{run_id}-{digest}"
+    run_id = f"memlog-{target.id_with_beside}"
     project = target.project or beside.project or _PROJECT
     return run_id, RunAddress(location, project, target.name or run_id)
 
 
 def _safe(name: str) -> str:
-    """Return a name that Trackio accepts for an artifact.
-
-    If a character must be replaced, the result ends with a digest of the original name.
-    """
+    """Return a name that Trackio accepts. If a character had to be replaced, it ends with a digest."""
     cleaned = _UNSAFE.sub("-", name)
     digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
     return cleaned if cleaned == name else f"{cleaned}-{digest}"

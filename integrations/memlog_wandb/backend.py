@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -36,16 +37,14 @@ class WandbBackend:
         If several runs are open and none is ``wandb.run``, the result is ``None``, too. The method reads no
         attribute that sends a request to the server, such as ``run.step``.
         """
-        run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
+        run = _current_run() or self._only_run()
         if run is None:
             return None
         return self._seen if run is self._run else self._noted(run)
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the open run has both
         """Return the open run whose id is ``run_id``; ``None`` if no such run is open in this process."""
-        singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
-        current = getattr(sys.modules.get("wandb"), "run", None)
-        for run in (current, *(getattr(singleton, "_active_runs", None) or ())):
+        for run in (_current_run(), *_open_runs()):
             if run is not None and str(run.id) == run_id:
                 return self._noted(run)
         return None
@@ -62,13 +61,10 @@ class WandbBackend:
 
         Call it if there is no ``wandb.run``, as with ``reinit="create_new"``.
         """
-        singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
-        runs = getattr(singleton, "_active_runs", None)
-        if not runs:
-            return None
+        runs = _open_runs()
         if len(runs) == 1:
             return runs[0]
-        if not self._warned and self._run not in runs:
+        if runs and not self._warned and self._run not in runs:
             self._warned = True
             logger.warning(
                 "memlog: %d W&B runs are open and none is wandb.run, so memlog joins none of them: open the "
@@ -83,15 +79,12 @@ class WandbBackend:
 
     def connection(self) -> Connection:
         """Return the server's address (``None``: W&B's default) and the client's environment variables."""
-        run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
+        run = _current_run() or self._only_run()
         found = environment.gathered(None if run is None else _settings(run))
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """Return the server that the environment or wandb's files name.
-
-        The result also has the names of the variables and files with the server's credentials.
-        """
+        """Return the server that the environment or wandb's files name, and where its credentials are."""
         return environment.home()
 
     def prepare(self) -> None:
@@ -116,6 +109,15 @@ class WandbBackend:
         # In this order: wandb reads some variables while it is imported.
         environment.apply(connection)
         return importlib.import_module(f"memlog_wandb.{half}")
+
+
+def _current_run() -> Any:
+    return getattr(sys.modules.get("wandb"), "run", None)
+
+
+def _open_runs() -> Sequence[Any]:
+    singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
+    return getattr(singleton, "_active_runs", None) or ()
 
 
 def _settings(run: Any) -> Any:

@@ -64,10 +64,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
 
 
 def home() -> Home:
-    """Return the server that the environment or wandb's settings files name.
-
-    The result also has the names of the variables and files with the server's credentials.
-    """
+    """Return the server that the environment or wandb's files name, and where its credentials are."""
     found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
     server, credentials = DEFAULT_SERVER, list(secret_names(found))
     for file in _settings_files(found):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from wandb.errors import AuthenticationError, UsageError
 
@@ -29,6 +30,8 @@ _ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _NOT_REACHED = ("Failed to execute API request", "Failed to initialize API", "error 5")
 """Texts of an authentication error that wandb raises if it could not reach the server."""
+_FATAL = "filestream: fatal error"
+_MAX_TEXT = 300
 _REFUSED = re.compile(r"\b40[13]\b|permission denied|PERMISSION_ERROR|user is not logged in")
 
 
@@ -62,6 +65,25 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
     if reason and (address or address_in(text)):
         return TrackerUnavailableError(does_not_answer("W&B", address, text, reason), detail)
     return TrackerUnavailableError(f"W&B is not available ({_one_line(text)})", detail)
+
+
+def rows_given_up(log: Path) -> str | None:
+    """Return the reason why wandb's process gave up uploading rows; ``None`` if it did not give up.
+
+    wandb reports this only in its log. If the server answers an upload with 401 or 403, for example, wandb
+    makes no further uploads, and ``finish`` raises no error. The rows stay in wandb's local file.
+
+    Args:
+        log: wandb's log, which is named by ``log_internal`` in a run's settings. Each line is a JSON object.
+    """
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if _FATAL in line:
+                    return line[line.index(_FATAL) :].strip()[:_MAX_TEXT].rstrip('"}')
+    except OSError:  # there is no log, so nothing is known
+        return None
+    return None
 
 
 def _translation(error: Exception) -> MemlogError:

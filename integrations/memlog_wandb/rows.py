@@ -69,11 +69,7 @@ class RowWatch:
 
 
 class _LogWrapper:
-    """Wrapper of the run's logging method. It adds memlog's values to the user's values.
-
-    Args:
-        run: The user's run.
-    """
+    """Wrapper of the run's logging method. It adds memlog's values to the user's values."""
 
     def __init__(self, run: Any) -> None:
         self.watches: list[RowWatch] = []
@@ -93,7 +89,8 @@ class _LogWrapper:
             try:
                 watch.learn(data)
                 if not is_part and not is_past:
-                    points = self._enter(watch, step)
+                    before, points = watch.rows.enter(step)
+                    watch.put(before, new_row=False)
                     added.append((watch, points))
                     both |= watch.contents_of(points)
             except Exception as error:  # noqa: BLE001, PERF203 - the user's values are logged in any case
@@ -107,11 +104,6 @@ class _LogWrapper:
         if commit or (step is None and commit is None):
             for watch, _ in added:
                 watch.rows.leave()
-
-    def _enter(self, watch: RowWatch, step: int | None) -> Sequence[Point]:
-        before, points = watch.rows.enter(step)
-        watch.put(before, new_row=False)
-        return points
 
 
 def watch(run: Any, rows: Rows) -> RowWatch:
@@ -131,10 +123,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
 
 
 def _require_known(run: Any) -> None:
-    """Raise if the run's private method or step is not as the wrapper expects.
-
-    In that case, the wrapper would make the user's calls fail.
-    """
+    """Raise if the wrapper would make the user's calls fail, because wandb's private parts have changed."""
     method = getattr(run, _METHOD, None)
     known = inspect.signature(_LogWrapper.__call__).parameters
     if (

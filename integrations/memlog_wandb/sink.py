@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,8 @@ from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_wandb import contents
 from memlog_wandb.addresses import RunPath, address_of, link_to, run_path
-from memlog_wandb.errors import translated, unavailable
+from memlog_wandb.errors import rows_given_up, translated, unavailable
 from memlog_wandb.probe import probe
-from memlog_wandb.upload_failures import rows_given_up
 
 INIT_TIMEOUT = 20.0
 """Maximum seconds to open a run. wandb's own default is longer."""
@@ -44,8 +42,8 @@ class WandbSink:
         target: The run to write to.
 
     Attributes:
-        diagnostics: Counts omitted points by reason. The only reason is ``not_finite``: the value is infinite
-            or NaN, which would break a chart.
+        dropped: Number of points left out so far, by reason. The only reason is ``not_finite``: the value is
+            infinite or NaN, which would break a chart.
     """
 
     durable = False
@@ -53,17 +51,13 @@ class WandbSink:
     max_points = 1000
 
     def __init__(self, target: Target) -> None:
-        self.diagnostics = Diagnostics()
+        self._diagnostics = Diagnostics()
+        self.dropped: Mapping[str, int] = self._diagnostics.dropped
         self._target = target
         self._run: _OpenRun | None = None
         self._broken = False
         self._settings = wandb.setup().settings  # from the environment and wandb's files
         self._asked = 0.0
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Points left out so far, by reason."""
-        return self.diagnostics.dropped
 
     @property
     def keeps_files(self) -> bool:
@@ -149,7 +143,7 @@ class WandbSink:
 
     def _is_storable(self, point: Point) -> bool:
         if not contents.is_storable(point):
-            self.diagnostics.drop(
+            self._diagnostics.drop(
                 "not_finite", f"{point.name} is not a finite number: not sent to W&B"
             )
             return False
@@ -157,8 +151,6 @@ class WandbSink:
 
 
 class _OpenRun:
-    """An open run, and the definitions of its metrics."""
-
     _open = 0
 
     def __init__(self, target: Target, settings: wandb.Settings) -> None:
@@ -172,11 +164,7 @@ class _OpenRun:
         _OpenRun._open += 1
 
     def finish(self, exit_code: int) -> None:
-        """Finish the run. This uploads the remaining data.
-
-        Raises:
-            TrackerUnavailableError: wandb gave up uploading rows. It reports this only in its log.
-        """
+        """Finish the run, which uploads the remaining data. Raise if wandb gave up uploading rows."""
         _OpenRun._open -= 1
         log = Path(self.run.settings.log_internal)
         try:
@@ -236,13 +224,7 @@ def _bounded(settings: wandb.Settings) -> wandb.Settings:
 
 def _run_id(target: Target) -> str:
     """Return the id of memlog's own run. It depends on ``target`` only, so later processes find the run."""
-    if target.opened is not None:
-        return target.opened.run_id
-    if target.beside is None:
-        return f"memlog-{target.own_id}"
-    # A digest, because the id of the user's run may already be as long as W&B allows.
-    beside = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
-    return f"memlog-{target.own_id}-{beside}"
+    return f"memlog-{target.id_with_beside}" if target.opened is None else target.opened.run_id
 
 
 def _path_beside(target: Target) -> RunPath:

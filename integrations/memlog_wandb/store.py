@@ -145,11 +145,7 @@ class _Patience:
         self._arrived = 0
 
     def check(self, arrived: int) -> None:
-        """Raise if no bytes or too few bytes arrive, or if the server no longer answers.
-
-        Args:
-            arrived: Bytes that have arrived so far.
-        """
+        """Raise if no bytes or too few bytes arrive, or if the server no longer answers."""
         now = time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._received, self._asked = arrived, now, now

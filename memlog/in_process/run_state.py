@@ -11,9 +11,6 @@ from memlog.journal.artifacts import artifact_path
 from memlog.metrics import in_run, parameters_of
 from memlog.sink import InProcessRun
 
-_MAX_OTHERS = 1000
-"""Maximum number of parameters, alerts and files that wait for a run. Further ones are dropped."""
-
 
 class RunState:
     """State of one of the user's runs. If the user ends the run and opens it again, this object is kept.
@@ -40,16 +37,6 @@ class RunState:
         self._begin()
 
     @property
-    def delivered(self) -> int:
-        """Number of points put into rows, counted before folding."""
-        return self.rows.delivered
-
-    @property
-    def folded(self) -> int:
-        """Number of steps, evaluations and epochs that have no complete row of their own."""
-        return self.rows.folded
-
-    @property
     def is_waiting(self) -> bool:
         """True if data is not written yet, or can't be written any more because the user has ended the run.
 
@@ -61,7 +48,7 @@ class RunState:
     @property
     def needs_series(self) -> bool:
         """True if steps share rows, and the tracker has no CSV file of the series with all of these steps."""
-        return self.folded > self._in_series
+        return self.rows.folded > self._in_series
 
     @property
     def is_whole(self) -> bool:
@@ -97,24 +84,15 @@ class RunState:
                 again.
         """
         own = in_run(event, self.offset)
-        if own is None:
+        if own is None or not self._is_wanted(own):
             return
-        event = own
-        if not received and self._is_wanted(event):
-            self.rows.add(event)
-        if isinstance(event, Artifact) and event.is_report and not self.user_run.is_open:
+        if not received:
+            self.rows.add(own)
+        if isinstance(own, Artifact) and own.is_report and not self.user_run.is_open:
             return  # a run that the user has ended got a report of its own
-        other = event if isinstance(event, (Alert, Artifact)) else parameters_of(event)
-        if other is None or not self._is_wanted(event):
-            return
-        if len(self._others) < _MAX_OTHERS:
+        other = own if isinstance(own, (Alert, Artifact)) else parameters_of(own)
+        if other is not None:
             self._others.append(other)
-        else:
-            self._diagnostics.drop(
-                "parameters, alerts and files that wait for a run",
-                f"more than {_MAX_OTHERS:,} parameters, alerts and files wait for run "
-                f"{self.user_run.run_id}: further ones stay in memlog's folder only",
-            )
 
     def _is_wanted(self, event: Event) -> bool:
         """Return whether the run needs an event; an ended one needs no health events and no samples."""
@@ -151,7 +129,7 @@ class RunState:
     def log_series(self, artifact: Artifact, run: RunDirectory) -> None:
         """Write the CSV file of the series, which has every event so far."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
-        self._in_series = self.folded
+        self._in_series = self.rows.folded
 
     def _write(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):

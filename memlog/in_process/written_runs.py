@@ -108,7 +108,7 @@ class WrittenRuns:
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._diagnostics.fault(f"writing the whole series to {self.state.backend}", error)
         else:
-            say(shared_rows(run_state.folded, run_id, name))
+            say(shared_rows(run_state.rows.folded, run_id, name))
 
     def write_report(self, run_state: RunState) -> None:
         """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`."""
@@ -125,10 +125,7 @@ class WrittenRuns:
             self._diagnostics.fault(f"writing the report to {self.state.backend}", error)
 
     def end(self) -> None:
-        """Write the CSV files that are still missing, and print which runs lack data.
-
-        Call it when the journal is complete.
-        """
+        """Write the missing CSV files, and print which runs lack data. Call it after the journal's end."""
         for run_state in self:
             self.write_series(run_state)
         self.state.stage = "done"
@@ -154,8 +151,8 @@ class WrittenRuns:
                 (`RunState.is_whole`), because the others may get more data.
         """
         every = list(self)
-        self.state.delivered = sum(run_state.delivered for run_state in every)
-        self.state.folded = sum(run_state.folded for run_state in every)
+        self.state.delivered = sum(run_state.rows.delivered for run_state in every)
+        self.state.folded = sum(run_state.rows.folded for run_state in every)
         self.state.whole = [
             run_state.user_run.run_id
             for run_state in every

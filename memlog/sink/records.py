@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -88,6 +89,15 @@ class Target(msgspec.Struct, frozen=True):
     def own_id(self) -> str:
         """Id by which the sink finds memlog's own run again."""
         return self.continues or self.memlog_run
+
+    @property
+    def id_with_beside(self) -> str:
+        """The `own_id`, followed by a digest of the id of ``beside`` unless that is None."""
+        if self.beside is None:
+            return self.own_id
+        # A digest, because the id of the user's run may already be as long as the tracker allows.
+        digest = hashlib.blake2s(self.beside.run_id.encode(), digest_size=4).hexdigest()
+        return f"{self.own_id}-{digest}"
 
 
 class StoredArtifact(msgspec.Struct, frozen=True):

@@ -1,9 +1,11 @@
-"""A store of files that a test can make misbehave."""
+"""A store of files that a test can make misbehave, and helpers of the tests of trackers' stores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from memlog.sink import StoredArtifact
+from memlog.events import Artifact
+from memlog.sink import Sink, StoredArtifact
 
 
 def stored(name: str, kind: str = "file", size: int | None = None) -> StoredArtifact:
@@ -51,3 +53,24 @@ class DictStore:
         progress(len(content))
         path.write_bytes(content)
         return path
+
+
+def run_with_files(sink: Sink, files: Mapping[tuple[str, str], bytes], folder: Path) -> str:
+    """Write files, by kind and name, to ``folder``, store them in the sink's run, and return the run's id."""
+    run = sink.open()
+    for (kind, name), data in files.items():
+        (folder / name).write_bytes(data)
+        artifact = Artifact(1, name, kind, f"artifacts/{name}", len(data))
+        sink.log_artifact(artifact, folder / name)
+    sink.close("finished")
+    return run.run_id
+
+
+@contextmanager
+def moved_away(folder: Path) -> Iterator[None]:
+    """Make a tracker's folder unreachable, as a disk that is not mounted."""
+    away = folder.rename(folder.with_name("away"))
+    try:
+        yield
+    finally:
+        away.rename(folder)

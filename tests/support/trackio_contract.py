@@ -11,11 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memlog.events import Artifact, Status
+from memlog.events import Status
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog.testing import ArtifactStoreContract, Row, SinkContract
 from memlog_trackio import backend
 from memlog_trackio.addresses import RunAddress
+from support.stores import run_with_files
 from support.trackio_server import parameters_of, rows_of
 
 NUMBERS = count()
@@ -89,14 +90,8 @@ class TrackioStoreContract(ArtifactStoreContract):
         run_name = f"contract{next(NUMBERS)}"
         target = Target(run_name, None, project="stored", connection=self.connection)
         sink = backend.open_sink(target)
-        run = sink.open()
         with tempfile.TemporaryDirectory() as folder:
-            for (kind, name), data in files.items():
-                path = Path(folder, name)
-                path.write_bytes(data)
-                sink.log_artifact(Artifact(1, name, kind, f"artifacts/{name}", len(data)), path)
-        sink.close("finished")
-        return run.run_id
+            return run_with_files(sink, files, Path(folder))
 
     def unknown_run(self) -> str:
         return "0" * 32

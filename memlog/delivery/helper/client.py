@@ -80,14 +80,13 @@ class HelperProcess:
         _outliving[:] = [process for process in _outliving if process.poll() is None]
         # If this fails, training goes on without a helper, and `memlog sync` delivers the journal.
         with diagnostics.contained("starting the helper process"):
-            shared = () if listener is None else (listener.fd,)
             theirs, ours = os.pipe()
             self._pipe = Descriptor(ours)
             self._done = Path(begin.run_directory) / protocol.DONE
             os.set_blocking(self._pipe.number, False)
             log = Path(begin.run_directory) / "helper.log"
-            self.process = _start(log, Descriptor(theirs), shared)
             fd = None if listener is None else listener.fd
+            self.process = _start(log, Descriptor(theirs), () if fd is None else (fd,))
             self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with diagnostics.contained("listening for the helper process's alerts"):
@@ -146,11 +145,8 @@ class HelperProcess:
                 "sending to the helper process", BlockingIOError("its pipe is full")
             )
 
-    def send_all(self, messages: Sequence[protocol.Message]) -> int:
+    def send_all(self, messages: Sequence[protocol.Message]) -> None:
         """Send several messages, and wait if the pipe is full. Do not call it on the trainer's thread.
-
-        Returns:
-            Number of messages sent.
 
         Raises:
             OSError: the helper has closed the pipe.
@@ -161,7 +157,6 @@ class HelperProcess:
             while data:
                 data = data[os.write(self._pipe.number, data) :]
             os.set_blocking(self._pipe.number, False)
-        return len(messages)
 
     def finish(
         self,
@@ -183,13 +178,10 @@ class HelperProcess:
         if self.process is None:
             return "dead"
         try:
-            outcome = self._send_and_wait(self.process, finish, timeout, on_wait)
-        except BaseException:  # Ctrl-C: the helper continues without this process
-            _outliving.append(self.process)
-            raise
-        if outcome in ("at work", "unreachable"):
-            _outliving.append(self.process)
-        return outcome
+            return self._send_and_wait(self.process, finish, timeout, on_wait)
+        finally:  # also after Ctrl-C: the helper continues without this process
+            if self.process.poll() is None:
+                _outliving.append(self.process)
 
     def _send_and_wait(
         self,
@@ -209,7 +201,6 @@ class HelperProcess:
         begun = time.monotonic()
         while process.poll() is None:
             if self._done is not None and self._done.exists():
-                _outliving.append(process)
                 return "delivered" if self._done.read_bytes() == protocol.DELIVERED else "dead"
             waited = time.monotonic() - begun
             if waited >= timeout:
@@ -236,9 +227,8 @@ def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Po
 def _environment() -> dict[str, str]:
     """Return the helper's environment, a changed copy of the trainer's environment.
 
-    A tracker's client finds its settings and its packages by these variables. The folder of the memlog
-    package is added at the end of ``PYTHONPATH``. So a checkout works without installation, and hides no
-    other modules. The options of ``memlog run`` are removed.
+    The folder of the memlog package is added at the end of ``PYTHONPATH``. So a checkout works without
+    installation, and hides no other modules.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

@@ -22,9 +22,6 @@ class LineReader:
 
     def read(self, timeout: float) -> Iterator[bytes]:
         """Wait at most ``timeout`` seconds for data, and yield the complete lines in it."""
-        if not self.open:
-            time.sleep(timeout)
-            return
         if not self._selector.select(timeout):
             return
         data = os.read(self._fd, 65536)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.helper import snapshot_page
 from memlog.delivery.helper.training_news import UNEXPECTED_END
-from memlog.delivery.run_report import HelpersReport, late_events
+from memlog.delivery.run_report import HelpersReport, keep_text, late_events
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, now_us
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import keep
 from memlog.journal.delivery_state import HelperLock
 from memlog.ranks.ends import Failure
 from memlog.reports.advice import Prediction
@@ -82,10 +79,7 @@ def _publish(
             page = snapshot_page.keep_page(run)
             if page is not None:
                 bus.publish(page)
-    with TemporaryDirectory() as folder:
-        source = Path(folder) / FILE
-        source.write_text(written.text, encoding="utf-8")
-        bus.publish(keep(run, source, FILE, REPORT))
+    bus.publish(keep_text(run, written.text, FILE, REPORT))
     bus.publish(
         Alert(
             time_us=now_us(),

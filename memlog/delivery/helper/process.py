@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -147,11 +147,7 @@ class Helper:
         self.ranks.begin()
 
     def run(self, lines: LineReader | NoMessages) -> bool:
-        """Work until the trainer has ended, and then deliver the remaining data.
-
-        Returns:
-            True if everything was delivered.
-        """
+        """Work until the trainer has ended, deliver the remaining data, and return whether that succeeded."""
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._is_over:
             for line in lines.read(min(TICK, self._sampler.pause)):
@@ -233,8 +229,10 @@ class Helper:
         last = finish.health
         written_ms = written.overhead_total_ms if written else 0.0
         self._unwritten_ms = last.overhead_total_ms - written_ms
-        _add(self._diagnostics.dropped, last.dropped, written.dropped if written else {})
-        _add(self._diagnostics.faults, last.faults, written.faults if written else {})
+        # A difference of Counters has positive counts only.
+        dropped, faults = Counter(last.dropped), Counter(last.faults)
+        self._diagnostics.dropped.update(dropped - Counter(written.dropped if written else {}))
+        self._diagnostics.faults.update(faults - Counter(written.faults if written else {}))
         if self._follower.end is None:
             self._publish_end(finish.end)
 
@@ -304,13 +302,6 @@ class Helper:
                     unjudged=unjudged,
                 )
             )
-
-
-def _add(counts: Counter[str], last: Mapping[str, int], written: Mapping[str, int]) -> None:
-    """Add to ``counts`` by how much the trainer's last counts exceed those written to its journal."""
-    for cause, count in last.items():
-        if count > written.get(cause, 0):
-            counts[cause] += count - written.get(cause, 0)
 
 
 class _WithoutCredentials(logging.Formatter):

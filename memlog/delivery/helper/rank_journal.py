@@ -91,7 +91,8 @@ class RankJournal:
         deadline = time.monotonic() + _ENDING
         while True:
             self._look_contained(search=True)
-            if self._are_over() or time.monotonic() >= deadline:
+            are_over = all(reader.is_over for reader in self._readers.values())
+            if are_over or time.monotonic() >= deadline:
                 break
             time.sleep(_PAUSE / 5)
         with self._diagnostics.contained("publishing the ranks' last steps"):
@@ -112,8 +113,12 @@ class RankJournal:
             final: True to publish also steps that some ranks have not made, because nothing follows.
         """
         self._look(search=search)
-        self._publish(final=final)
-        self._publish_alerts(final=final)
+        for event in self._spreads.take(final=final):
+            self._write(event, event.step)
+        for alert in self._news.alerts(final=final):
+            # An earlier helper process may have published the alert.
+            if _identity(alert) not in self._told:
+                self._write(alert, alert.step)
 
     def _look(self, *, search: bool) -> None:
         now = time.monotonic()
@@ -140,16 +145,6 @@ class RankJournal:
         elif isinstance(event, (End, Exit)):
             self._spreads.end(rank)
         self._news.take(rank, event)
-
-    def _publish(self, *, final: bool) -> None:
-        for event in self._spreads.take(final=final):
-            self._write(event, event.step)
-
-    def _publish_alerts(self, *, final: bool) -> None:
-        for alert in self._news.alerts(final=final):
-            if _identity(alert) in self._told:
-                continue  # an earlier helper process has published it
-            self._write(alert, alert.step)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
         """Write an event. It goes to the tracker's run that rank 0's step with this number belongs to."""
@@ -178,9 +173,6 @@ class RankJournal:
             )
         return self._journal
 
-    def _are_over(self) -> bool:
-        return all(reader.is_over for reader in self._readers.values())
-
 
 class _OwnRuns:
     """The tracker's runs to which rank 0's steps belong, and the first step of each."""
@@ -189,7 +181,6 @@ class _OwnRuns:
         self._since: list[tuple[int, Mapping[str, Binding]]] = []
 
     def note(self, step: int, bindings: Mapping[str, Binding]) -> None:
-        """Take the bindings of a step of rank 0; steps come in order."""
         if not self._since or bindings != self._since[-1][1]:
             self._since.append((step, bindings))
 

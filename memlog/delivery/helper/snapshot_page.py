@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 from memlog.artifacts.journal_store import kept
 from memlog.artifacts.snapshots import parse_snapshot
+from memlog.delivery.run_report import keep_text
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import keep, open_artifact
+from memlog.journal.artifacts import open_artifact
 from memlog.trace import exporters
 
 SNAPSHOT = "out-of-memory.pickle"
@@ -43,8 +41,4 @@ def keep_page(run: RunDirectory) -> Artifact | None:
         return None
     graph = exporters.snapshot_graph(parse_snapshot(content, SNAPSHOT), SNAPSHOT)
     page = exporters.flame_page(graph.document, intro=_INTRO, holder="innermost frame")
-    if page is None:
-        return None
-    with TemporaryDirectory() as folder:
-        written = exporters.write_text(page, Path(folder) / PAGE)
-        return keep(run, written, PAGE, KIND)
+    return None if page is None else keep_text(run, page, PAGE, KIND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
+from memlog.delivery.helper.exit_watch import signal_name
 
 PAUSES = (1.0, 10.0, 60.0)
 """Seconds to wait before the helper is started again for the first, the second and the third (last) time."""
@@ -196,28 +196,27 @@ class SupervisedHelper:
                 listener,
                 self._on_pipe_closed,
             )
-            return helper.pid is not None and self._install(helper)
+            if helper.pid is not None:
+                self._install(helper)
         except OSError:  # no pipe could be created, or the new helper has ended at once
             helper.abandon()
             return False
+        return helper.pid is not None
 
-    def _install(self, helper: HelperProcess) -> bool:
-        """Send a new helper all earlier messages, and use it from now on. Kill it if the run is over.
-
-        Returns:
-            True: no other helper is to be started.
-        """
+    def _install(self, helper: HelperProcess) -> None:
+        """Send a new helper all earlier messages, and use it from now on. Kill it if the run is over."""
         count = 0
         while not self._over.is_set():
-            count += helper.send_all(self._sent[count:])
+            unsent = self._sent[count:]
+            helper.send_all(unsent)
+            count += len(unsent)
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
                     self.current, self.is_away, self.changed = helper, False, True
                     if self._starts:
                         self._diagnostics.count_fault("the helper process: started again")
-                    return True
+                    return
         helper.abandon()
-        return True
 
 
 def _report_end(helper: HelperProcess, meaning: str, diagnostics: Diagnostics) -> None:
@@ -236,12 +235,6 @@ def _give_up(diagnostics: Diagnostics) -> None:
 
 
 def _cause(code: int) -> str:
-    """Return how a process ended, in words, from its return code."""
     if code == protocol.NO_JOURNAL:
         return "it can't create its file in the run's folder, for example because the disk is full"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else signal_name(-code)

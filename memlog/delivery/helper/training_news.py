@@ -20,7 +20,6 @@ RESTARTED = "ranks: restarted"
 _SETTLED = 5.0
 """Seconds to wait after the first bad end of a rank, so that helpers can write how the other ranks ended."""
 
-
 UNEXPECTED_END = "ended without a word"
 """Rule of the alert about a trainer that died without an end event."""
 
@@ -52,7 +51,11 @@ class TrainingNews:
                 self._note_restart(event)
         elif isinstance(event, (End, Exit)):
             self._note_end(rank, event)
-        elif isinstance(event, Alert) and self._is_news(rank, event):
+        elif (
+            isinstance(event, Alert)
+            and rank != self._own.place.rank
+            and event.rule != UNEXPECTED_END  # one new alert covers such ends of all ranks
+        ):
             self._ready.append(msgspec.structs.replace(event, title=f"rank {rank}: {event.title}"))
 
     def alerts(self, *, final: bool = False) -> Iterator[Alert]:
@@ -65,7 +68,7 @@ class TrainingNews:
         """
         ready, self._ready = self._ready, []
         yield from ready
-        for stall in self._stalls.look(time.monotonic(), self._state_of):
+        for stall in self._stalls.look(time.monotonic(), lambda rank: self._readers[rank].state):
             yield _about(stall)
         settled = self._first_seen is not None and time.monotonic() - self._first_seen >= _SETTLED
         failure = self.failure
@@ -84,16 +87,6 @@ class TrainingNews:
         if rank not in self._over:
             written_us = int(self._readers[rank].run.last_write() * 1e6)
             self._note_end(rank, Exit(written_us, None, None))
-
-    def _is_news(self, rank: int, alert: Alert) -> bool:
-        """Return whether to repeat a rank's alert in rank 0's run.
-
-        Alerts about unexpected ends of single ranks are not repeated: one new alert covers all ranks.
-        """
-        return rank != self._own.place.rank and alert.rule != UNEXPECTED_END
-
-    def _state_of(self, rank: int) -> str | None:
-        return self._readers[rank].state
 
     def _note_end(self, rank: int, event: End | Exit) -> None:
         self._stalls.end(rank)
@@ -120,14 +113,8 @@ class TrainingNews:
 
 def _about(stall: Stall) -> Alert:
     if stall.why is None:
-        return Alert(
-            now_us(),
-            stall.step,
-            "info",
-            RANK_STALLS,
-            f"rank {stall.rank} goes on",
-            "it stalled before",
-        )
+        title = f"rank {stall.rank} goes on"
+        return Alert(now_us(), stall.step, "info", RANK_STALLS, title, "it stalled before")
     after = "before its first step" if stall.step is None else f"after step {stall.step:,}"
     return Alert(
         now_us(),

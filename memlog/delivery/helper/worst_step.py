@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.run_report import keep_text
 from memlog.events import Event
 from memlog.journal import RunDirectory
 
@@ -61,10 +62,9 @@ class WorstStepGraph:
         step = "a step that did not end" if event.step is None else f"step {event.step}"
         document = exporters.flame_graph(trace, step)
         page = exporters.flame_page(document)
+        if page is not None:
+            self._publish(keep_text(self._run, page, PAGE, KIND))
         with TemporaryDirectory() as folder:
-            if page is not None:
-                file = exporters.write_text(page, Path(folder) / PAGE)
-                self._publish(keep(self._run, file, PAGE, KIND))
             file = exporters.write_json(document, Path(folder) / FLAME_GRAPH)
             self._publish(keep(self._run, file, FLAME_GRAPH, KIND))
         logger.info("saved the flame graph of the worst of the traced steps (%s)", step)

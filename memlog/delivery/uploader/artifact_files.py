@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import artifact_path, open_artifact
+from memlog.journal.artifacts import open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
@@ -33,10 +33,6 @@ class Copies:
         self._run = run
         self._made: tuple[tuple[object, ...], Path] | None = None
         self._removed: weakref.finalize[..., Copies] | None = None
-
-    def have(self, artifact: Artifact) -> bool:
-        """Return whether the artifact's file can be read."""
-        return artifact_path(self._run, artifact) is not None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
         """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -84,7 +84,6 @@ class Targets:
         return all(sink.durable for sink in self._sinks.values())
 
     def __contains__(self, target: str | None) -> bool:
-        """Return whether a target's sink is open."""
         return target in self._sinks
 
     def sink(self, target: str | None) -> Sink:
@@ -111,25 +110,8 @@ class Targets:
         self._remember(target, opened)
         return sink
 
-    @contextmanager
-    def noting(self, target: str | None) -> Iterator[Sink]:
-        """Provide a target's sink to a ``with`` block. Call `refuse` if the block raises `RunRefusedError`.
-
-        Raises:
-            RunRefusedError: the tracker refuses the run.
-        """
-        sink = self.sink(target)
-        try:
-            yield sink
-        except RunRefusedError as error:
-            self.refuse(target, error)
-            raise
-
     def refuse(self, target: str | None, error: RunRefusedError) -> None:
-        """Note that a run is refused, and close its sink if that loses no data.
-
-        The next attempt opens a new sink.
-        """
+        """Note that a run is refused. Close its sink if that loses no data; later attempts open another."""
         self.refusals.note(target, error)
         sink = self._sinks.get(target)
         if sink is not None and sink.durable:
@@ -203,12 +185,7 @@ class Targets:
 
 
 def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:
-    """Give the run that a sink opened a description. Log the error if the text can't be made or is rejected.
-
-    Raises:
-        RunRefusedError: the tracker refuses the run.
-        TrackerUnavailableError: the tracker can't be reached.
-    """
+    """Give the run that a sink opened a description. If the text can't be made or is rejected, log that."""
     if not isinstance(sink, DescribingSink):
         return
     try:

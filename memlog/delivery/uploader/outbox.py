@@ -90,8 +90,6 @@ def _show_alerts(sink: Sink, waiting: RunAlerts) -> Counter[str]:
 
 def _store(sink: OpenedSink, outgoing: Outgoing, copies: Copies) -> Counter[str]:
     artifact, lost = outgoing.artifact, Counter[str]()
-    if not copies.have(artifact):
-        return Counter({"artifact_missing": 1})
     opened = sink(outgoing.target)
     file = copies.of(artifact, in_place=getattr(opened, "keeps_files", False))
     if file is None:

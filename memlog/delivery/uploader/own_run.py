@@ -58,11 +58,7 @@ class OwnRun:
         return is_allowed
 
     def _has_taken_over(self, run_id: str) -> bool:
-        """Take over the earlier attempt's run and alerts.
-
-        Returns:
-            False if another process still delivers the earlier attempt.
-        """
+        """Take over the earlier attempt's run and alerts; return False if they are still being delivered."""
         before = RunDirectory(self._run.path.parent / run_id)
         if not before.path.exists():
             return True

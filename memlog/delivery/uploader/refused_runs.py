@@ -29,7 +29,7 @@ class Refusals:
         self,
         state: UploadState,
         sync: str,
-        is_replaceable: Callable[[str | None], bool] = lambda _: False,
+        is_replaceable: Callable[[str | None], bool],
     ) -> None:
         self._state = state
         self._sync = sync
@@ -55,7 +55,7 @@ class Refusals:
     def end(self) -> None:
         """Forget the refused runs for which the pass found no data."""
         for key in self._state.refused.keys() - self._needed:
-            self._forget(key)
+            self.lift(key)
 
     def check(self, target: str | None) -> None:
         """Raise ``RunRefusedError`` if a target was refused and its next retry is not due."""
@@ -73,8 +73,10 @@ class Refusals:
             self._state.refused[key] = without_credentials(str(error))
 
     def lift(self, target: str | None) -> None:
-        """Unblock a target, because the tracker accepts it."""
-        self._forget(target or _OWN)
+        """Unblock a target, because the tracker accepts it, or because no data waits for it."""
+        key = target or _OWN
+        self._state.refused.pop(key, None)
+        self._blocked.discard(key)
 
     @property
     def problem(self) -> str | None:
@@ -90,7 +92,3 @@ class Refusals:
         if any(self._is_replaceable(key or None) for key in self._state.refused):
             message += f", `{self._sync} --own-run` delivers it to {own} of memlog's own"
         return message
-
-    def _forget(self, key: str) -> None:
-        self._state.refused.pop(key, None)
-        self._blocked.discard(key)

@@ -109,7 +109,8 @@ class Uploader:
         try:
             files = {file.process: file for file in self.run.files()}
             for name, deferred in list(self.state.held.items()):
-                self._deliver_deferred(name, deferred, files.get(deferred.process))
+                if deferred.process in files:
+                    self._deliver_deferred(name, deferred, files[deferred.process])
             for file in files.values():
                 self._deliver_file(file, complete=complete)
             outbox.send(
@@ -158,18 +159,16 @@ class Uploader:
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
 
-    def _deliver_deferred(
-        self, name: str, deferred: DeferredRange, file: JournalFile | None
-    ) -> None:
+    def _deliver_deferred(self, name: str, deferred: DeferredRange, file: JournalFile) -> None:
         """Deliver segments that were skipped, if the tracker accepts the run of these segments now."""
         cursor = Cursor(deferred.progress)
         cursor.target = deferred.target
         try:
             sink = self._sink(deferred.target)
-            for entry in file.read(cursor.at) if file is not None else ():
+            for entry in file.read(cursor.at):
                 if entry.start >= deferred.until:
                     break
-                if entry.header is not cursor.header and file is not None:
+                if entry.header is not cursor.header:
                     cursor.header, binding = entry.header, self._binding(file, entry.header)
                     offset = self._own.offset if binding is None else binding.offset
                     cursor.plan_on(entry.header, sink.resolution, offset)
@@ -275,11 +274,7 @@ class Uploader:
         return binding
 
     def _sink(self, target: str | None) -> Sink:
-        """Return the sink of a target. If it had to be opened, save the state.
-
-        Raises:
-            RunRefusedError: the tracker refuses the run.
-        """
+        """Return the sink of a target. If it had to be opened, save the state."""
         is_new = target not in self._targets
         sink = self._targets.sink(target)
         if is_new:
@@ -292,17 +287,19 @@ class Uploader:
         Args:
             name: Name of the process, or the `held_name` of a deferred range.
             cursor: Holds the pending data.
-
-        Raises:
-            RunRefusedError: the tracker refuses the run. The refusal is noted.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending
         if has_pending:
-            self._sink(cursor.target)
-            with self._targets.noting(cursor.target) as sink:
-                is_content = self._progress.failures >= _CONTENT_FAILURES
+            sink, is_content = (
+                self._sink(cursor.target),
+                self._progress.failures >= _CONTENT_FAILURES,
+            )
+            try:
                 tally = send_pending(sink, cursor, is_content=is_content)
+            except RunRefusedError as error:
+                self._targets.refuse(cursor.target, error)
+                raise
             self.state.delivered += tally.pop(DELIVERED, 0)
             self._progress.count(tally)
             outbox.take_over(self.state.outbox, cursor.target, cursor.alerts, cursor.artifacts)
@@ -338,12 +335,7 @@ def _description(run: RunDirectory, backend: str, stored: str | None) -> str:
 
 
 def _end_of(run: RunDirectory, reported: End | None) -> End | None:
-    """Return how a run ended. A trainer that died without an end event counts as killed at its last write.
-
-    Args:
-        run: The run's folder.
-        reported: The end that the trainer sent to the helper process; ``None``: it sent none.
-    """
+    """Return how a run ended. A trainer that died without an end event counts as killed at its last write."""
     end = run.end()
     if end is not None:
         return end

@@ -104,31 +104,26 @@ def test_a_run_that_was_cut_off_is_described_by_sync(tmp_path: Path) -> None:
 
 
 USERS = """
-    import sys
     import time
 
     import mlflow
 
-    if "--memlog" in sys.argv:
-        import memlog
+    import memlog
 
+    run_id = None
     for part in range(2):
-        session = memlog.init("mlflow", finish_timeout=120) if "--memlog" in sys.argv else None
-        with mlflow.start_run(run_id=sys.argv[1] if part else None) as run:
+        session = memlog.init("mlflow", finish_timeout=120)
+        with mlflow.start_run(run_id=run_id) as run:
             for _ in range(10):
-                if session is not None:
-                    session.step()
+                session.step()
                 time.sleep(0.002)
-        sys.argv[1:1] = [run.info.run_id]
-        if session is not None:
-            memlog.finish()
+        run_id = run.info.run_id
+        memlog.finish()
 """
 
 
-def test_a_users_run_gets_no_description(
-    tmp_path: Path,
-) -> None:
-    child.run(USERS, tmp_path, "--memlog")
+def test_a_users_run_gets_no_description(tmp_path: Path) -> None:
+    child.run(USERS, tmp_path)
     run = only_run(tmp_path)
     assert NOTE not in run.data.tags
     assert run.data.params["memlog/dropped"] == "0"

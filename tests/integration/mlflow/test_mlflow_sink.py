@@ -26,7 +26,7 @@ from support.mlflow_server import (
     sqlite_store,
 )
 
-from memlog.events import Alert, Artifact
+from memlog.events import Alert
 from memlog.sink import Point, Sink, TrackerRun
 from memlog_mlflow.uris import link_to
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_stored_costs_only_itself(uri: str, client: MlflowClient)
     assert len(run.data.metrics) == 4
     [stored] = client.get_metric_history(run.info.run_id, "memory/x")
     assert math.isnan(stored.value)
-    assert sink.diagnostics.dropped == {"not_finite": 2}
+    assert sink.dropped == {"not_finite": 2}
 
 
 def test_nothing_to_store_opens_no_run(uri: str, client: MlflowClient) -> None:
@@ -183,12 +183,12 @@ def test_a_parameter_that_is_there_with_another_value_stays(uri: str, client: Ml
     first, second = sink_for(uri, run_id), sink_for(uri, run_id)
     first.log_parameters({"torch": "2.9", "device": "cuda0"})
     first.log_parameters({"torch": "2.9", "device": "cuda0"})
-    assert first.diagnostics.dropped == {}
+    assert first.dropped == {}
     second.log_parameters({"torch": "2.10", "device": "cuda0", "ranks": "8"})
     params = client.get_run(run_id).data.params
     expected = {"memlog/torch": "2.9", "memlog/device": "cuda0", "memlog/ranks": "8"}
     assert params == {**expected, "lr": "0.1"}
-    assert second.diagnostics.dropped == {"parameter_conflict": 1}
+    assert second.dropped == {"parameter_conflict": 1}
 
 
 def test_many_long_and_odd_parameters_are_stored(uri: str, client: MlflowClient) -> None:
@@ -199,7 +199,7 @@ def test_many_long_and_odd_parameters_are_stored(uri: str, client: MlflowClient)
     params = client.get_run(sink.open().run_id).data.params
     assert len(params) == 152
     assert len(params["memlog/long"]) == 6000
-    assert sink.diagnostics.dropped == {}
+    assert sink.dropped == {}
 
 
 def test_a_refused_parameter_costs_only_itself(
@@ -211,7 +211,7 @@ def test_a_refused_parameter_costs_only_itself(
     sink = sink_for(uri)
     sink.log_parameters({"long": "x" * 300, "short": "y"})
     assert client.get_run(sink.open().run_id).data.params == {"memlog/short": "y"}
-    assert sink.diagnostics.dropped == {"parameter_rejected": 1}
+    assert sink.dropped == {"parameter_rejected": 1}
 
 
 # A server
@@ -290,16 +290,3 @@ def test_alerts_are_a_file_and_tags(client: MlflowClient, uri: str) -> None:
         (2, "host.rss > 1 GiB"),
         (3, "host.rss > 1 GiB"),
     ]
-
-
-def test_a_file_is_stored_by_its_kind(client: MlflowClient, uri: str, tmp_path: Path) -> None:
-    run = user_run(client)
-    sink = sink_for(uri, joined=run.info.run_id)
-    sink.open()
-    file = tmp_path / "step.speedscope.json"
-    for text in ("first", "second"):
-        file.write_text(text)
-        sink.log_artifact(Artifact(1, file.name, "flamegraph", f"artifacts/{file.name}", 5), file)
-    (found,) = client.list_artifacts(run.info.run_id, "memlog/artifacts/flamegraph")
-    assert found.path == "memlog/artifacts/flamegraph/step.speedscope.json"
-    assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{found.path}") == "second"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, get_args
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.event_files import events_in, texts_in
+from support.stores import moved_away
 from torch.utils.tensorboard import SummaryWriter
 
 from memlog.events import Status
@@ -87,10 +88,5 @@ class TestTensorboard(SinkContract):
         # A run that goes on after a restart has an end of each attempt.
         return max(round(at * 1000) for at, _ in texts_in(run_id, "memlog/status"))
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        away = self.disk.rename(self.disk.with_name("away"))
-        try:
-            yield
-        finally:
-            away.rename(self.disk)
+    def down(self) -> AbstractContextManager[None]:
+        return moved_away(self.disk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,10 +44,8 @@ class TestTrackiosServer(TrackioContract):
     def ask(self, question: str, **arguments: Any) -> Any:
         return self.server.ask(question, **arguments)
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        with stopped(self.server):
-            yield
+    def down(self) -> AbstractContextManager[None]:
+        return stopped(self.server)
 
 
 class TestTheStoreOnAServer(TrackioStoreContract):
@@ -56,7 +54,5 @@ class TestTheStoreOnAServer(TrackioStoreContract):
         self.server = server
         self.connection = Connection(server.url, {"TRACKIO_WRITE_TOKEN": TOKEN})
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        with stopped(self.server):
-            yield
+    def down(self) -> AbstractContextManager[None]:
+        return stopped(self.server)

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,8 @@ TRIALS = """
 """
 
 KILLED = """
+    import time
+
     import trackio
 
     import memlog
@@ -49,15 +50,8 @@ KILLED = """
     while True:
         session.step()
         print(session._live._helper.pid, flush=True)
+        time.sleep(0.005)
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackioServer]:
-    server = TrackioServer(tmp_path_factory.mktemp("server"))
-    server.start()
-    yield server
-    server.stop()
 
 
 def memlogs(logs: list[dict[str, Any]]) -> "Counter[tuple[str, int, float]]":

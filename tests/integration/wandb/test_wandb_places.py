@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.in_process import PREAMBLE, sync_offline
+from support.in_process import PREAMBLE
 from support.wandb_file import find_runs, read_only_run, read_run
 
 pytestmark = pytest.mark.integration
@@ -30,26 +30,13 @@ def show(directory: Path) -> str:
     return " ".join(child.memlog("show", "latest", directory=directory).split())
 
 
-def test_the_run_beside_an_offline_one_is_in_its_project(tmp_path: Path) -> None:
-    train("    run = start()" + LOOP + "    run.finish()\n    list(steps(3))\n", tmp_path)
-    sync_offline(tmp_path)
-    users, beside = (read_run(path) for path in find_runs(tmp_path))
-    assert (users.project, beside.project) == ("p", "p")
-    assert beside.group == users.run_id
-
-
-def test_an_offline_run_is_reported_to_be_in_its_folder(tmp_path: Path) -> None:
+def test_an_offline_run_is_reported_to_be_in_its_folder_with_its_files(tmp_path: Path) -> None:
     train("    run = start(id='mine')" + LOOP, tmp_path)
     (folder,) = (path.parent for path in find_runs(tmp_path))
     shown = show(tmp_path)
     assert f"run mine, offline in ./wandb/{folder.name}" in shown
     assert f"`wandb sync ./wandb/{folder.name}` uploads it" in shown
     assert "http" not in shown
-
-
-def test_files_of_an_offline_run_can_be_fetched(tmp_path: Path) -> None:
-    train("    run = start(id='mine')" + LOOP, tmp_path)
-    (folder,) = (path.parent for path in find_runs(tmp_path))
     pulled = subprocess.run(
         [sys.executable, "-m", "memlog", "pull", "latest", "--backend", "wandb", "-o", "out"],
         cwd=tmp_path,
@@ -103,16 +90,3 @@ def test_which_of_several_such_runs_is_meant_is_asked_in_one_line(tmp_path: Path
     assert errors.count("2 W&B runs are open and none is wandb.run") == 1
     held = [read_run(path) for path in find_runs(tmp_path)]
     assert [bool(run.memlogs_rows()) for run in held if run.job_type != "memlog"] == [False, False]
-
-
-def test_why_nothing_arrives_is_printed_as_training_ends(tmp_path: Path) -> None:
-    process = child.start(
-        "import memlog\nmemlog.init('wandb', finish_timeout=8)\nmemlog.finish()\n",
-        tmp_path,
-        WANDB_MODE="online",
-        WANDB_BASE_URL="http://127.0.0.1:1",
-        NETRC=str(tmp_path / "none"),
-    )
-    _, errors = process.communicate(timeout=120)
-    assert "not everything is delivered (wandb: W&B at http://127.0.0.1:" in errors
-    assert "does not answer (connection refused)" in errors

@@ -73,21 +73,6 @@ def test_the_others_have_everything_and_the_refused_run_is_named(
     )
 
 
-def test_skipped_events_follow_when_their_run_is_back(sweep: RunDirectory) -> None:
-    tracker = ListTracker(deleted={"r0", "r2"})
-    finish(uploader(sweep, tracker))
-    tracker.deleted = {"r2"}
-    finish(uploader(sweep, tracker))
-    assert tracker.points == {f"r{n}": wanted(n) for n in (0, 1, 3)}
-    assert "r2" in (UploadState.load(sweep, "list").problem or "")
-    tracker.deleted = set()
-    finish(uploader(sweep, tracker))
-    assert tracker.points == {f"r{n}": wanted(n) for n in range(SWEEP)}
-    state = UploadState.load(sweep, "list")
-    assert (state.stage, state.problem, state.held, state.refused) == ("done", None, {}, {})
-    assert state.delivered == SWEEP * STEPS * 2
-
-
 def test_one_that_is_gone_for_good_is_replaced_where_that_is_wanted(sweep: RunDirectory) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})
     finish(uploader(sweep, tracker))

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.journals import finished_run
+from support.journals import GIB, MadeRun, at, batch
 from support.sinks import ListTracker
 
 from memlog.delivery.uploader.retrying_worker import INTERVAL, MAX_BACKOFF, UploadWorker
 from memlog.delivery.uploader.uploader import Uploader
+from memlog.events import End
 from memlog.journal.delivery_state import TakenOver, UploadLock
 
 
@@ -21,7 +22,7 @@ def tracker() -> ListTracker:
 
 @pytest.fixture
 def thread(tmp_path: Path, tracker: ListTracker) -> UploadWorker:
-    run = finished_run(tmp_path)
+    run = MadeRun(tmp_path).write(batch(0, GIB), End(at(1), "finished")).closed()
     return UploadWorker(Uploader(run, "list", tracker.open_sink, may_open_own=True))
 
 

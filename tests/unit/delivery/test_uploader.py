@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.journals import bury
 from support.sinks import ListTracker
@@ -13,7 +13,7 @@ from support.sinks import ListTracker
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
-from memlog.events import Batch, End, Parameters
+from memlog.events import Batch, End
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.delivery_state import UploadLock, UploadState
 from memlog.metrics import Plan
@@ -124,19 +124,6 @@ def test_events_wait_until_there_is_a_run_for_them(run: RunDirectory) -> None:
     assert joined.uri == "memory://full:secret@address"
 
 
-def test_two_runs_of_the_users_keep_apart(run: RunDirectory) -> None:
-    journal, tracker = writer(run), ListTracker()
-    for fold in range(2):
-        journal.bind("list", Binding(f"fold-{fold}"))
-        for step in range(fold * 10, fold * 10 + 10):
-            journal.append(batch(step))
-    uploader(run, tracker, own=False).deliver(complete=True)
-    assert tracker.points == {
-        "fold-0": expected(range(10)),
-        "fold-1": expected(range(10, 20)),
-    }
-
-
 def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
@@ -149,13 +136,6 @@ def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) ->
         f"own-{run.id}": expected(range(1)),
         "users": expected(range(1, 2)),
     }
-
-
-def test_parameters_go_to_the_run(run: RunDirectory) -> None:
-    journal, tracker = writer(run), ListTracker()
-    journal.append(Parameters(1, {"torch": "2.13.0"}))
-    uploader(run, tracker).deliver(complete=True)
-    assert tracker.parameters == {f"own-{run.id}": {"torch": "2.13.0"}}
 
 
 def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) -> None:
@@ -212,6 +192,7 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
         max_size=40,
     )
 )
+@example(["step", "run", "step"])
 def test_each_run_has_its_own_steps_whatever_happens(moves: list[str]) -> None:
     """Each run gets its own points once, in any order of runs, step numbers, failures and refusals."""
     with tempfile.TemporaryDirectory() as directory:

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from support.journals import batch
+from support.journals import MadeRun, at, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.run_report import keep_report
 from memlog.events import Alert, Artifact
+from memlog.in_process.messages import ended_early
 from memlog.in_process.writer import INTERVAL, InProcessWriter
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows
@@ -185,3 +186,46 @@ def test_an_ending_run_waits_for_what_was_published(
     trainer.finish()
     assert users.artifacts == ["first", "second"]
     assert trainer.writer.state.stage == "done"
+
+
+class Away(Users):
+    """A run of the user's whose server takes rows and alerts, which wait, and no files at first."""
+
+    takes_files = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.had: list[str] = []
+
+    def log_alert(self, alert: Alert) -> None:
+        self.had.append(alert.title)
+
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - the protocol's
+        if not self.takes_files:
+            raise ConnectionError("nobody there")
+        self.had.append(artifact.name)
+
+
+def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path, alive=True).bound("wandb", "same", None)
+    (made.directory.artifacts).mkdir()
+    (made.directory.artifacts / "notes.txt").write_text("kept")
+    user_run, health = Away(), Diagnostics()
+    writer = InProcessWriter(made.directory, "wandb", EventBus(health).subscribe, health)
+    writer._newest = writer._runs.add(user_run)  # without the thread that `begin` starts
+    made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
+    writer._write_once()
+    made.write(batch(1, 2**20), Alert(at(1), 1, "error", "rule", "high", "text"), batch(2, 2**20))
+    writer._write_once()
+    assert user_run.had == ["high"]
+    assert sum(health.faults.values()) == 2
+    user_run.takes_files = True
+    writer._write_once()
+    writer._write_once()
+    assert user_run.had[1:] == ["notes.txt"]
+
+
+def test_a_message_names_five_runs_at_most() -> None:
+    message = ended_early([f"r{number}" for number in range(7)], "memlog sync x")
+    assert message.startswith("runs r0, r1, r2, r3, r4 and 2 more ended before memlog had written")
+    assert message.endswith("`memlog sync x` delivers the whole series to a run beside each")

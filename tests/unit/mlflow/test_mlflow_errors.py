@@ -133,11 +133,6 @@ def test_memlogs_own_errors_pass_as_they_are() -> None:
     assert translation_of(mine) is mine
 
 
-def test_an_interrupt_is_not_touched() -> None:
-    with pytest.raises(KeyboardInterrupt), translated():
-        raise KeyboardInterrupt
-
-
 def test_a_message_is_one_short_line_without_credentials_and_rows() -> None:
     text = (
         "(sqlite3.OperationalError) database is locked at\nhttp://anna:s3cret@host/x\n"

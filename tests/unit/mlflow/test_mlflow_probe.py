@@ -105,13 +105,6 @@ def test_a_server_in_trouble_is_unavailable_at_once(answering: Answering, status
     assert len(answering.asked) == 2
 
 
-@pytest.mark.parametrize("status", [200, 404])
-def test_a_page_of_somebody_elses_loses_nothing(answering: Answering, status: int) -> None:
-    answering.status = status
-    with pytest.raises(TrackerUnavailableError):
-        sink_for(answering.url, joined="0" * 32).open()
-
-
 def test_a_request_that_is_too_large_is_rejected(answering: Answering) -> None:
     answering.status = 413
     with pytest.raises(TrackerRejectedError):

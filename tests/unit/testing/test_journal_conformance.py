@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import pytest
+from support.stores import moved_away
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.artifacts.journal_store import JournalStore
@@ -41,9 +41,5 @@ class TestTheJournalsStore(ArtifactStoreContract):
     def unknown_run(self) -> str:
         return "nobody"
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        """Make the disk with the run unreachable."""
-        away = self.root.rename(Path(f"{self.root}-away"))
-        yield
-        away.rename(self.root)
+    def down(self) -> AbstractContextManager[None]:
+        return moved_away(self.root)

@@ -6,8 +6,7 @@ import pytest
 from wandb.errors import AuthenticationError, CommError, UsageError
 
 from memlog.errors import MemlogError, TrackerRejectedError, TrackerUnavailableError
-from memlog_wandb.errors import LOG_IN, translated
-from memlog_wandb.upload_failures import rows_given_up
+from memlog_wandb.errors import LOG_IN, rows_given_up, translated
 
 FATAL = (
     '{"time":"2026-11-21T16:32:17Z","level":"ERROR+4","msg":"filestream: fatal error: filestream: '
