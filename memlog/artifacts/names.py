@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 _SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-"""Pattern of safe file names. memlog's own file names match it. A safe name contains no path separator, no
-leading dot and no control character."""
+"""Pattern of safe file names: no path separator, no leading dot, no control character. All file names that
+memlog makes match this pattern."""
 
 
 def is_safe(name: str) -> bool:

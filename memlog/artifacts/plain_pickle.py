@@ -1,10 +1,10 @@
 """Read pickles of plain values: dictionaries, lists, tuples, text and numbers.
 
 A pickle is a program that Python's unpickler runs. The unpickler imports the modules that the program names.
-It also hashes nested keys of any depth, which can take unlimited time. `loads` uses the unpickler of the
-standard library that is written in Python, and allows only the opcodes that build plain values. So no pickle
-can make `loads` import or call anything. `loads` hashes only text and a few small keys. So the pickle's size
-limits the time and the memory that `loads` needs.
+It also hashes nested keys of any depth, which can take unlimited time. `loads` uses the pure-Python unpickler
+of the standard library, and allows only the opcodes that build plain values. So no pickle can make `loads`
+import or call anything. `loads` hashes only text and a few small keys. So the pickle's size limits the time
+and the memory that `loads` needs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ dictionary of 64 bytes. A snapshot has more than 10 bytes per container."""
 _CONTAINERS = 1000
 """Number of containers that a pickle may build in addition to the number that its size allows."""
 _OTHER_KEYS = 4096
-"""Maximum number of dictionary keys in a pickle that are not text. memlog refuses a pickle with more such
-keys. An attacker can choose numbers that have the same hash. Python then compares each key with all earlier
-keys, which takes too long."""
+"""Maximum number of keys that are not text, in all dictionaries of a pickle. memlog refuses a pickle with
+more such keys. An attacker can choose numbers that have the same hash. Python would compare each of these
+keys with all earlier keys, which takes too long."""
 _TUPLE = 16
 """Maximum number of values in a tuple. A tuple must not hold containers, because hashing nested tuples can
 take exponential time."""

@@ -36,7 +36,7 @@ class Pulled(msgspec.Struct, frozen=True):
     path: Path
     size: int
     outcome: Outcome
-    """``same``: before the download, the folder had a file with this name and content. It was not changed."""
+    """``same``: the folder had a file with this name and content before. That file was not changed."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class Choice(msgspec.Struct, frozen=True):
 
     files: list[StoredArtifact]
     refused: list[str]
-    """Names of the refused files. Such a name, or the kind of its file, could lead out of a folder. memlog
-    itself gives no file such a name or kind."""
+    """Names of the refused files. The name or the kind of a refused file could lead out of a folder. memlog
+    itself makes no such names and kinds."""
 
     @property
     def size(self) -> int | None:
@@ -62,7 +62,7 @@ def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
         kind: Kind of the files to download; ``None``: all kinds.
 
     Raises:
-        ArtifactError: There are more than `MAX_FILES` files, or a file has more than `MAX_FILE_BYTES`.
+        ArtifactError: More than `MAX_FILES` files are chosen, or one of them has more than `MAX_FILE_BYTES`.
     """
     wanted = {(file.name, file.kind): file for file in listed if kind in {None, file.kind}}
     files = [file for file in wanted.values() if is_safe(file.name) and is_safe(file.kind)]
@@ -120,7 +120,7 @@ class Puller:
 
         Args:
             artifact: One of the files that `choose` returned.
-            progress: Function that is called each time that data arrives, with the number of these bytes.
+            progress: Function that is called with the number of new bytes each time that data arrives.
 
         Raises:
             ArtifactError: The download is too large or no plain file, or ``force`` is true and a folder has
@@ -176,8 +176,8 @@ def _bounded(
 def _file_limit(size: int) -> Iterator[None]:
     """Set a maximum size for each file that this process writes (RLIMIT_FSIZE).
 
-    The maximum is ``size`` bytes, but at least `_SLACK`. It is needed because the clients of some trackers do
-    not call ``progress``.
+    The maximum is ``size`` bytes, but at least `_SLACK`. This is needed because the clients of some trackers
+    do not call ``progress``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1

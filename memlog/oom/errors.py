@@ -41,8 +41,8 @@ _ASKED_FOR = (
 _FREE = re.compile(rf"of which {_SIZE} is free")
 _DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b(?: device)? ?(?P<index>\d+)?")
 _PASSED_ON = re.compile(r"\ACaught (?P<kind>\w+) in (?P<where>[^\n]+)\.\n")
-"""First line of the message when torch raises an exception from a worker process, or from another thread,
-again in the training process."""
+"""First line of an exception's message, if torch caught the exception in a worker process or another thread
+and raised it again."""
 _WORKER = re.compile(r"DataLoader worker process \d+")
 _ENDED_WORKER = re.compile(
     r"(?P<worker>DataLoader worker \(pid \d+\)) is killed by signal: (?P<signal>Killed|Bus error)\."
@@ -163,8 +163,9 @@ def is_of_a_device(error: BaseException | None) -> bool:
 def _informative_line(error: BaseException) -> str:
     """Return one line of an error's message: the last line that contains the requested size.
 
-    If no line contains the size, return the first line. But if torch passed the error on from a worker or
-    another thread, return the last line, because such a message is a traceback and ends with the error.
+    If no line contains the size, there are two cases. If torch passed the error on from a worker or another
+    thread, return the last line, because the message is a traceback that ends with the error. Otherwise,
+    return the first line.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):

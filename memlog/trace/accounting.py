@@ -146,7 +146,7 @@ class _Frames:
             self._close_innermost(event.thread, event.time_ns, live)
 
     def change_phase(self, event: StreamEvent, live: int) -> None:
-        """Close the frame of the backward pass or optimizer step that ends. Open a frame for a new one."""
+        """Close the frame of the backward pass or optimizer step that ends. Open a frame if one begins."""
         stack = self._stack(event.thread, live)
         parts = self._backward[event.thread]
         if stack[-1].phase in (BACKWARD, OPTIMIZER):

@@ -1,6 +1,6 @@
 """Bytes that each layer adds in the backward pass.
 
-Modules are not called in this pass. So a layer begins and ends where the layer of the operations changes.
+The backward pass does not call modules. So a layer begins and ends where the layer of the operations changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BackwardParts:
     def begin(self, layer: int, live: int) -> None:
         """Begin the parts of a layer and of all layers that contain it. End the parts of all other layers.
 
-        A part that has begun and contains the layer continues. ``live`` is the current number of live bytes.
+        If one of the parts has begun before, it continues. ``live`` is the current number of live bytes.
         """
         around = self._layers_around(layer)
         for interrupted in [known for known in self._open if known not in around]:

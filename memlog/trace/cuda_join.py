@@ -105,7 +105,7 @@ class Join:
 
     Attributes:
         unattributed: Number of allocations in a backward pass whose note is from an earlier backward pass.
-            Their layer is unknown.
+            The layer of these allocations is unknown.
     """
 
     def __init__(

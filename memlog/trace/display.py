@@ -1,4 +1,4 @@
-"""Trace result as HTML for notebooks. The HTML has no script and loads nothing. Words have no set colour."""
+"""Trace result as HTML for notebooks. The HTML has no script, loads nothing, and sets no colour for words."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ENTER         serial             serial               A module's ``forward`` beg
                                                       of its two largest positional tensor arguments.
                                                       A serial of 0: unknown. A key of -1: no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
-PHASE_CHANGE  (unused)           (unused)             From now on, events outside ``forward`` belong to
+PHASE_CHANGE  (unused)           (unused)             After this event, events outside ``forward`` belong to
                                                       ``layer`` and ``phase`` (operations of the backward
                                                       pass, the optimizer's step).
 CLASSIFY      serial             (unused)             The storage has ``category`` and belongs to ``layer``.

@@ -1,4 +1,4 @@
-"""Live bytes in each phase of a traced training step: at the phase's end, and the highest number."""
+"""Live bytes in each phase of a traced training step: the number at the end, and the highest number."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Fragmentation(msgspec.Struct, frozen=True):
 
 
 class TraceResult(msgspec.Struct, frozen=True):
-    """Result of analysing a trace. The result's size depends on the number of modules, not of events."""
+    """Result of analysing a trace. Its size depends on the number of modules, not on the number of events."""
 
     engine: EngineName
     why: str

@@ -134,7 +134,7 @@ def _lines(accountant: Accountant, lines: Sequence[str]) -> tuple[LineFigures, .
 
 
 def _attribution(accountant: Accountant) -> tuple[int, dict[str, int]]:
-    """Return the bytes that modules allocated, and a dictionary: bytes outside all modules, by phase."""
+    """Return the bytes allocated in modules, and a dictionary of the bytes outside all modules, by phase."""
     in_modules, outside = 0, dict.fromkeys((PHASES[FORWARD], PHASES[BACKWARD]), 0)
     for (layer, phase), row in accountant.rows.items():
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):

@@ -3,7 +3,7 @@
 A use is a read of the storage by an operation.
 
 The FREE event of a storage holds the type and the uses. If the storage is live when the trace ends, a USES
-event holds them. Both kinds of events hold them in fields that have another meaning in other events. A moment
+event holds the type and the uses. Both events use fields that have another meaning in other events. A moment
 is given as the serial of the last storage that was allocated before the moment.
 """
 
@@ -34,14 +34,14 @@ class Uses(NamedTuple):
     type: int
     casts: int
     """Number of reads by matrix products and convolutions in the forward pass. Only reads of `WIDE` storages
-    are counted, because autocast casts no others."""
+    are counted, because autocast casts no other storages."""
     cast_first: int
     """Moment of the first read by a matrix product or convolution, in the forward or the backward pass; 0: no
     such read. Like `casts`, it is known for `WIDE` storages only."""
     cast_last: int
     """Moment of the last read by a matrix product or convolution; see `cast_first`."""
     used: int
-    """Moment of the last read by another operation; 0: no such read."""
+    """Moment of the last read by another operation than those of `cast_last`; 0: no such read."""
     backward_layer: int
     """Number of the first layer whose backward pass read the storage; 0: unknown."""
 

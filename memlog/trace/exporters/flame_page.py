@@ -1,8 +1,7 @@
 """HTML page with a flame graph, for programs that can show HTML but not speedscope files.
 
 The page is one file. It has no scripts and loads nothing, so a sandboxed frame can show it, and a browser can
-print it.
-Tables below the drawing hold the same figures, for screen readers.
+print it. Tables below the drawing hold the same figures, for screen readers.
 """
 
 from __future__ import annotations
@@ -26,17 +25,16 @@ _COLOURS = {
     "[temporaries]": "#98a3b0",
     "[inputs]": "#5cc48c",
 }
-"""Colours of the categories. They are those of a run's report in dark mode, because black text is legible on
-them."""
+"""Colours of the categories, the same as in a run's report in dark mode. Black text is legible on them."""
 _OTHER_COLOUR = "#b9bdc4"
 _OF_LAYERS = (
     "Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it are "
     "the categories of these bytes."
 )
 _SMALLEST = 0.001
-"""Fraction of all bytes. A box with fewer bytes is not drawn, because it would be narrower than a pixel."""
+"""Minimum size of a box, as a fraction of all bytes. A smaller box would be narrower than a pixel."""
 _SMALLEST_WITH_TEXT = 0.012
-"""Fraction of all bytes. A box with fewer bytes has no room for text."""
+"""Minimum size of a box with text, as a fraction of all bytes. A smaller box has no room for text."""
 _MOST_ROWS = 25
 
 _STYLE = """

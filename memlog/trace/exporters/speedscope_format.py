@@ -1,7 +1,7 @@
 """Parts of flame graph files for https://www.speedscope.app.
 
-Speedscope checks little in a file. It fails on a negative weight, if the numbers of samples and of weights
-differ, and on events that cross or go back in time. It shows wrong figures without an error if ``endValue``
+Speedscope checks little in a file. It fails in three cases: a weight is negative, the numbers of samples and
+of weights differ, or events cross or go back in time. It shows wrong figures without an error if ``endValue``
 is not the sum of the weights, or if two frames have the same name.
 """
 
@@ -85,7 +85,7 @@ def speedscope_file(
         name: Title of the document.
         frames: The frames of all profiles.
         profiles: The profiles. Speedscope shows the first one when it opens the file.
-        files: The "file" of each frame, by the frame's name. A name that is missing here has no file.
+        files: The "file" of each frame, by the frame's name. A frame that is missing here has no file.
     """
     known = files or {}
     return {

@@ -15,7 +15,7 @@ from memlog._internal.units import format_bytes
 from memlog.trace.exporters.snapshot_reading import Change, Device, printable, read_devices
 
 _MAX_BANDS = 400
-"""Number of storages with a band of their own. These are the largest; all others form one grey band."""
+"""Maximum number of storages with a band of their own. All smaller storages form one grey band."""
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
@@ -42,7 +42,8 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Upper edge of the drawing: for each number of changes, the bytes of all live storages.
+        top: Upper edge of the drawing: pairs of a number of changes and the live bytes after these changes.
+            Storages without a band of their own are included.
     """
 
     def __init__(self, changes: list[Change]) -> None:

@@ -23,12 +23,12 @@ from memlog.trace.predict.lifetimes import (
 )
 
 _MIN_SHARE = 0.02
-"""Fraction of the peak. A group of modules is considered only if checkpointing frees at least these bytes."""
+"""Minimum bytes that checkpointing a group of modules must free, as a fraction of the peak."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
 """The result of a call is the newest storage that outlives the call. But a storage does not count if the
-largest storage that outlives the call is more than 20 times larger. An example is the small statistics that a
-norm allocates after the result."""
+largest storage that outlives the call is more than 20 times larger. For example, the small statistics that a
+norm allocates after its result do not count."""
 _RNG_STATE_BYTES = 5056
 """Bytes of the state of the CPU's random number generator. Each checkpointed call keeps this state."""
 _SAME_PEAK = 1.005
@@ -99,7 +99,7 @@ def best_plan(traced: TracedStep, peak: int) -> Plan | None:
 
 
 def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -> Plan:
-    """Remove the last module from a plan if the peak stays the same.
+    """Return ``plan`` without the last module if the peak stays the same, otherwise ``plan``.
 
     The backward pass begins at the last module. So the second forward of this module follows soon after the
     first one, and checkpointing this module seldom lowers the peak.
@@ -177,7 +177,7 @@ def _recomputed_call(
     call: Call,
     later: RecomputedCall | None,
 ) -> RecomputedCall | None:
-    """Return the call's figures if its module were checkpointed; ``None`` if checkpointing drops nothing.
+    """Return the figures of a call under checkpointing; ``None`` if checkpointing would drop nothing.
 
     ``later`` is the next call of the same module. The backward pass reaches ``later`` before ``call``.
     """
@@ -235,7 +235,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return the moment of the last time before ``first_free`` that the backward pass entered the module."""
+    """Return the moment at which the backward pass entered the module last before ``first_free``."""
     inside = traced.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):

@@ -82,7 +82,7 @@ class Advice(msgspec.Struct, frozen=True):
     layers: tuple[HeldByLayer, ...]
     """Layers that held the most bytes at the traced peak, largest first."""
     hints: tuple[Hint, ...]
-    """Changes that would lower the peak. The change that saves most bytes comes first."""
+    """Changes that would lower the peak. The change that saves the most bytes comes first."""
     notes: tuple[str, ...]
     """Whole sentences about the limits of these figures."""
 

@@ -132,7 +132,7 @@ class _StreamReader:
     def finish(self) -> None:
         """Classify a storage as optimizer state if an optimizer step allocated it and no event freed it.
 
-        If the trace ends within an optimizer step, it lacks the events that would classify this state.
+        If the trace ends within an optimizer step, the trace lacks the events that classify this state.
         """
         for storage in self._live.values():
             if storage.phase == OPTIMIZER and storage.transient:
@@ -273,10 +273,10 @@ class TracedStep:
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
     def between_steps(self, at: int) -> Interval:
-        """Return the interval between two successive optimizer steps that contains the moment ``at``.
+        """Return the interval around ``at`` from the end of an optimizer step to the beginning of the next.
 
-        The second of these steps uses the gradients of all backward passes in the interval. If ``at`` lies in
-        an optimizer step, return the interval before this step.
+        This next step uses the gradients of all backward passes in the interval. If ``at`` lies in an
+        optimizer step, return the interval before this step.
         """
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps
@@ -322,7 +322,7 @@ class TracedStep:
         sizes: Mapping[StorageLifetime, float] | None = None,
         ends: Mapping[StorageLifetime, int] | None = None,
     ) -> list[SizedInterval]:
-        """Return the interval and bytes of each storage, as if optimizer state existed from the start.
+        """Return each storage's interval and bytes, as if optimizer state existed from the step's start.
 
         Args:
             sizes: Bytes of storages that have another size than in the trace.
@@ -343,7 +343,7 @@ _moment = attrgetter("at")
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return the moment at which a storage begins, as if optimizer state existed from the start."""
+    """Return the moment at which a storage begins, as if optimizer state existed from the step's start."""
     return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 

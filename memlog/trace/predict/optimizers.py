@@ -27,8 +27,8 @@ _ALLOCATOR_BLOCK = 512
 round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
 """Minimum of two fractions. The first is the part of a state's bytes that has the same whole number of values
-per parameter. The second is the part of the parameters' bytes for which there is such state. It counts
-parameters with gradients, in layers with state."""
+per parameter. The second is the part of the parameters' bytes that has such state. Only parameters with
+gradients count, in layers with state."""
 
 
 class State(NamedTuple):
@@ -177,7 +177,7 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
     """Find the storages in ``kept`` with the most common whole number of values per parameter.
 
-    Return ``None`` if these are not almost all bytes of the state.
+    Return ``None`` if these storages hold less than `_ALMOST_ALL` of the state's bytes.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):

@@ -1,9 +1,9 @@
 """Prediction of the peak under bfloat16 autocast.
 
-Under autocast, matrix products and convolutions compute with two bytes per value instead of four, and so do
-their results. Other operations keep the type of their input. Parameters keep their type. Autocast makes a
-bfloat16 copy of each parameter that a product uses. The copy lives as long as the backward pass needs the
-copy. Results of the loss keep four bytes per value.
+Under autocast, matrix products and convolutions compute with two bytes per value instead of four. Their
+results have two bytes per value, too. Other operations keep the type of their input. Parameters keep their
+type. Autocast makes a bfloat16 copy of each parameter that a product uses. The copy lives as long as the
+backward pass needs it. Results of the loss keep four bytes per value.
 
 The prediction needs the type of each storage (`memlog.tracer.engines.cpu.autocast_types`). Only a trace that
 memlog recorded operation by operation holds these types. The recording assumes that each parameter is used by
@@ -60,7 +60,8 @@ def with_autocast(traced: TracedStep) -> int | None:
     """Compute the peak under bfloat16 autocast, in bytes.
 
     Returns:
-        The peak; ``None`` if `why_not` gives a reason, autocast is already on, or there is nothing to cast.
+        The peak; ``None`` if `why_not` gives a reason, the traced step used autocast, or there is nothing to
+        cast.
     """
     if (
         why_not(traced) is not None
