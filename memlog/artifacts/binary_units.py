@@ -1,8 +1,9 @@
 """Show a speedscope file's bytes in MiB.
 
-For the unit ``bytes``, speedscope labels 1024² bytes "MB", but places its ticks at powers of ten of bytes: at
-9.54 MB and 19.07 MB. It shows numbers without a unit unchanged. So memlog gives the page numbers in MiB
-without a unit, and adds "in MiB" to the profile's name. The file on the disk is not changed.
+For the unit ``bytes``, speedscope writes "MB" for 1024² bytes, but places the ticks of its scale at decimal
+numbers of bytes. For example, the label of the tick at 10,000,000 bytes is 9.54 MB. Speedscope shows numbers
+without a unit unchanged. So memlog converts the numbers to MiB, removes the unit, and adds "in MiB" to the
+profile's name. Only speedscope's page receives the converted numbers. The file on the disk is not changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def in_binary_units(content: bytes, title: str) -> bytes:
     A profile of less than 1 MiB is converted to KiB. A profile of less than 1 KiB is not converted.
 
     Args:
-        content: The file, which `memlog.artifacts.flamegraph.check` has accepted.
+        content: Content of a file that `memlog.artifacts.flamegraph.check` has accepted.
         title: Title if the file has none.
     """
     try:

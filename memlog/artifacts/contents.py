@@ -1,4 +1,4 @@
-"""Read an untrusted file: a bounded number of bytes, decompressed if it is gzip."""
+"""Read an untrusted file up to a maximum size, and decompress the file if it is gzip."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from memlog._internal.units import format_bytes
 from memlog.errors import UnopenableFileError
 
 MAX_BYTES = 128 * 1024**2
-"""Maximum decompressed bytes of a file. Speedscope's page takes seconds for a tenth of this size."""
+"""Maximum decompressed bytes of a file. Speedscope's page needs seconds to load a tenth of this size."""
 MAX_PICKLE = 512 * 1024**2
 """Maximum decompressed bytes of a pickle. A pickle may be larger than other files, because its flame graph is
-much smaller. Reading a pickle usually takes ten times its size in memory, and at most forty times."""
+much smaller. Reading a pickle usually takes ten times as much memory as the pickle has bytes, and at most
+forty times as much."""
 
 PICKLE = b"\x80"
 """First byte of a pickle, from protocol 2 on."""
@@ -26,10 +27,10 @@ _GZIP = b"\x1f\x8b"
 def read_content(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is gzip.
 
-    A pickle may have up to `MAX_PICKLE` bytes, another file up to `MAX_BYTES`.
+    A pickle may have up to `MAX_PICKLE` bytes after decompression, another file up to `MAX_BYTES`.
 
     Args:
-        path: The file. Its name does not matter.
+        path: The file. The content decides how the file is read, not the name.
 
     Raises:
         UnopenableFileError: The file is no plain file, is too large, or is damaged gzip.
@@ -48,9 +49,9 @@ def read_content(path: Path) -> bytes:
 
 
 def _read(file: BinaryIO) -> tuple[bytes, int]:
-    """Return the content and the limit. Read one byte more than the limit, to detect a larger file."""
     head = file.read(len(PICKLE))
     limit = MAX_PICKLE if head == PICKLE else MAX_BYTES
+    # One byte more than the limit, so that the caller can detect a larger file.
     return head + file.read(limit + 1 - len(head)), limit
 
 

@@ -95,10 +95,10 @@ def is_flamegraph(content: bytes) -> bool:
 
 
 def check(content: bytes) -> None:
-    """Check a file for everything that breaks the page.
+    """Check a file for all faults that break speedscope's page.
 
     Raises:
-        UnopenableFileError: The page would fail on the file, or show nothing.
+        UnopenableFileError: The page would fail to load the file, or would show nothing.
     """
     try:
         file = msgspec.json.decode(content, type=_File)

@@ -1,4 +1,4 @@
-"""List and fetch artifacts from a run's own folder, with the interface of a tracker's store."""
+"""Store of the artifacts in a run's own folder. It has the same interface as a tracker's store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JournalStore:
     """A `memlog.sink.ArtifactStore` over one run's folder.
 
     Args:
-        run: The run; the methods' ``run_id`` must be its id.
+        run: The run. `list_artifacts` must be called with the id of this run.
     """
 
     def __init__(self, run: RunDirectory) -> None:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 _SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-"""Names of the kind that memlog makes: no separator, no leading dot, no control character of a terminal."""
+"""Pattern of safe file names: no path separator, no leading dot, no control character. All file names that
+memlog makes match this pattern."""
 
 
 def is_safe(name: str) -> bool:

@@ -29,14 +29,14 @@ _TYPES = {
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Files for a browser. They are in memory, so the server looks up no path."""
+    """Files for a browser, held in memory. So the server opens no path that a request names."""
 
     entry: str
-    """Address of the first page, relative to the folder of all files."""
+    """Address of the first page, relative to the address of the folder that contains all `files`."""
     files: dict[str, tuple[str, bytes]]
     """Media type and content, by name."""
     notes: tuple[str, ...] = ()
-    """Remarks for the user on data that the file lacks."""
+    """Messages for the user. Each describes data that is missing in the file."""
 
 
 class FlamegraphOpener:
@@ -51,11 +51,11 @@ class FlamegraphOpener:
         return flamegraph.is_flamegraph(content)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Return the viewer's files and this profile.
+        """Return a page with speedscope's own files and the flame graphs in ``content``.
 
         Raises:
             UnopenableFileError: The file is damaged.
-            ViewerUnavailableError: The viewer is not installed and can't be fetched.
+            ViewerUnavailableError: Speedscope is not installed and can't be fetched.
         """
         flamegraph.check(content)
         folder = find_viewer(announce)
@@ -82,11 +82,11 @@ class SnapshotOpener:
         return content.startswith(PICKLE) and any(word in content for word in self._words)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Return the page of the snapshot's flame graph.
+        """Return a page with speedscope's own files and the snapshot's flame graphs.
 
         Raises:
             SnapshotError: The file is no snapshot, or is damaged or unsafe.
-            ViewerUnavailableError: As `FlamegraphOpener.page`.
+            ViewerUnavailableError: Speedscope is not installed and can't be fetched.
         """
         snapshot = parse_snapshot(content, title)
         graph = exporters.snapshot_graph(snapshot, title)
@@ -99,16 +99,16 @@ OPENERS = (FlamegraphOpener(), SnapshotOpener())
 
 
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:
-    """Return a page that shows a file. The file's name does not matter.
+    """Return a page that shows a file.
 
     Args:
-        path: The file.
-        announce: Called with one line before a step that takes a while.
+        path: The file. The content decides how the file is shown, not the name.
+        announce: Function that is called with one line of text before speedscope is downloaded.
 
     Raises:
-        UnopenableFileError: No opener recognises the file, or it is damaged.
+        UnopenableFileError: No opener recognises the file, or the file is damaged or too large.
         SnapshotError: The file is a snapshot that is damaged or unsafe.
-        ViewerUnavailableError: The viewer is not installed and can't be fetched.
+        ViewerUnavailableError: Speedscope is not installed and can't be fetched.
         OSError: The file can't be read.
     """
     content = read_content(path)

@@ -1,10 +1,10 @@
 """Read pickles of plain values: dictionaries, lists, tuples, text and numbers.
 
 A pickle is a program that Python's unpickler runs. The unpickler imports the modules that the program names.
-It also hashes nested keys of any depth, which can take unlimited time. `loads` uses the standard library's
-unpickler in Python, and allows only the opcodes that build plain values. So no pickle makes `loads` import or
-call anything. `loads` hashes only text and a few small keys. So its time and memory are limited by the
-pickle's size.
+It also hashes nested keys of any depth, which can take unlimited time. `loads` uses the pure-Python unpickler
+of the standard library, and allows only the opcodes that build plain values. So no pickle can make `loads`
+import or call anything. `loads` hashes only text and a few small keys. So the pickle's size limits the time
+and the memory that `loads` needs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Minimum bytes of a pickle for each container that it builds, not counting the first `_CONTAINERS`.
+"""Minimum bytes of a pickle per container. The first `_CONTAINERS` containers do not count.
 
 Containers are lists, dictionaries, tuples, and the marks that the opcode MARK puts on the unpickler's stack.
-A pickle with fewer bytes for each is refused, because one byte can create an empty dictionary of 64 bytes. A
-snapshot has more than 10 bytes for each container."""
+memlog refuses a pickle with fewer bytes per container, because one byte of a pickle can create an empty
+dictionary of 64 bytes. A snapshot has more than 10 bytes per container."""
 _CONTAINERS = 1000
 """Number of containers that a pickle may build in addition to the number that its size allows."""
 _OTHER_KEYS = 4096
-"""Maximum number of keys in a pickle that are not text. With more, the pickle is refused. Numbers can be
-chosen to have the same hash, and Python would then compare each key with all earlier keys."""
+"""Maximum number of keys that are not text, in all dictionaries of a pickle. memlog refuses a pickle with
+more such keys. An attacker can choose numbers that have the same hash. Python would compare each of these
+keys with all earlier keys, which takes too long."""
 _TUPLE = 16
 """Maximum number of values in a tuple. A tuple must not hold containers, because hashing nested tuples can
 take exponential time."""
 _NAME = 500
-"""Maximum characters of a module's or a function's name in a message."""
+"""Maximum characters of a function's full name in a message."""
 _TEXT_KEYS = frozenset({str})
 _KEYS = frozenset({str, int, tuple})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -41,7 +42,7 @@ _PLAIN = (
     "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
     "SHORT_BINUNICODE BINUNICODE BINUNICODE8 APPEND APPENDS"
 )
-"""Opcodes that the standard library runs without a check of memlog's."""
+"""Names of the opcodes that the standard library's unpickler runs. memlog adds no check to them."""
 _CONTAINER_OPCODES = ("MARK", "EMPTY_LIST", "EMPTY_DICT")
 _TUPLE_OPCODES = ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
 
@@ -57,13 +58,13 @@ def loads(content: bytes) -> Any:
 
     Raises:
         UnsafeSnapshotError: The pickle uses an operation that plain values do not need.
-        Exception: The pickle is cut off, or the content is no pickle. Its type varies.
+        Exception: The pickle is cut off, or the content is no pickle. The exception's type varies.
     """
     return _Unpickler(content).load()
 
 
 class _Memo(list[Any]):
-    """The unpickler's numbered values, in a list. A dictionary would take ten times the memory."""
+    """The unpickler's numbered values, as a list. A dictionary would take ten times as much memory."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if index == len(self):
@@ -92,7 +93,6 @@ class _Unpickler(_InPython):  # type: ignore[misc]
             raise _unsafe("holds a tuple of many values, or one that holds others")
 
     def check_keys(self, keys: Iterable[Any]) -> None:
-        """Count the keys that are not text. Raise if there are too many, or one is not an int or tuple."""
         for key in keys:
             if type(key) not in _KEYS:
                 raise _unsafe(f"has a {type(key).__name__} as a key")
@@ -101,7 +101,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
             raise _unsafe("has numbers as keys")
 
     def refuse(self, opcode: str) -> None:
-        """Raise an error that names the function that the pickle would call, or else the opcode."""
+        """Raise an error with the name of the function that the pickle would call, else with the opcode."""
         called: list[str] = []
         if opcode in ("GLOBAL", "INST"):
             called = [self.readline().strip().decode("utf-8", "replace") for _ in range(2)]
@@ -128,9 +128,9 @@ def _tuple(load: _Load) -> _Load:
 
 
 def _with_keys(load: _Load, keys: slice) -> _Load:
-    """Return a function that checks a dictionary's keys, and then calls ``load``, which hashes them.
+    """Return a function that checks a dictionary's keys before ``load`` hashes them.
 
-    ``keys`` are the places of the keys on the unpickler's stack.
+    ``keys``: positions of the keys on the unpickler's stack.
     """
 
     def checked(reader: _Unpickler) -> None:

@@ -23,8 +23,8 @@ from memlog.sink import ArtifactStore, StoredArtifact
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3
 _SLACK = 64 * 1024**2
-"""Bytes by which a file may exceed its listed size. A store may compress a file after it has
-listed its size."""
+"""Bytes by which a downloaded file may exceed the size in the store's list. A store may list the size of the
+original file and compress the file afterwards."""
 
 Outcome: TypeAlias = Literal["written", "same", "replaced"]
 
@@ -36,15 +36,16 @@ class Pulled(msgspec.Struct, frozen=True):
     path: Path
     size: int
     outcome: Outcome
-    """``same``: a file with this name and content existed already, and was not changed."""
+    """``same``: the folder had a file with this name and content before. That file was not changed."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Files of a listing: those to download, and those that are refused."""
+    """Files that a store lists: those to download, and those that memlog refuses."""
 
     files: list[StoredArtifact]
     refused: list[str]
-    """Names that could lead out of a folder. memlog itself gives no file such a name."""
+    """Names of the refused files. The name or the kind of a refused file could lead out of a folder. memlog
+    itself makes no such names and kinds."""
 
     @property
     def size(self) -> int | None:
@@ -54,10 +55,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
-    """Choose the files of a kind (``None``: of all kinds) that may be downloaded.
+    """Choose the files to download.
+
+    Args:
+        listed: All files that the store lists.
+        kind: Kind of the files to download; ``None``: all kinds.
 
     Raises:
-        ArtifactError: There are too many files, or one is too large.
+        ArtifactError: More than `MAX_FILES` files are chosen, or one of them has more than `MAX_FILE_BYTES`.
     """
     wanted = {(file.name, file.kind): file for file in listed if kind in {None, file.kind}}
     files = [file for file in wanted.values() if is_safe(file.name) and is_safe(file.kind)]
@@ -80,10 +85,10 @@ class Puller:
 
     Args:
         store: The store of the files.
-        run_id: The store's own id of the run.
-        directory: The folder. `room_for` creates it if it does not exist.
-        force: True to replace existing files. False: a file that differs from an existing file of the same
-            name gets a number in its name.
+        run_id: Id of the run in the store.
+        directory: The folder. `room_for` creates the folder if it does not exist.
+        force: True: replace existing files. False: if an existing file has the same name and another content,
+            save the download under a name with a number, such as ``a-1.json``.
     """
 
     def __init__(
@@ -115,10 +120,11 @@ class Puller:
 
         Args:
             artifact: One of the files that `choose` returned.
-            progress: Called with the number of bytes of each part that arrives.
+            progress: Function that is called with the number of new bytes each time that data arrives.
 
         Raises:
-            ArtifactError: The download is too large or no plain file, or it can't be moved to its place.
+            ArtifactError: The download is too large or no plain file, or ``force`` is true and a folder has
+                the file's name.
             DeliveryError: The tracker fails.
         """
         limit = MAX_FILE_BYTES if artifact.size is None else artifact.size + _SLACK
@@ -168,9 +174,10 @@ def _bounded(
 
 @contextmanager
 def _file_limit(size: int) -> Iterator[None]:
-    """Limit the files that this process writes to ``size`` bytes (RLIMIT_FSIZE).
+    """Set a maximum size for each file that this process writes (RLIMIT_FSIZE).
 
-    This limit is needed because some trackers' clients do not call ``progress``.
+    The maximum is ``size`` bytes, but at least `_SLACK`. This is needed because the clients of some trackers
+    do not call ``progress``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1
@@ -183,7 +190,7 @@ def _file_limit(size: int) -> Iterator[None]:
 
 
 def _size_of(came: Path, folder: Path, artifact: StoredArtifact) -> int:
-    """Return the size of a download; raise unless it is a plain file inside ``folder``."""
+    """Return the size of a download in bytes. Raise if the download is no plain file inside ``folder``."""
     found = came.lstat()
     inside = came.parent.resolve().is_relative_to(folder.resolve())
     if not stat.S_ISREG(found.st_mode) or not inside:
@@ -192,7 +199,7 @@ def _size_of(came: Path, folder: Path, artifact: StoredArtifact) -> int:
 
 
 def _is_same(came: Path, target: Path) -> bool:
-    """Return True if ``target`` is a plain file with the same content; a link is not followed."""
+    """Return True if ``target`` is a plain file (and no link) with the same content as ``came``."""
     return not target.is_symlink() and target.is_file() and filecmp.cmp(came, target, shallow=False)
 
 

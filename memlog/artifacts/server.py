@@ -1,9 +1,9 @@
 """Serve one page on loopback, to this user only.
 
-The files are in memory and found by their exact address, so no path leads to another file. Their address
-begins with a random part, so other users of the machine can't request them. The ``Host`` header must name
-this machine; otherwise another web page could point its own name here and read the files (DNS rebinding). A
-Content-Security-Policy lets the page connect to this server only.
+The files are in memory and found by their exact address, so no address leads to another file. Each address
+begins with a random part, so other users of the machine can't request the files. The ``Host`` header of a
+request must name this machine. Otherwise another web site could make its own host name point to this server
+and read the files (DNS rebinding). A Content-Security-Policy lets the page connect to this server only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from memlog.artifacts.openers import Page
 LOOPBACK = "127.0.0.1"
 
 _HOST = re.compile(rf"(?:{re.escape(LOOPBACK)}|localhost)(?::[0-9]{{1,5}})?", re.IGNORECASE)
-"""Accepted ``Host`` headers, with any port: through ssh's forwarding, a browser may use another port."""
+"""Pattern of the accepted ``Host`` headers. Any port is accepted, because a browser uses another port if the
+user forwards the server's port with ssh."""
 _TIMEOUT = 30.0
 """Seconds after which an idle connection is closed."""
 _HEADERS = {
@@ -37,11 +38,11 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """HTTP server of one page, until `shutdown` is called.
+    """HTTP server of one page.
 
     Args:
         page: The page.
-        port: The port; 0: a free one.
+        port: Port of the server; 0: a free port.
 
     Raises:
         OSError: The port is in use.
@@ -55,7 +56,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((LOOPBACK, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking a name server for this machine's name; the parent class would ask."""
+        """Bind the server's address. The parent class would also ask a name server for the host's name."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
 
@@ -68,7 +69,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}{self._prefix}{self._page.entry}"
 
     def find(self, target: str) -> tuple[str, bytes] | None:
-        """Return media type and content of a request's target; ``None`` if there is no such file."""
+        """Return the media type and the content of a requested file; ``None`` if there is no such file."""
         prefix, name = target[: len(self._prefix)], target[len(self._prefix) :]
         if not hmac.compare_digest(prefix.encode(), self._prefix.encode()):
             return None
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - http.server's names
-        """Answer a refused request with a status only: http.server's own page would name the software."""
+        """Answer with a status only. The error page of http.server would name the server's software."""
         self.close_connection = True
         self.send_response_only(code)
         self.send_header("Content-Length", "0")

@@ -17,8 +17,8 @@ from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
-"""Maximum bytes of a snapshot. A snapshot with a history of 65,536 entries with stacks has a few hundred
-million bytes."""
+"""Maximum bytes of a snapshot. If the snapshot's history has 65,536 entries and each entry has a stack, the
+snapshot has a few hundred million bytes."""
 
 
 def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
         The snapshot, with the keys ``segments`` and ``device_traces``.
 
     Raises:
-        UnsafeSnapshotError: The file would import something, or contains values that are not plain.
+        UnsafeSnapshotError: The file would import something, or contains values that a snapshot never has.
         SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
     file = Path(path)
@@ -59,22 +59,22 @@ def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -
         The path of the page.
 
     Raises:
-        UnsafeSnapshotError: As `read_snapshot`.
-        SnapshotError: As `read_snapshot`.
+        UnsafeSnapshotError: The file would import something, or contains values that a snapshot never has.
+        SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
     return write_text(trace_plot(read_snapshot(path), Path(path).name), output_path)
 
 
 def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]:
-    """Read a snapshot from bytes in memory; see `read_snapshot`.
+    """Return the snapshot that the bytes of a pickle describe.
 
     Args:
         content: The pickle.
-        name: Name of the snapshot in errors.
+        name: Name of the snapshot in error messages.
 
     Raises:
-        UnsafeSnapshotError: As `read_snapshot`.
-        SnapshotError: As `read_snapshot`.
+        UnsafeSnapshotError: The pickle would import something, or contains values that a snapshot never has.
+        SnapshotError: The content is no pickle of a snapshot.
     """
     try:
         document = plain_pickle.loads(content)

@@ -1,4 +1,4 @@
-"""Find speedscope's static build: in this install, in the user's cache, or with npm."""
+"""Find speedscope's static build in this install or in the user's cache, or fetch it with npm."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from memlog.errors import ViewerUnavailableError
 
 
 def find_viewer(announce: Callable[[str], object]) -> Path:
-    """Return the folder of speedscope's static build; fetch it if this install does not contain it.
+    """Return the folder of speedscope's static build.
+
+    If neither this install nor the user's cache contains the build, npm fetches it.
 
     Args:
-        announce: Called with one line before something is fetched.
+        announce: Function that is called with one line of text before npm fetches the build.
 
     Raises:
         ViewerUnavailableError: The build was not found and can't be fetched. The message says why, and what

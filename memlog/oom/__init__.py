@@ -1,1 +1,1 @@
-"""Detection of failed allocations in the trainer's process, with the requested size and the layer."""
+"""Detection of failed allocations in the training process, and of their size and layer."""

@@ -18,11 +18,13 @@ KIND = "snapshot"
 
 
 def allocator_snapshot(*, tracing: bool) -> Any:
-    """Return torch's snapshot of the allocator. The call allocates no device memory.
+    """Return torch's snapshot of the allocator; ``None`` if no snapshot is taken.
 
-    If torch records a history of allocations while memlog does not trace, the user has started that
-    recording. Its history can have millions of entries, so it is left out. If this version of torch can't
-    leave it out, return ``None``.
+    The call allocates no device memory.
+
+    If torch records a history of allocations while memlog does not trace, the user has started the recording.
+    The user's history can have millions of entries, so the snapshot is taken without the history. If this
+    version of torch can't leave out the history, no snapshot is taken.
 
     Args:
         tracing: True if memlog traces the current step.
@@ -38,7 +40,7 @@ def allocator_snapshot(*, tracing: bool) -> Any:
 
 
 def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
-    """Write a snapshot into the run's folder. It replaces an earlier snapshot.
+    """Write a snapshot into the run's folder. An earlier snapshot in the folder is replaced.
 
     Raises:
         OSError: The file can't be written.

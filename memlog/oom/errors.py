@@ -1,4 +1,4 @@
-"""Recognition of exceptions that report a lack of memory, and their details."""
+"""Recognition of exceptions that report a failed allocation, and description of the failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memlog.probes.tree import machine_memory
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
-"""Maximum number of characters of a message that are searched for secrets."""
+"""Number of characters of a message that are searched for passwords. Later characters are never shown."""
 _UNITS: dict[str, int] = {
     unit: 1024**power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
 }
@@ -41,22 +41,23 @@ _ASKED_FOR = (
 _FREE = re.compile(rf"of which {_SIZE} is free")
 _DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b(?: device)? ?(?P<index>\d+)?")
 _PASSED_ON = re.compile(r"\ACaught (?P<kind>\w+) in (?P<where>[^\n]+)\.\n")
-"""Message of an exception that torch raises again after it was raised in a worker process or another
-thread."""
+"""First line of an exception's message, if torch caught the exception in a worker process or another thread
+and raised it again."""
 _WORKER = re.compile(r"DataLoader worker process \d+")
 _ENDED_WORKER = re.compile(
     r"(?P<worker>DataLoader worker \(pid \d+\)) is killed by signal: (?P<signal>Killed|Bus error)\."
 )
-"""Message of the error that torch raises in the trainer if the kernel ended a worker. ``Killed`` is the
-signal of the kernel's out-of-memory killer. ``Bus error`` means that ``/dev/shm`` is full. Workers pass
-batches to the trainer through ``/dev/shm``."""
+"""Message of the error that torch raises in the training process if the kernel killed a DataLoader worker.
+``Killed`` is the signal of the kernel's out-of-memory killer. ``Bus error`` means that ``/dev/shm`` is full.
+Through ``/dev/shm``, workers pass batches to the training process."""
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if ``error`` itself reports a failed allocation, on the host or on a device.
 
-    An error about a worker that a signal ended counts, too: the kernel ends processes when memory runs out.
+    An error that reports a killed DataLoader worker counts, too, because the kernel kills processes when
+    memory runs out.
     """
     if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
@@ -74,9 +75,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def failed_allocation(error: BaseException | None) -> BaseException | None:
     """Return the exception of the failed allocation that caused ``error``; ``None`` if there is none.
 
-    The search covers ``error`` itself, its ``__cause__`` and ``__context__``, and the members of an exception
-    group, at any depth. If the ``__cause__`` of the exception found is a failed allocation, too, that cause
-    is returned. The traceback of the cause leads to the layer.
+    The search covers ``error`` itself, the ``__cause__`` and ``__context__`` of each exception, and the
+    members of exception groups, at any depth. If the ``__cause__`` of the found exception is a failed
+    allocation, too, the cause is returned instead, because the traceback of the cause leads to the layer.
     """
     seen: set[int] = set()
     waiting = deque([error])
@@ -155,15 +156,16 @@ def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
 
 
 def is_of_a_device(error: BaseException | None) -> bool:
-    """Return whether an exception is the ``torch.OutOfMemoryError`` of a device's allocator."""
+    """Return True if an exception is the ``torch.OutOfMemoryError`` of a device's allocator."""
     return isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ()))
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return the message's last line that contains the requested size.
+    """Return one line of an error's message: the last line that contains the requested size.
 
-    If no line contains it, return the first line. If torch passed the exception on from a worker or another
-    thread, return the last line instead: the message is then a whole traceback with the error at its end.
+    If no line contains the size, there are two cases. If torch passed the error on from a worker or another
+    thread, return the last line, because the message is a traceback that ends with the error. Otherwise,
+    return the first line.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):

@@ -1,4 +1,4 @@
-"""Layer and phase of a step in which an event happens, read from Python's frames."""
+"""Layer and phase that a thread is running, read from the thread's Python frames."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def current_frames() -> list[FrameType]:
 
 
 def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
-    """Return the layer's path and the phase that a thread's frames show; ``None`` for each that is unknown.
+    """Return the layer and the phase that a thread is running. Each is ``None`` if it is unknown.
 
-    The path is the layer's name in the ``named_modules()`` of the outermost module. During a backward pass,
-    the frames usually contain no module. The phase is then ``backward``, and the layer is ``None``. Only
-    checkpointing runs modules again during a backward pass.
+    The layer is given as the path in ``named_modules()`` of the outermost module, followed by the class. In a
+    backward pass, the phase is ``backward`` and the layer is usually ``None``, because the frames contain no
+    module. Only checkpointing runs modules again in a backward pass.
 
     Args:
         frames: Frames of one thread, the outermost first.

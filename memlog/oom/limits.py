@@ -1,8 +1,8 @@
 """Memory that was free on the host when an allocation failed, and the limit that applied.
 
-memlog gets an exception only after the stack has unwound and the step's memory was released. By then, more
-memory is free than at the failure. The kernel records the highest memory use of the process. The use at the
-failure was at most this highest use.
+memlog gets an exception only after the stack has unwound and the step's memory was released. At that time,
+more memory is free than at the failure. So memlog reads the highest memory use of the process, which the
+kernel records. The use at the failure was at most this highest use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Headroom(NamedTuple):
     """Used and free memory under one limit, in bytes; ``None`` if unknown."""
 
     used: int | None
-    """Bytes in use when this process's use was highest."""
+    """Bytes in use at the time of this process's highest use."""
     free: int | None
-    """Bytes that were free when this process's use was highest."""
+    """Bytes that were free at the time of this process's highest use."""
     free_after: int | None
-    """Bytes that are free now, after the failed step's memory was released."""
+    """Bytes that were free after the failed step's memory was released."""
     limit: int | None
     limited_by: str | None
 
@@ -47,7 +47,7 @@ def host_headroom() -> Headroom:
 
 
 def highest_resident() -> int | None:
-    """Return the highest resident set of this process so far, in bytes; ``None`` if unknown."""
+    """Return the largest resident set size of this process so far, in bytes; ``None`` if unknown."""
     return _own_memory().get("VmHWM")
 
 
@@ -92,8 +92,8 @@ def _machine(memory: dict[str, int]) -> Headroom:
 def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:
     """Return the headroom under a limit that other processes share.
 
-    The highest use by all processes is not recorded, so it is estimated. The estimate is the current use plus
-    the difference between this process's highest and current resident set.
+    The kernel does not record the highest use by all processes together. memlog estimates it: the current use
+    by all processes, plus the difference between this process's largest and current resident set size.
     """
     given_back = max(memory.get("VmHWM", 0) - memory.get("VmRSS", 0), 0)
     after = max(limit - used, 0)

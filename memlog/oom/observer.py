@@ -22,8 +22,8 @@ from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
 
 _SNAPSHOTS = 3
-"""Maximum number of snapshots that a run saves. Each replaces the one before. Later failures save none. A
-search for the largest batch size fails many times."""
+"""Maximum number of times that a run saves a snapshot. Each snapshot replaces the previous one. There is a
+maximum because a search for the largest batch size fails many times."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
@@ -33,8 +33,8 @@ _attached = False
 class AllocatorWatch:
     """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
-    The object is a subscriber. It attaches itself to torch when the run first uses a CUDA device, because
-    attaching earlier would initialise CUDA.
+    The object is called with each event of the run. At the first event of a CUDA device, it attaches itself
+    to torch. To attach earlier would initialise CUDA.
     """
 
     _publish: Callable[[Event], object]
@@ -46,16 +46,16 @@ class AllocatorWatch:
     _snapshots: int = field(default=0, init=False)
 
     def __call__(self, event: Event) -> None:
-        """Attach the watch if the event says that a CUDA device is in use."""
+        """Attach the watch to torch if the event shows that a CUDA device is in use."""
         if isinstance(event, Device) and event.name.startswith("cuda"):
             with self._diagnostics.contained("watching for failed allocations"):
                 _attach(self)
 
     def run_ended(self, error: BaseException | None) -> None:
-        """Publish the failed allocation, if a failed allocation ended the run. Never raises.
+        """If a failed allocation ended the run, publish an event for it. Never raises.
 
-        A device's failure is left out if no step has completed since the last call of `failed`, because
-        `failed` has published it.
+        `failed` publishes an event as soon as an allocation on a CUDA device fails. So if the allocation was
+        on a device, and no step has completed since the last call of `failed`, no second event is published.
         """
         with self._diagnostics.contained("describing what ended the run"):
             failed = failed_allocation(error)
@@ -70,11 +70,11 @@ class AllocatorWatch:
             _watch = None
 
     def failed(self, device: int, requested: int, total: int, free: int) -> None:
-        """Publish a failed allocation, and save the allocator's snapshot. Never raises.
+        """Publish an event for a failed allocation, and save the allocator's snapshot. Never raises.
 
         Args:
             device: Index of the device.
-            requested: Bytes of the allocation.
+            requested: Bytes that were requested.
             total: Bytes of the device's memory.
             free: Bytes of the device's memory that are free.
         """
@@ -131,7 +131,7 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return the autograd node that this thread runs, as in ``unknown, in AddmmBackward0``."""
+    """Return text with the autograd node that this thread runs, such as ``unknown, in AddmmBackward0``."""
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
     node = None if current is None else current()

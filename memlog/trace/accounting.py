@@ -1,12 +1,13 @@
 """Accounting of a trace: totals per layer, and the storages that are live at the peak.
 
-The accountant processes the stream in pieces and keeps no piece. The first pass over a piece finds the
-piece's highest number of live bytes. If this number is a new peak, a second pass replays the piece up to the
-peak and finds the storages that were live at the peak. So the figures are exact for a trace of any length.
-The memory that the accountant uses grows with the live storages only.
+The accountant processes the stream in pieces and discards each piece. The first pass over a piece finds the
+highest number of live bytes in the piece. If this number is a new peak, a second pass replays the piece up to
+the peak and finds the storages that were live at the peak. So the figures are exact for a trace of any
+length. The memory that the accountant uses grows with the live storages only.
 
-Live bytes count from 0 at the start of the trace. Bytes from before the trace are added at the end, because
-some become known late. An example is an optimizer's state, known when the optimizer first steps.
+Live bytes count from 0 at the start of the trace. Bytes from before the trace are added at the end of the
+accounting, because some of them become known late. For example, an optimizer's state becomes known when the
+optimizer first steps in the trace.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LiveStorage:
 
     @property
     def final_category(self) -> int:
-        """Category of the storage. If it is undecided, the phase determines the category."""
+        """Category of the storage. If ``category`` is undecided, the phase decides."""
         if self.category != UNDECIDED:
             return self.category
         if self.phase == BEFORE:
@@ -73,7 +74,7 @@ class Row:
     """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
     def raise_peak(self, level: int) -> None:
-        """Raise the peak to ``level`` live bytes, if the peak is lower."""
+        """Set the peak to ``level`` live bytes if the peak is lower."""
         if self.peak is None or level > self.peak:
             self.peak = level
 
@@ -115,7 +116,7 @@ class _Frames:
         )
 
     def add(self, storage: LiveStorage, thread: int, live: int) -> None:
-        """Add a storage to its thread's innermost frame; ``live``: live bytes, the storage included."""
+        """Add a storage to the innermost frame of ``thread``. ``live`` includes the storage's bytes."""
         self._stack(thread, live)[-1].add(storage)
         self.raise_peaks(live)
 
@@ -124,7 +125,7 @@ class _Frames:
             stack[-1].peak = max(stack[-1].peak, live)
 
     def _stack(self, thread: int, live: int) -> list[_Frame]:
-        """Return a thread's frames. The first frame is its work outside all modules, and never closes."""
+        """Return a thread's frames. The first one stands for work outside all modules and is never closed."""
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = [_Frame(OUTSIDE, FORWARD, 0, live)]
@@ -135,7 +136,7 @@ class _Frames:
         self._stack(event.thread, live).append(frame)
 
     def exit(self, event: StreamEvent, live: int) -> None:
-        """Close a module's frame and the frames inside it. Ignore a module that began before the trace."""
+        """Close a module's frame and all frames inside it. Ignore a call that began before the trace."""
         stack = self._stack(event.thread, live)
         if not any(frame.layer == event.layer for frame in stack[1:]):
             return
@@ -145,7 +146,7 @@ class _Frames:
             self._close_innermost(event.thread, event.time_ns, live)
 
     def change_phase(self, event: StreamEvent, live: int) -> None:
-        """Close the frame of a backward pass or optimizer step that ends, and open one if another begins."""
+        """Close the frame of the backward pass or optimizer step that ends. Open a frame if one begins."""
         stack = self._stack(event.thread, live)
         parts = self._backward[event.thread]
         if stack[-1].phase in (BACKWARD, OPTIMIZER):
@@ -191,21 +192,21 @@ class Accountant:
     """The accounting of one trace.
 
     Args:
-        by_readings: True: READING events give the live bytes (a sampler records no allocations). False: live
-            bytes are those allocated minus those freed.
-        layers_around: Function that returns a layer and the layers that contain it; by default, no layer
-            contains another.
+        by_readings: True: take live bytes from READING events, because the trace has no ALLOC events (engine
+            ``sampler``). False: compute live bytes from ALLOC and FREE events.
+        layers_around: Function that returns a layer's number and the numbers of all layers that contain the
+            layer. By default, no layer contains another layer.
 
     Attributes:
-        live_bytes: Bytes live now, minus the bytes live at the start of the trace.
+        live_bytes: Bytes live after the processed events, minus the bytes live at the start of the trace.
         before_bytes: Bytes that were live before the trace.
         peak_bytes: The highest `live_bytes` so far.
         peak_ns: Time of the peak, in nanoseconds since the trace began.
         at_peak: Storages live at the peak.
         rows: Figures by layer and phase.
-        added: Maximum number of bytes by which one call of a layer's forward, or one uninterrupted part of
-            its backward pass, has raised the live bytes, by layer. Inner layers are included.
-        lines: Bytes allocated outside all modules, by the number of the program's line.
+        added: Largest rise of the live bytes during one call of a layer's forward, or during one
+            uninterrupted part of the layer's backward pass, by layer. Inner layers are included.
+        lines: Bytes allocated outside all modules, by the number of the line in the trace's ``lines``.
         unmatched_frees: Number of frees without a recorded allocation.
     """
 
@@ -248,11 +249,11 @@ class Accountant:
             self._fold_piece(events[start : start + step])
 
     def finish(self) -> None:
-        """Close all modules that are still running. `fold` must not be called afterwards."""
+        """Close all modules that run when the trace ends. `fold` must not be called afterwards."""
         self._frames.close_all(self._last_ns, self.live_bytes)
 
     def remaining(self) -> list[LiveStorage]:
-        """Return the storages that are live now."""
+        """Return the storages that are live after the processed events."""
         return list(self._live.values())
 
     def _fold_piece(self, piece: bytes) -> None:
@@ -271,7 +272,7 @@ class Accountant:
         self.at_peak += [storage for storage in self._created[replayed:] if storage.phase == BEFORE]
 
     def _replay(self, live: dict[int, LiveStorage], piece: bytes) -> tuple[list[LiveStorage], int]:
-        """Return the storages that are live after ``piece``, and the number of allocations in ``piece``."""
+        """Apply ``piece`` to ``live``. Return the live storages and the number of the piece's allocations."""
         count = 0
         for event in encoding.decode(piece):
             if event.kind == encoding.ALLOC:

@@ -1,34 +1,40 @@
-"""Bytes that layers add in the backward pass, where no call of a module shows when a layer begins."""
+"""Bytes that each layer adds in the backward pass.
+
+The backward pass does not call modules. So a layer begins and ends where the layer of the operations changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 LayersAround = Callable[[int], Sequence[int]]
-"""Function that returns the numbers of a layer and of all layers that contain it. It returns no number for
-work outside all modules."""
+"""Function that returns a layer's number and the numbers of all layers that contain the layer. For work
+outside all modules, it returns no number."""
 
 
 class BackwardParts:
     """Parts of one thread's backward pass, and the bytes that each part adds.
 
-    A part is the time in which the backward pass is in one layer, or in layers inside it, without
-    interruption.
+    A part is an uninterrupted time in which the backward pass runs operations of one layer, or of layers
+    inside this layer.
 
     Args:
-        layers_around: Function that returns a layer and the layers that contain it.
-        added: Function that is called when a part ends, with the layer and the bytes that the part added.
+        layers_around: Function that returns a layer's number and the numbers of all layers that contain it.
+        added: Function that is called when a part ends. Its arguments are the layer and the added bytes.
     """
 
     def __init__(self, layers_around: LayersAround, added: Callable[[int, int], object]) -> None:
         self._layers_around = layers_around
         self._added = added
         self._open: dict[int, int] = {}
-        """Live bytes at the beginning of each open part, by layer."""
+        """Live bytes at the beginning of each part that has not ended, by layer."""
         self._peaks: dict[int, int] = {}
 
     def begin(self, layer: int, live: int) -> None:
-        """Begin a layer's part at ``live`` bytes, and end the parts of all layers that do not contain it."""
+        """Begin the parts of a layer and of all layers that contain it. End the parts of all other layers.
+
+        If one of the parts has begun before, it continues. ``live`` is the current number of live bytes.
+        """
         around = self._layers_around(layer)
         for interrupted in [known for known in self._open if known not in around]:
             self._end(interrupted)
@@ -37,7 +43,7 @@ class BackwardParts:
             self._peaks.setdefault(containing, live)
 
     def reach(self, live: int) -> None:
-        """Raise the peaks of the open parts to ``live`` bytes, if they are lower."""
+        """Set the peak of each open part to ``live`` bytes if the peak is lower."""
         for layer, peak in self._peaks.items():
             if live > peak:
                 self._peaks[layer] = live

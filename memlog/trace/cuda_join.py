@@ -1,9 +1,9 @@
-"""Join of a device allocator's own history with the layers.
+"""Join of two records: the history of a device's allocator, and the changes of layer that hooks record.
 
-A mark is a change of layer that a hook records. Hooks number the marks, and pass the newest number to the
-allocator as a note. The allocator attaches the note to every later event of the thread. So each allocation
-names exactly the last mark before it. If an allocator takes no notes (XPU), the mark is found by time. Then
-marks within one microsecond can be confused.
+A mark is a recorded change of layer. Hooks number the marks, and pass the newest number to the allocator as a
+note. The allocator attaches the note to every later event of the thread. So each allocation names exactly the
+last mark before it. If an allocator takes no notes (XPU), the mark is found by time. In this case, marks
+within one microsecond can be confused.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Mark(NamedTuple):
     phase: int
     thread: int
     owner: tuple[int, int] = (OUTSIDE, FORWARD)
-    """Layer and phase of the thread's work from this mark on."""
+    """Layer and phase to which the thread's allocations after this mark belong."""
     address: int = 0
     """Address of the storage that a CLASSIFY mark classifies."""
     inputs: tuple[int, int] = (0, 0)
-    """Addresses of a module's inputs; the stream holds their serials instead (see ENTER in
-    `memlog.trace.encoding`)."""
+    """Addresses of a module's inputs. In the stream of events, the inputs' serials replace the addresses (see
+    ENTER in `memlog.trace.encoding`)."""
     category: int = UNDECIDED
     reading: tuple[int, int] | None = None
-    """Bytes that the allocator has allocated and reserved; ``None``: not read at this mark."""
+    """Allocated bytes and reserved bytes of the allocator; ``None``: not read at this mark."""
 
 
 class ExistingStorage(NamedTuple):
-    """Storage of a known layer and category. It is older than the trace window, or allocated in it."""
+    """Storage whose layer and category are known. It was allocated before the trace or during the trace."""
 
     address: int
     size: int
@@ -65,23 +65,26 @@ class ExistingStorage(NamedTuple):
 
 
 def label(number: int) -> str:
-    """Return the note for mark ``number``. C++ stores up to 15 characters without an allocation."""
+    """Return the note for a mark.
+
+    The note is short, because C++ stores a text of up to 15 characters without an allocation.
+    """
     return f"ml{number:x}"
 
 
 def number_of(note: Any) -> int | None:
-    """Return the number of a note's mark; ``None`` if memlog did not write the note."""
+    """Return the number of the mark that a note names; ``None`` if memlog did not write the note."""
     found = _NOTE.fullmatch(note) if isinstance(note, str) else None
     return None if found is None else int(found[1], 16)
 
 
 def rounded(size: int) -> int:
-    """Return a size in bytes as the allocator rounds it up."""
+    """Return a size in bytes, rounded up to a multiple of the allocator's block size."""
     return -(-size // _BLOCK) * _BLOCK
 
 
 def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
-    """Return the first entry of each address. If it is a free, the storage is older than the history."""
+    """Return the first entry of each address. If this entry is a free, the storage precedes the history."""
     first: dict[int, Any] = {}
     for entry in history:
         if entry.get("action") in ("alloc", "free_requested"):
@@ -94,13 +97,15 @@ class Join:
 
     Args:
         marks: Marks by number.
-        existing: Storages of known layers and categories. Those that the history allocates are ignored.
-        opening: Bytes allocated when the window began; ``None``: unknown.
-        started_us: Unix time in microseconds at which the window began.
-        by_time: True if the history holds no notes, so that marks are found by time.
+        existing: Storages whose layers and categories are known. A storage is ignored if the history contains
+            the allocation of the storage.
+        opening: Allocated bytes when the trace began; ``None``: unknown.
+        started_us: Unix time in microseconds at which the trace began.
+        by_time: True: find marks by time, because the history holds no notes.
 
     Attributes:
-        unattributed: Number of allocations in the backward pass without a valid note.
+        unattributed: Number of allocations in a backward pass whose note is from an earlier backward pass.
+            The layer of these allocations is unknown.
     """
 
     def __init__(
@@ -125,9 +130,11 @@ class Join:
         self.unattributed = 0
 
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield the stream's events, from a device's entries in a snapshot's ``device_traces``.
+        """Yield the encoded events.
 
-        Entries with an unknown action are skipped.
+        Args:
+            history: The device's entries in a snapshot's ``device_traces``. Entries with an unknown action
+                are skipped.
         """
         yield from self._before(history)
         for entry in history:
@@ -142,9 +149,9 @@ class Join:
         yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield an ALLOC for each known storage from before the window, and one for all other bytes.
+        """Yield an ALLOC for each known storage from before the trace, and one ALLOC for all other bytes.
 
-        Known storages are those in ``existing``, and those that the history frees but does not allocate.
+        Known storages are those in ``existing``, and those whose first entry in the history is a free.
         """
         known = 0
         first = _first_entries(history)

@@ -1,4 +1,4 @@
-"""Trace result as HTML for notebooks. It has no script, loads nothing, and leaves text colours alone."""
+"""Trace result as HTML for notebooks. The HTML has no script, loads nothing, and sets no colour for words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLOURS = {
     "inputs": "#2f9e5f",
     "buffers": "#33b0ad",
 }
-"""Colours of the categories, as in a run's report."""
+"""Colours of the categories. A run's report uses the same colours."""
 _OTHER = "#a9b4c2"
 _STYLE = (
     ".memlog td,.memlog th{text-align:left;padding:2px 12px 2px 0}"
@@ -29,7 +29,7 @@ _STYLE = (
 
 
 def result_html(result: TraceResult) -> str:
-    """Return HTML with the peak, its categories as a bar, and a table of the layers that hold most."""
+    """Return HTML with the peak, a bar of the categories, and a table of the layers that hold most bytes."""
     parts = [*_head(result), *_categories(result), *_layers(result), *_notes(result)]
     return f'<div class="memlog"><style>{_STYLE}</style>{"".join(parts)}</div>'
 

@@ -1,7 +1,7 @@
-"""Encoding of the event stream that every engine records, 32 bytes an event.
+"""Encoding of the event stream that every engine records, 32 bytes per event.
 
-An event is one `bytes` object of fixed size. A finalizer, which can run at any point of the program, can
-append an event to a ``bytearray`` in a single atomic call without a lock.
+An event is one `bytes` object of fixed size. So one atomic call, without a lock, appends an event to a
+``bytearray``. A finalizer needs this, because it can run at any point of the program.
 
 ============  =================  ===================  ==============================================
 kind          key                size                 meaning
@@ -13,19 +13,21 @@ ENTER         serial             serial               A module's ``forward`` beg
                                                       of its two largest positional tensor arguments.
                                                       A serial of 0: unknown. A key of -1: no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
-PHASE_CHANGE  (unused)           (unused)             From now on, events outside ``forward`` belong to
+PHASE_CHANGE  (unused)           (unused)             After this event, events outside ``forward`` belong to
                                                       ``layer`` and ``phase`` (operations of the backward
                                                       pass, the optimizer's step).
-CLASSIFY      serial             (unused)             The storage is of ``category`` and belongs to ``layer``.
+CLASSIFY      serial             (unused)             The storage has ``category`` and belongs to ``layer``.
 READING       allocated bytes    reserved bytes       A reading of the allocator's own statistics.
-USES          serial             uses                 Like FREE, for a storage still live when the trace ends.
+USES          serial             uses                 Type and uses, in the fields of FREE, for a storage that
+                                                      is live when the trace ends.
 LINE          serial             number               A line of the program made the storage outside all
                                                       modules; ``number`` counts the trace's ``lines`` from 1.
                                                       LINE follows the storage's ALLOC.
 ============  =================  ===================  ==============================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase
-``BEFORE`` stands for a storage that was live when the trace began. It can come at any place in the stream.
+``BEFORE`` stands for a storage that was live when the trace began. Such an ALLOC can be anywhere in the
+stream.
 """
 
 from __future__ import annotations
@@ -108,9 +110,9 @@ def decode(events: bytes | memoryview) -> Iterator[StreamEvent]:
 def decode_with_allocations(
     events: bytes | memoryview,
 ) -> Iterator[tuple[StreamEvent, StreamEvent | None]]:
-    """Decode events in order, each ALLOC and FREE together with the ALLOC of its storage.
+    """Decode events in order. Pair each ALLOC or FREE with the ALLOC of the same storage.
 
-    The second item is ``None`` for every other event, and for a FREE whose ALLOC is not in ``events``.
+    Other events, and a FREE whose ALLOC is not in ``events``, are paired with ``None``.
     """
     live: dict[int, StreamEvent] = {}
     for event in decode(events):

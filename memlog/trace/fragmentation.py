@@ -1,4 +1,4 @@
-"""Fragmentation of a caching allocator: bytes that it reserves and no tensor uses.
+"""Fragmentation of a caching allocator: bytes that the allocator reserves but no tensor uses.
 
 The ratio is ``(reserved - allocated) / reserved``.
 """
@@ -22,8 +22,8 @@ def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:
 def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
     """Compute fragmentation from a snapshot's segments; ``None`` if the device has no segments.
 
-    ``inactive_split`` counts the free blocks of segments that are partly in use: no other pool and no other
-    process can use these blocks.
+    The result's ``inactive_split`` counts the free blocks of segments that are partly in use. No other pool
+    of the allocator and no other process can use these blocks.
     """
     reserved = allocated = inactive = 0
     for segment in segments:

@@ -1,4 +1,4 @@
-"""Live bytes of a traced training step at the end of each phase, and the highest live bytes in each phase."""
+"""Live bytes in each phase of a traced training step: the number at the end, and the highest number."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class PhaseLevel(msgspec.Struct):
     """Live bytes of one phase."""
 
     after: int
-    """Live bytes when the phase ended for the last time. For ``forward``: when it ended for the first time. A
-    step with accumulated gradients has several forward passes."""
+    """Live bytes at the end of the phase. If a step accumulates gradients, a phase has several ends. For
+    ``forward``, the first end counts. For each other phase, the last end counts."""
     highest: int
     """Highest number of live bytes in the phase."""
 
@@ -26,12 +26,12 @@ class PhaseLevel(msgspec.Struct):
 def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
     """Return the live bytes of each phase that a traced step reached.
 
-    ``data`` is the time before the first call of a module. ``end`` begins when a backward pass or an
-    optimizer's step ends, and lasts until another phase begins.
+    The phase ``data`` is the time before the first call of a module. The phase ``end`` begins when a backward
+    pass or an optimizer's step ends, and lasts until another phase begins.
 
     Returns:
-        The live bytes by phase; ``None`` if the trace does not hold every event, or does not know the live
-        bytes.
+        The live bytes by phase; ``None`` if the trace does not hold every event, or if live bytes are
+        unknown.
     """
     before = trace.result.before
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:
@@ -72,7 +72,6 @@ class _PhaseTracker:
             self.begin("end")
 
     def begin(self, phase: PhaseName) -> None:
-        """End the current phase and begin ``phase``, unless ``phase`` is the current one."""
         if phase == self._current:
             return
         known = self.levels.get(self._current)

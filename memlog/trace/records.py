@@ -22,11 +22,12 @@ Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled",
 """Exactness of a trace's bytes.
 
 - ``exact``: every allocation is known.
-- ``lower bound``: every allocation is known except those inside some operations or compiled code, which
-  ``unseen`` lists.
-- ``approximate``: tracing changed what operations allocate (``unseen`` lists how). So the peak of an untraced
-  step can be lower or higher.
-- ``sampled``: a peak between two readings is missed. So each peak is a lower bound.
+- ``lower bound``: allocations inside some operations or inside compiled code are unknown. ``unseen`` lists
+  these operations. All other allocations are known.
+- ``approximate``: tracing changed the allocations of operations (``unseen`` lists the changes). So the peak
+  of an untraced step can be lower or higher.
+- ``sampled``: memory was read at some moments only, so a peak between two readings is missed. Each known peak
+  is a lower bound.
 - ``none``: bytes are unknown. Only calls and times are known."""
 
 
@@ -40,18 +41,19 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     the layer's operations."""
     allocations: int | None
     """Number of allocations by the layer itself. ``allocations``, ``allocated`` and ``frees`` are ``None`` if
-    the sampler ran."""
+    the engine is ``sampler``."""
     allocated: int | None
-    """Bytes that the layer itself allocated, without its children."""
+    """Bytes that the layer itself allocated. Allocations by the layer's children do not count."""
     frees: int | None
-    """Number of the layer's own allocations that were freed before the trace ended."""
+    """Number of allocations by the layer itself that were freed before the trace ended."""
     peak: int | None
     """Highest number of live bytes in the whole process while the layer or a child was active."""
     kept: int | None
-    """Live bytes at the layer's exits minus live bytes at its entries, summed over all calls. Children are
-    included. ``None`` if bytes are unknown."""
+    """Live bytes at the end of a call of the layer minus live bytes at the call's beginning, summed over all
+    calls. Bytes of children are included. ``None`` if bytes are unknown."""
     time_ms: float
-    """Time from entry to exit, with children and the cost of tracing."""
+    """Time of the layer's calls, from beginning to end, summed over all calls. The time of children and the
+    cost of tracing are included."""
 
 
 class LayerFigures(msgspec.Struct, frozen=True):
@@ -61,27 +63,29 @@ class LayerFigures(msgspec.Struct, frozen=True):
     """Path of the module; for the model itself, the name of its class."""
     phases: tuple[PhaseFigures, ...]
     allocated: int | None
-    """Bytes that the layer itself allocated in all phases; ``None`` if the sampler ran, which sees no
-    allocations."""
+    """Bytes that the layer itself allocated in all phases; ``None`` if the engine is ``sampler``, which sees
+    no allocations."""
     peak: int | None
     """Highest number of live bytes while the layer or a child was active, in any phase."""
     at_peak: int | None
-    """Bytes of the layer itself that were live at the global peak; ``None`` if the sampler ran."""
+    """Bytes of the layer itself that were live at the trace's peak; ``None`` if the engine is ``sampler``."""
     at_peak_total: int | None
-    """Bytes of the layer and its children that were live at the global peak; ``None`` if the sampler ran."""
+    """Bytes of the layer and of its children that were live at the trace's peak; ``None`` if the engine is
+    ``sampler``."""
     time_ms: float
     """Time in all phases."""
     reserved_peak: int | None = None
-    """Highest number of bytes that the caching allocator reserved at the layer's entries and exits."""
+    """Highest number of bytes that the caching allocator had reserved when a call of the layer began or
+    ended."""
     fragmentation: float | None = None
-    """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits."""
+    """Mean of ``(reserved - allocated) / reserved`` at the beginnings and ends of the layer's calls."""
     added: int | None = None
-    """Maximum number of bytes by which one call of the layer's ``forward``, or one uninterrupted part of its
-    backward pass, raised the live bytes. Children are included. ``None`` also for work outside all
-    modules."""
+    """Largest rise of the live bytes during one call of the layer's ``forward``, or during one uninterrupted
+    part of the layer's backward pass. Allocations by children are included. ``None`` if bytes are unknown,
+    and for work outside all modules."""
 
     def phase(self, name: str) -> PhaseFigures | None:
-        """Return the figures of one phase; ``None`` if the layer was not active in it."""
+        """Return the figures of one phase; ``None`` if the layer was not active in this phase."""
         return next((figures for figures in self.phases if figures.phase == name), None)
 
 
@@ -94,8 +98,8 @@ class Share(msgspec.Struct, frozen=True):
     category: str
     size: int
     line: str = ""
-    """Line of the program that allocated the bytes, if no module did. In the backward pass: the line whose
-    derivative was computed. Empty if unknown or if a module allocated the bytes."""
+    """Line of the program that allocated the bytes outside all modules. In the backward pass: the line whose
+    derivative was computed. Empty if the line is unknown, or if a module allocated the bytes."""
 
     @property
     def holder(self) -> str:
@@ -107,16 +111,16 @@ class LineFigures(msgspec.Struct, frozen=True):
     """Bytes that one line of the program allocated outside all modules."""
 
     line: str
-    """File, line number, function, and the function of torch or another package that the line calls, such as
+    """File, line number, function, and the called function of torch or of another package. For example:
     ``train.py:42 in step: cross_entropy``."""
     allocated: int
-    """Bytes that the line allocated, and bytes that its derivative allocated in the backward pass."""
+    """Bytes that the line allocated, and bytes that the line's derivative allocated in the backward pass."""
     at_peak: int
     """Bytes of ``allocated`` that were live at the peak."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True):
-    """Bytes that a caching allocator reserves but that no tensor uses."""
+    """Bytes that a caching allocator reserves but no tensor uses."""
 
     reserved: int
     allocated: int
@@ -128,7 +132,7 @@ class Fragmentation(msgspec.Struct, frozen=True):
 
 
 class TraceResult(msgspec.Struct, frozen=True):
-    """Result of analysing a trace. Its size grows with the number of modules, not with the trace's length."""
+    """Result of analysing a trace. Its size depends on the number of modules, not on the number of events."""
 
     engine: EngineName
     why: str
@@ -149,28 +153,29 @@ class TraceResult(msgspec.Struct, frozen=True):
     categories: dict[str, int]
     """Bytes live at the peak, by category."""
     shares: tuple[Share, ...]
-    """Bytes live at the peak, by layer, phase and category, largest first; they sum to ``peak``."""
+    """Bytes live at the peak, by layer, phase, category and line, largest first. They sum to ``peak``."""
     layers: tuple[LayerFigures, ...]
     """Layers in the order in which they first appear in the model."""
     attributed: float | None
     """Bytes that modules allocated, as a fraction of all bytes allocated in forward and backward passes."""
     unattributed: dict[str, int]
-    """Bytes allocated outside all modules, by phase; empty if the sampler ran."""
+    """Bytes allocated outside all modules, by phase; empty if the engine is ``sampler``."""
     fragmentation: Fragmentation | None
     fragmentation_reason: str | None
     """Reason why ``fragmentation`` is ``None``."""
     events: int
     """Number of events that were recorded."""
     kept_events: int
-    """Number of events that are stored one by one. The other events count in the totals only."""
+    """Number of events that are stored one by one. The totals count all events."""
     truncated: bool
-    """True if there were more events than ``max_events``. Totals and peaks are complete nevertheless."""
+    """True if the trace has more events than ``max_events``. Totals and peaks include all events."""
     dropped: dict[str, int]
     """Number of events, operations, modules or errors that make the totals incomplete, by reason."""
     unseen: tuple[str, ...]
-    """Whole sentences, each about memory or events that this engine can't see."""
+    """Whole sentences. Each describes memory or events that the engine can't see."""
     lines: tuple[LineFigures, ...] = ()
-    """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
+    """Lines of the program that allocated outside all modules, sorted by bytes at the peak, largest first;
+    empty if unknown."""
 
     def _repr_html_(self) -> str:
         """Return the result as HTML for a notebook."""
@@ -179,7 +184,7 @@ class TraceResult(msgspec.Struct, frozen=True):
         return result_html(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython's interface
-        """Print the summary instead of every figure, in IPython and in a notebook's text."""
+        """Print the summary, not every figure, in IPython and in the text output of a notebook."""
         from memlog.trace.summary import summary_text  # noqa: PLC0415 - only notebooks need it
 
         printer.text(summary_text(self))
@@ -194,8 +199,8 @@ class RecordedTrace(msgspec.Struct, frozen=True):
     events: bytes
     """The first ``result.kept_events`` events, encoded as `memlog.trace.encoding` describes."""
     kinds: tuple[str, ...] = ()
-    """Class names of the layers, with the same index; empty in a trace of an older memlog."""
+    """Class names of the layers, with the same index as in ``paths``; empty in a trace of an older memlog."""
     optimizers: tuple[str, ...] = ()
     """Class name of the optimizer in each optimizer step, in order; empty in a trace of an older memlog."""
     lines: tuple[str, ...] = ()
-    """Lines of the program; the line with number 1 in the events comes first."""
+    """Lines of the program. Events number these lines from 1."""

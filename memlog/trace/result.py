@@ -76,9 +76,10 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
 
 
 def with_parents(path: str, root: str) -> list[str]:
-    """Return the paths of a module and its parents, the outermost first: ``root, "blocks", "blocks.0"``.
+    """Return the paths of a module's parents, the outermost first, and then the module's own path.
 
-    ``root`` is the path of the model itself. The other paths do not begin with it.
+    An example is ``[root, "blocks", "blocks.0"]``. ``root`` is the path of the model itself. No other path
+    begins with ``root``.
     """
     if path in (root, OUTSIDE_PATH):
         return [path]
@@ -89,7 +90,7 @@ def with_parents(path: str, root: str) -> list[str]:
 
 
 def common_length(left: Sequence[str], right: Sequence[str]) -> int:
-    """Return the length of the longest beginning that two sequences have in common."""
+    """Return the length of the longest common prefix of two sequences."""
     for number, (ours, theirs) in enumerate(zip(left, right, strict=False)):
         if ours != theirs:
             return number
@@ -133,7 +134,7 @@ def _lines(accountant: Accountant, lines: Sequence[str]) -> tuple[LineFigures, .
 
 
 def _attribution(accountant: Accountant) -> tuple[int, dict[str, int]]:
-    """Return the bytes that modules allocated, and by phase the bytes allocated outside all modules."""
+    """Return the bytes allocated in modules, and a dictionary of the bytes outside all modules, by phase."""
     in_modules, outside = 0, dict.fromkeys((PHASES[FORWARD], PHASES[BACKWARD]), 0)
     for (layer, phase), row in accountant.rows.items():
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
@@ -163,7 +164,10 @@ def _layers(
 def _with_children(
     rows: dict[int, dict[int, Row]], own: Counter[int], paths: Sequence[str]
 ) -> tuple[Counter[str], dict[str, dict[int, int]]]:
-    """Return, by path, the bytes of a layer and its children at the peak, and the peak of each phase."""
+    """Return two dictionaries by path: the bytes at the peak, and the highest live bytes of each phase.
+
+    Both include the children of a layer.
+    """
     root = paths[1] if len(paths) > 1 else ""
     totals: Counter[str] = Counter()
     peaks: defaultdict[str, dict[int, int]] = defaultdict(dict)

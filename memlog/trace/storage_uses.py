@@ -1,8 +1,10 @@
 """Type and uses of a storage, as the stream of events encodes them.
 
-The storage's FREE event holds its type and uses. If the storage is live when the trace ends, a USES event
-holds them. Both events store them in fields that have another meaning in other events. A moment is given as
-the serial of the last storage that was allocated before it.
+A use is a read of the storage by an operation.
+
+The FREE event of a storage holds the type and the uses. If the storage is live when the trace ends, a USES
+event holds the type and the uses. Both events use fields that have another meaning in other events. A moment
+is given as the serial of the last storage that was allocated before the moment.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from memlog.trace.encoding import StreamEvent
 
 UNKNOWN_TYPE: Final = 0
 WIDE: Final = 1
-"""Type of a storage: float32, with and without autocast."""
+"""Type of a storage: float32, both with autocast and without autocast."""
 HALF: Final = 2
 """Type of a storage: float32 without autocast, bfloat16 under autocast."""
 OTHER_TYPE: Final = 3
 """Type of a storage: neither float32, float16 nor bfloat16, but for example integers or float64."""
 HALF_NOW: Final = 4
-"""Type of a storage: bfloat16 or float16, already in the traced step."""
+"""Type of a storage: bfloat16 or float16 in the traced step."""
 
 _BITS: Final = 21
 _MAX_MOMENT: Final = (1 << _BITS) - 1
@@ -31,15 +33,17 @@ class Uses(NamedTuple):
 
     type: int
     casts: int
-    """Number of matrix products and convolutions of the forward pass that read the storage."""
+    """Number of reads by matrix products and convolutions in the forward pass. Only reads of `WIDE` storages
+    are counted, because autocast casts no other storages."""
     cast_first: int
-    """Moment of the first read that `casts` counts; 0: there is none."""
+    """Moment of the first read by a matrix product or convolution, in the forward or the backward pass; 0: no
+    such read. Like `casts`, it is known for `WIDE` storages only."""
     cast_last: int
-    """Moment of the last read by a product or convolution, in the forward or the backward pass."""
+    """Moment of the last read by a matrix product or convolution; see `cast_first`."""
     used: int
-    """Moment of the last read by any other operation; 0: there is none."""
+    """Moment of the last read by another operation than those of `cast_last`; 0: no such read."""
     backward_layer: int
-    """Layer whose backward pass was the first to read the storage; 0: unknown."""
+    """Number of the first layer whose backward pass read the storage; 0: unknown."""
 
 
 NOTHING_KNOWN: Final = Uses(UNKNOWN_TYPE, 0, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Export of a trace in the form of the tracer that memlog replaces: events and statistics."""
+"""Export of a trace as events and statistics, in the format of the older tracer that memlog replaces."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class LayerMemoryStats:
     peak_allocated: int | None
     """Highest number of live bytes while the layer or a child was active."""
     peak_reserved: int | None
-    """Highest number of bytes that the caching allocator reserved at the layer's entries and exits; ``None``
-    on the CPU."""
+    """Highest number of bytes that the caching allocator had reserved when a call of the layer began or
+    ended; ``None`` on the CPU."""
     total_allocations: int | None
-    """Number of allocations by the layer itself; ``None`` if the sampler ran."""
+    """Number of allocations by the layer itself; ``None`` if the engine is ``sampler``."""
     total_deallocations: int | None
-    """Number of these allocations that were freed; ``None`` if the sampler ran."""
+    """Number of allocations by the layer itself that were freed; ``None`` if the engine is ``sampler``."""
     avg_fragmentation: float | None
     """Mean of ``(reserved - allocated) / reserved``, 0 to 1; ``None`` on the CPU."""
     duration_ms: float
-    """Time in forward and recompute, including children, plus the layer's own time in backward."""
+    """Milliseconds in forward and recompute (including children), plus the layer's own time in backward."""
 
 
 @dataclass
@@ -45,10 +45,9 @@ class MemoryEvent:
     size_bytes: int
     """Bytes that were allocated or freed; 0 for other events."""
     layer_name: str | None
-    """Layer of the event; for a free, the layer that had allocated the storage. ``None`` outside all
-    modules."""
+    """Layer of the event. For a free: the layer that allocated the storage. ``None`` outside all modules."""
     allocated_bytes: int | None
-    """Known bytes that are live after the event."""
+    """Bytes that are live after the event, as far as they are known."""
     reserved_bytes: int | None
     """Reserved bytes at the last reading; ``None`` if nothing is reserved."""
     fragmentation_ratio: float | None
@@ -65,7 +64,10 @@ _TYPES = {
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
-    """Return each layer's statistics by path, in the model's order, without work outside all modules."""
+    """Return the statistics of each layer by path, in the model's order.
+
+    Work outside all modules is left out.
+    """
     return {
         layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }

@@ -1,4 +1,4 @@
-"""Exports of traces in forms that other programs read, one module per form."""
+"""Exports of traces in formats that other programs read, one module per format."""
 
 from memlog.trace.exporters.chrome import chrome_trace, merged, read_profiler_trace
 from memlog.trace.exporters.cuda_snapshot import snapshot

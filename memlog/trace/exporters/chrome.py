@@ -1,7 +1,8 @@
 """Export of a trace in Chrome's format, with layers as slices and memory as counters.
 
 Perfetto and ``chrome://tracing`` open the file. Format: "Trace Event Format" (Google, 2016). Times are
-microseconds after ``baseTimeNanoseconds``, a Unix time in a field that ``torch.profiler`` adds.
+microseconds since the Unix time in the field ``baseTimeNanoseconds``. This field is an addition of
+``torch.profiler`` to the format.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from memlog.trace.exporters.stacks import ThreadStacks
 from memlog.trace.records import RecordedTrace
 
 MAX_PROFILER_TRACE = 1 << 30
-"""Maximum size of a profiler's trace, in bytes after decompression. A larger file is refused."""
+"""Maximum bytes of a profiler's trace after decompression. memlog refuses a larger trace."""
 
 PROCESS = "memlog"
 """Process id of memlog's tracks. It is not a number, so it differs from all process ids of the profiler."""
 
 _MAX_COUNTERS = 100_000
-"""Maximum number of events with a counter."""
+"""Maximum number of counter events in a document."""
 _NS_PER_US = 1e3
 
 
@@ -113,7 +114,10 @@ def _slice(name: str, at: float, thread: int, *, opens: bool) -> dict[str, Any]:
 
 
 def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
-    """Yield counters of live bytes by phase of allocation, at evenly chosen events."""
+    """Yield counter events with the live bytes, by the phase that allocated them.
+
+    A trace with many events gets a counter only at every n-th event.
+    """
     every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
     live = dict.fromkeys(encoding.PHASES, 0)
     live["before"] = trace.result.before or 0

@@ -17,7 +17,7 @@ _NS_PER_US = 1000
 
 
 def snapshot(trace: RecordedTrace) -> dict[str, Any]:
-    """Build the snapshot: one device with the trace's history. Each storage gets an invented address."""
+    """Build a snapshot with one device and the trace's history. The addresses of storages are invented."""
     started = trace.result.started_us
     history: list[dict[str, Any]] = []
     entries: dict[int, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ def snapshot(trace: RecordedTrace) -> dict[str, Any]:
 
 
 def _frames(trace: RecordedTrace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
-    """Return frames for the layer, its parents and the phase, innermost first, as the page shows stacks."""
+    """Return frames for the event's layer, for the layer's parents and for the phase, innermost first."""
     path = path_stack(trace.paths[event.layer], trace.paths)
     names = (*reversed(path), encoding.PHASES[event.phase])
     return [{"name": name, "filename": "memlog", "line": 0} for name in names]

@@ -1,7 +1,7 @@
-"""Page with a flame graph, for places that show HTML but no speedscope file.
+"""HTML page with a flame graph, for programs that can show HTML but not speedscope files.
 
-The page is one file without scripts that loads nothing, so it can be shown in a sandboxed frame and printed.
-Tables below the drawing hold the same figures, for screen readers.
+The page is one file. It has no scripts and loads nothing, so a sandboxed frame can show it, and a browser can
+print it. Tables below the drawing hold the same figures, for screen readers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _COLOURS = {
     "[temporaries]": "#98a3b0",
     "[inputs]": "#5cc48c",
 }
-"""Colours of the categories, as in a run's report in dark mode: black text is legible on them."""
+"""Colours of the categories, the same as in a run's report in dark mode. Black text is legible on them."""
 _OTHER_COLOUR = "#b9bdc4"
 _OF_LAYERS = (
     "Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it are "
     "the categories of these bytes."
 )
 _SMALLEST = 0.001
-"""Minimum fraction of all bytes for a box to be drawn. A smaller box would be narrower than a pixel."""
+"""Minimum size of a box, as a fraction of all bytes. A smaller box would be narrower than a pixel."""
 _SMALLEST_WITH_TEXT = 0.012
-"""Minimum fraction of all bytes for a box with text. A smaller box has no room for text."""
+"""Minimum size of a box with text, as a fraction of all bytes. A smaller box has no room for text."""
 _MOST_ROWS = 25
 
 _STYLE = """
@@ -70,7 +70,7 @@ class _Box(msgspec.Struct, frozen=True):
     size: int
     depth: int
     left: float
-    """Distance from the left edge of the drawing, as a fraction of its width."""
+    """Distance from the left edge of the drawing, as a fraction of the drawing's width."""
 
 
 def flame_page(
@@ -80,9 +80,9 @@ def flame_page(
 
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
-        intro: Sentence on the content of the drawing.
-        holder: Heading of the column of frames in the table of the frames that hold most. Bytes count for the
-            innermost frame that is not a category.
+        intro: Sentence that describes the drawing.
+        holder: Heading of the first column in the table of the frames that hold most bytes. The table counts
+            bytes for the innermost frame that is not a category.
     """
     profile = document["profiles"][0]
     if profile["unit"] != "bytes" or not profile["endValue"]:
@@ -110,7 +110,7 @@ def _is_category(name: str) -> bool:
 
 
 def _boxes(root: _Node) -> Iterator[_Box]:
-    """Yield a box for each node below ``root`` that is large enough. The largest child is leftmost."""
+    """Yield a box for each node below ``root``, but not for tiny nodes. The largest child is leftmost."""
     waiting = [(root, 0, 0.0)]
     while waiting:
         node, depth, left = waiting.pop()

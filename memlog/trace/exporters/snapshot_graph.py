@@ -1,4 +1,4 @@
-"""Export of an allocator's snapshot as flame graphs: stacks that held memory at its end, and at the peak."""
+"""Export of an allocator's snapshot as flame graphs of memory by stack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_FILE = ("", "??", "memlog")
 
 
 class SnapshotGraph(NamedTuple):
-    """A speedscope document, and notes for the user about what the snapshot lacks."""
+    """A speedscope document, and notes for the user about data that is missing in the snapshot."""
 
     document: dict[str, Any]
     notes: tuple[str, ...]
@@ -32,12 +32,11 @@ class SnapshotGraph(NamedTuple):
 def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
     """Build a snapshot's flame graphs: live bytes, live bytes at the peak, reserved bytes, all allocations.
 
-    Live bytes are shown below the stack that allocated them. If no stack was recorded, they are shown below
-    the allocator's note (``user_metadata``). Without a stack and a note, they are shown below the size of
-    their blocks.
+    Live bytes are grouped by the stack that allocated them. If the stack is unknown, bytes are grouped by the
+    allocator's note (``user_metadata``). If there is no note either, bytes are grouped by the blocks' sizes.
 
     Raises:
-        SnapshotError: The snapshot has another form than torch writes, or holds no allocation.
+        SnapshotError: The snapshot does not have the form that torch writes, or holds no allocation.
     """
     devices = read_devices(snapshot, name)
     if not devices:
@@ -68,7 +67,7 @@ class _Stacks:
         self._known: dict[int, Stack] = {}
 
     def of(self, *sources: dict[str, Any] | None, size: int) -> Stack:
-        """Return the frames of the first source that has frames, or else the first note, or else the size."""
+        """Return the first frames in ``sources``; if there are none, the first note; otherwise the size."""
         for source in sources:
             stack = None if source is None else self._frames(source.get("frames"))
             if stack:
@@ -157,7 +156,7 @@ def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
 
 
 def _peak(device: Device) -> int:
-    """Return the number of changes in the history up to its peak."""
+    """Return the number of changes in the history up to the peak of live bytes."""
     live = {address: size for address, (_, size) in device.before().items()}
     level = highest = sum(live.values())
     peak = 0

@@ -1,7 +1,7 @@
 """Reading of an allocator's snapshot.
 
-A snapshot is untrusted input: it can hold plain types in any shape. It is refused if it has another form than
-torch writes, or too many entries or devices.
+A snapshot is untrusted input: it can hold plain types in any shape. A snapshot is refused if it does not have
+the form that torch writes, or if it has too many entries or devices.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Device:
         self.failed: list[int] = []
 
     def before(self) -> dict[int, tuple[dict[str, Any] | None, int]]:
-        """Return the blocks that were live when the history began: by address, entry (if known) and bytes."""
+        """Return the blocks that were live when the history began, by address.
+
+        Each value is a pair of the block's entry in the snapshot (``None`` if unknown) and the block's bytes.
+        """
         first: dict[int, Change] = {}
         for change in self.history:
             first.setdefault(change.address, change)
@@ -67,10 +70,10 @@ class Device:
 
 
 def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, Device]:
-    """Return the devices of a snapshot that have blocks or a history, by the device's number.
+    """Return the devices of a snapshot by number, without devices that have neither blocks nor a history.
 
     Raises:
-        SnapshotError: The snapshot has another form than torch writes.
+        SnapshotError: The snapshot does not have the form that torch writes, or is too large.
     """
     try:
         return _devices(snapshot)
@@ -129,7 +132,7 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
 
 
 def _require_distinct(lists: Sequence[Any]) -> None:
-    """Refuse a list that is used in several places: it would let a small file have countless entries."""
+    """Refuse a snapshot that uses one list in several places: a small file could have countless entries."""
     if len({id(entries) for entries in lists}) < len(lists):
         raise ValueError("it refers to one list in several places, as no snapshot of torch's does")
 
@@ -160,17 +163,17 @@ def _whole_number(value: Any, what: str, limit: int = _MAX_SIZE) -> int:
 
 
 def _requested_size(block: Block) -> int:
-    """Return a block's size before the allocator rounded it up, as the history counts it."""
+    """Return the size in bytes that was requested for a block. The history counts this size, too."""
     requested = block.source.get("requested_size")
     return requested if type(requested) is int and 0 < requested <= block.size else block.size
 
 
 def printable(text: str, *, end: bool = False) -> str:
-    """Return a snapshot's text cut to `_MAX_TEXT` characters, with control characters replaced.
+    """Cut a snapshot's text to `_MAX_TEXT` characters, and replace characters that can't be printed.
 
     Args:
         text: The text.
-        end: True to keep the end of the text; by default, its beginning is kept.
+        end: True: keep the end of the text. False: keep the beginning.
     """
     cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
     return "".join(character if character.isprintable() else "?" for character in cut)

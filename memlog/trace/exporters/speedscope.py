@@ -24,7 +24,7 @@ _BOUNDS: dict[Exactness, str] = {
 
 
 def flame_graph(trace: RecordedTrace, where: str = "") -> dict[str, Any]:
-    """Build the document, with profiles of live bytes at the peak, of allocations in order, and of time.
+    """Build a document with three kinds of profiles: live bytes at the peak, allocations in order, and time.
 
     Args:
         trace: The trace.
@@ -52,13 +52,14 @@ def _title(trace: RecordedTrace, where: str) -> str:
 
 
 def _files(trace: RecordedTrace, names: Sequence[str]) -> dict[str, str]:
-    """Return the "file" of each frame at the peak, by the frame's name. The file sets the frame's colour.
+    """Return the "file" of each frame at the peak, by the frame's name. The file decides the frame's colour.
 
-    Speedscope sorts a profile's frames by file and name. A frame's place in this order sets its colour. The
-    names of all categories begin with "[". So the categories would be neighbours and have nearly the same
-    colour. To prevent this, each file's name begins with invisible characters, whose number sets the frame's
-    place. The categories get places at equal distances. The layers get the places between the categories, in
-    the model's order. The layer's class follows the invisible characters.
+    Speedscope sorts a profile's frames by file and name. The frame's position in this order decides its
+    colour. The names of all categories begin with "[". Without files, the categories would be neighbours with
+    nearly the same colour. To prevent this, each file's name begins with invisible characters. The number of
+    these characters decides the frame's position. The categories get positions at equal distances. The layers
+    get the positions between the categories, in the model's order. In the file name of a layer, the layer's
+    class follows the invisible characters.
     """
     categories = [f"[{category}]" for category in trace.result.categories]
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))
@@ -110,7 +111,7 @@ def _evented(trace: RecordedTrace, frames: Frames) -> Iterator[dict[str, Any]]:
 
 
 class _Thread:
-    """Profile of one thread, in which every opened frame is closed."""
+    """Profile of the time that one thread spends in each frame. Every opened frame is closed."""
 
     def __init__(self, trace: RecordedTrace, frames: Frames) -> None:
         self._stacks = ThreadStacks(trace.paths)
@@ -121,7 +122,7 @@ class _Thread:
         self._emit([(True, "trace")])
 
     def apply(self, event: encoding.StreamEvent) -> int:
-        """Return the number of entries that the event adds."""
+        """Add an event to the profile. Return the number of entries that were added."""
         self._at = max(self._at, event.time_ns / _NS_PER_MS)
         return self._emit(self._stacks.after(event))
 

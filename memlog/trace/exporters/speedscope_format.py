@@ -1,8 +1,8 @@
 """Parts of flame graph files for https://www.speedscope.app.
 
-Speedscope checks little in a file. It breaks on a negative weight, on samples and weights of different
-length, and on events that cross or go back in time. It shows wrong figures without an error if ``endValue``
-is not the sum of the weights, or if two frames have one name.
+Speedscope checks little in a file. It fails in three cases: a weight is negative, the numbers of samples and
+of weights differ, or events cross or go back in time. It shows wrong figures without an error if ``endValue``
+is not the sum of the weights, or if two frames have the same name.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MAX_FRAMES = 10_000_000
 
 
 class Frames:
-    """The file's table of frames, with each name once."""
+    """Table of the frames in a file. The table holds each name once."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of a frame's name, counted from 0. A new name is added to the table."""
+        """Return the frame's position in the table, counted from 0. A new name is added to the table."""
         return self.names.setdefault(name, len(self.names))
 
 
@@ -38,10 +38,10 @@ def sampled(
     frames: Frames,
     max_samples: int = _MAX_SAMPLES,
 ) -> dict[str, Any] | None:
-    """Build a profile of bytes by stack, outermost frame first; ``None`` if there are no stacks.
+    """Build a profile from pairs of a stack (outermost frame first) and bytes; ``None`` if there is no pair.
 
-    Bytes beyond ``max_samples`` samples, or beyond ten million frames, become one additional sample. So the
-    sum of all samples is right.
+    If there are more than ``max_samples`` samples or ten million frames, the remaining bytes become one
+    additional sample. So the sum of all samples is right.
     """
     samples: list[list[int]] = []
     weights: list[int] = []
@@ -85,7 +85,7 @@ def speedscope_file(
         name: Title of the document.
         frames: The frames of all profiles.
         profiles: The profiles. Speedscope shows the first one when it opens the file.
-        files: Files of frames, by the frame's name. Frames that it does not contain have no file.
+        files: The "file" of each frame, by the frame's name. A frame that is missing here has no file.
     """
     known = files or {}
     return {

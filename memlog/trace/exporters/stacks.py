@@ -27,7 +27,7 @@ def path_stack(path: str, paths: Sequence[str]) -> Stack:
 
 
 class ThreadStacks:
-    """Frames of one thread that its events open and close."""
+    """Stack of one thread's frames. The thread's events open and close the frames."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
@@ -37,10 +37,10 @@ class ThreadStacks:
         self._open: Stack = ()
 
     def after(self, event: StreamEvent) -> list[tuple[bool, str]]:
-        """Process an ENTER, EXIT or PHASE_CHANGE, and return the frames that it closes or opens.
+        """Process an ENTER, EXIT or PHASE_CHANGE, and return the frames that the event closes and opens.
 
         Returns:
-            Pairs of ``True`` and a frame that opens, or of ``False`` and a frame that closes, in order.
+            In order: ``(False, frame)`` for a frame that closes, ``(True, frame)`` for a frame that opens.
         """
         if event.kind == ENTER:
             self._modules.append((event.layer, event.phase))
@@ -57,7 +57,7 @@ class ThreadStacks:
         return self._switch(tuple(self._stack()))
 
     def close(self) -> list[tuple[bool, str]]:
-        """Close the open frames and return them."""
+        """Close all open frames. Return ``(False, frame)`` for each, the innermost frame first."""
         return self._switch(())
 
     def _switch(self, stack: Stack) -> list[tuple[bool, str]]:

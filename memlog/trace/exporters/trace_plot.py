@@ -1,4 +1,4 @@
-"""Drawing of an allocator's snapshot: each storage is a band from its allocation to its free.
+"""Drawing of an allocator's snapshot: each storage is a band from the allocation to the free.
 
 PyTorch's own page for such drawings loads a library from the network. memlog's page is HTML with an SVG
 drawing. It has no script and fetches nothing.
@@ -15,14 +15,14 @@ from memlog._internal.units import format_bytes
 from memlog.trace.exporters.snapshot_reading import Change, Device, printable, read_devices
 
 _MAX_BANDS = 400
-"""Maximum number of storages with a band of their own: the largest ones. All others form one grey band."""
+"""Maximum number of storages with a band of their own. All smaller storages form one grey band."""
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
 
 
 class _Band:
-    """A storage in the drawing, with the level of its lower edge at each change."""
+    """A storage in the drawing, and the height of the band's lower edge (in bytes) at each change."""
 
     def __init__(self, change: Change, at: int, level: int) -> None:
         self.size = change.size
@@ -42,7 +42,8 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Pairs of the number of changes so far and the bytes of all live storages, with or without a band.
+        top: Upper edge of the drawing: pairs of a number of changes and the live bytes after these changes.
+            Storages without a band of their own are included.
     """
 
     def __init__(self, changes: list[Change]) -> None:
@@ -97,7 +98,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
     """Draw a snapshot that torch or memlog wrote, as an HTML page.
 
     Raises:
-        SnapshotError: The snapshot has another form than torch writes.
+        SnapshotError: The snapshot does not have the form that torch writes.
     """
     drawings = [
         _section(number, _Drawing(changes))
@@ -117,7 +118,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
 
 
 def _changes(device: Device) -> list[Change]:
-    """Return an allocation for each storage from before the device's history, followed by the history."""
+    """Return a device's history. An allocation for each storage from before the history comes first."""
     before = [
         Change(address, size, True, source or {})
         for address, (source, size) in device.before().items()
@@ -126,7 +127,7 @@ def _changes(device: Device) -> list[Change]:
 
 
 def _largest(changes: list[Change]) -> set[int]:
-    """Return the indices of the largest allocations among ``changes``."""
+    """Return the indices of the `_MAX_BANDS` largest allocations in ``changes``."""
     numbers = [number for number, change in enumerate(changes) if change.is_alloc and change.size]
     numbers.sort(key=lambda number: -changes[number].size)
     return set(numbers[:_MAX_BANDS])

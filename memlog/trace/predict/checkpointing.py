@@ -1,9 +1,9 @@
 """Prediction of the modules to checkpoint, and of the peak if they are checkpointed.
 
-A checkpointed module keeps its inputs and nothing else. It keeps the inputs even if its first operation would
-free them at once, as ReLU, dropout and pooling do. All other storages that the module's forward keeps for the
-backward pass are freed at the end of the forward. When the backward pass reaches the module, the forward runs
-again. It then allocates these storages and its temporaries again.
+A checkpointed module keeps its inputs and nothing else. It keeps the inputs even if the module's first
+operation (such as ReLU, dropout or pooling) would free them at once. All other storages that the module's
+forward keeps for the backward pass are freed at the end of the forward. When the backward pass reaches the
+module, the forward runs a second time. The second forward allocates these storages and the temporaries again.
 
 A moment is the index of an event in the trace's stream.
 """
@@ -23,13 +23,14 @@ from memlog.trace.predict.lifetimes import (
 )
 
 _MIN_SHARE = 0.02
-"""Minimum bytes that a group of modules must drop to be considered, as a fraction of the peak."""
+"""Minimum bytes that checkpointing a group of modules must free, as a fraction of the peak."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""A call's result is the newest storage that outlives the call. Storages more than 20 times smaller than the
-largest one do not count: a norm allocates small statistics after its result."""
+"""The result of a call is the newest storage that outlives the call. But a storage does not count if the
+largest storage that outlives the call is more than 20 times larger. For example, the small statistics that a
+norm allocates after its result do not count."""
 _RNG_STATE_BYTES = 5056
-"""Bytes of the state of the CPU's random number generator. Each checkpointed call keeps them."""
+"""Bytes of the state of the CPU's random number generator. Each checkpointed call keeps this state."""
 _SAME_PEAK = 1.005
 """Maximum ratio of two peaks that count as the same."""
 
@@ -38,9 +39,9 @@ class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """Storages that checkpointing frees in the forward pass, each with the moment at which it is freed. A
-    storage is freed at the end of the innermost call that allocates it and does not return it. The result of
-    the checkpointed call itself is freed at the end of the last forward that reads it."""
+    """Storages that checkpointing frees in the forward pass, each with the moment of the free. This moment is
+    the end of the innermost call that allocates the storage and does not return it. The result of the
+    checkpointed call itself is freed at the end of the last forward that reads it."""
     recompute_at: int
     """Moment at which the second forward begins."""
     recompute_bytes: float
@@ -64,7 +65,10 @@ class Plan(NamedTuple):
 
 
 def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
-    """Return the batch norms inside ``modules``. A second forward updates their running statistics again."""
+    """Return the paths of the batch norms inside ``modules``.
+
+    If these modules are checkpointed, each step updates the running statistics of these norms twice.
+    """
     inside = tuple(f"{module}." for module in modules)
     return [
         path
@@ -95,9 +99,10 @@ def best_plan(traced: TracedStep, peak: int) -> Plan | None:
 
 
 def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -> Plan:
-    """Return a plan without its last module if the peak stays the same, otherwise the plan itself.
+    """Return ``plan`` without the last module if the peak stays the same, otherwise ``plan``.
 
-    The last module's forward runs again right after its first run, so checkpointing it seldom saves anything.
+    The backward pass begins at the last module. So the second forward of this module follows soon after the
+    first one, and checkpointing this module seldom lowers the peak.
     """
     group = [layer for layer in calls if traced.paths[layer] in plan.modules]
     if len(group) > 1:
@@ -114,7 +119,7 @@ def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
-    """Return the groups of sibling modules that would drop enough bytes, the group that drops most first."""
+    """Return the groups of sibling modules that would drop enough bytes, sorted by bytes, largest first."""
     siblings: dict[str, list[int]] = {}
     for layer in calls:
         siblings.setdefault(traced.paths[layer].rpartition(".")[0], []).append(layer)
@@ -146,10 +151,10 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return the storages that only autograd keeps, and the moment at which each would be freed without it.
+    """Return the storages that a forward allocates, does not return and leaves live, each with a moment.
 
-    Without autograd, a storage that a module allocates and does not return is freed when the module's forward
-    ends. If modules are nested, the innermost one counts.
+    The moment is the end of the forward. Without autograd, the storage would be freed at this moment. If such
+    forwards are nested, the innermost one counts.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -172,7 +177,7 @@ def _recomputed_call(
     call: Call,
     later: RecomputedCall | None,
 ) -> RecomputedCall | None:
-    """Return a call as checkpointing would change it; ``None`` if checkpointing would drop nothing.
+    """Return the figures of a call under checkpointing; ``None`` if checkpointing would drop nothing.
 
     ``later`` is the next call of the same module. The backward pass reaches ``later`` before ``call``.
     """
@@ -213,7 +218,7 @@ def _recomputed_call(
 
 
 def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) -> int:
-    """Return the end of the last forward that gets the call's result."""
+    """Return the end of the last forward that takes the call's result as an input; else the call's end."""
     ends = (
         later.end
         for later in traced.calls
@@ -230,7 +235,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return the moment before ``first_free`` at which the backward pass last entered the call's module."""
+    """Return the moment at which the backward pass entered the module last before ``first_free``."""
     inside = traced.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):
@@ -241,10 +246,11 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters the earlier of two calls of a module.
+    """Return the moment at which the backward pass enters the call before ``later``.
 
-    The backward pass reaches the ``later`` call first. It enters both calls at the same layer: the layer that
-    ran last in the module's forward. If no such entry is found, return the `released_at` of ``later``.
+    Both are calls of the same module. The backward pass reaches ``later`` first. It enters both calls at the
+    layer that ran last in the module's forward. If the backward pass does not enter this layer again after
+    ``later``, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

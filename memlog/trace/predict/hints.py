@@ -18,15 +18,17 @@ from memlog.trace.records import RecordedTrace, TraceResult
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 WORTH = 0.01
-"""Minimum bytes that a hint must save, as a fraction of the step's peak or of the bytes that the process (or
-the device's allocator) holds, whichever is larger. A post-mortem report ignores smaller amounts, too."""
+"""Minimum bytes that a hint must save, as a fraction of memory. The memory is the larger of two figures: the
+step's peak, and the bytes that the process (or the device's allocator) holds. A post-mortem report ignores
+smaller amounts, too."""
 _NAMED = 6
 """Maximum number of modules or optimizers that a sentence names."""
 _LAYERS = 8
 _TWO_MOMENTS = 2
 _8_BIT = 1 + 4 / 256
-"""Bytes of a value in the state of an 8-bit optimizer: one, plus four for each block of 256 values (Dettmers
-et al., "8-bit Optimizers via Block-wise Quantization", 2022, as in bitsandbytes)."""
+"""Bytes per value in the state of an 8-bit optimizer. Each value has one byte, and each block of 256 values
+has four more bytes (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, as in
+bitsandbytes)."""
 
 
 class HeldByLayer(msgspec.Struct, frozen=True):
@@ -35,7 +37,7 @@ class HeldByLayer(msgspec.Struct, frozen=True):
     path: str
     """Path of the layer; for bytes allocated outside all modules, the line of the program."""
     at_peak: int
-    """Bytes of the layer itself, without the layers inside it."""
+    """Bytes that the layer itself held. Bytes of layers inside this layer do not count."""
     largest: str
     """Category with the most bytes."""
 
@@ -55,8 +57,8 @@ class Hint(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
     """Paths of the modules to checkpoint."""
     time: float | None = None
-    """Time that the change adds, as a fraction of the step's time; ``None``: not measured. For checkpointing,
-    it is the measured time of the forward of the checkpointed modules, which then runs twice."""
+    """Time that the change adds, as a fraction of the step's time; ``None``: unknown. It is known for
+    checkpointing only: the measured time of the modules' forward, because this forward would run twice."""
 
     def sentence(self) -> str:
         """Return one line of text for a user."""
@@ -73,14 +75,14 @@ class Advice(msgspec.Struct, frozen=True):
     engine: str
     traced_peak: int | None
     peak: int | None
-    """Peak of a step in which the optimizer's state exists from the start. Hints compare with this peak.
-    ``None`` if the trace is not complete."""
+    """Peak of a step in which the optimizer's state exists from the start; ``None`` if the trace is not
+    complete. The savings in all hints are relative to this peak."""
     categories: dict[str, int]
     """Bytes live at the traced peak by category, largest first."""
     layers: tuple[HeldByLayer, ...]
     """Layers that held the most bytes at the traced peak, largest first."""
     hints: tuple[Hint, ...]
-    """Changes. The change that saves most comes first."""
+    """Changes that would lower the peak. The change that saves the most bytes comes first."""
     notes: tuple[str, ...]
     """Whole sentences about the limits of these figures."""
 
@@ -88,12 +90,12 @@ class Advice(msgspec.Struct, frozen=True):
 def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
     """Find changes that would lower a traced step's peak.
 
-    Every figure comes from a replay of the trace's events: no model runs.
+    All figures are computed from the trace's events. No model runs.
 
     Args:
         trace: Trace of the step.
         held: Bytes that the process (or the device's allocator) held in the step; ``None``: unknown. A hint
-            must save 1 % of these bytes or of the step's peak, whichever is larger.
+            must save at least 1 % of ``held`` and at least 1 % of the step's peak.
     """
     result = trace.result
     peak, hints, notes = _predictions(trace, held)
@@ -238,7 +240,7 @@ def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
-    """Yield hints to delete the optimizers that did not step, and to replace the others by lighter ones."""
+    """Yield hints to delete the optimizers that did not step, and to replace those that stepped."""
     idle = optimizers.idle_bytes(traced)
     if idle:
         what = (
@@ -269,7 +271,7 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:
-    """Return text that names optimizers and the number of values that each keeps.
+    """Return text that names optimizers and the number of values that each optimizer keeps.
 
     One text names all optimizers, because two optimizers can keep state for the same parameters.
     """

@@ -42,7 +42,8 @@ class StorageLifetime:
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
-        """Moment when the trace last set the category. For optimizer state, it is in an optimizer step."""
+        """Moment of the last event that set the category. For the state of an optimizer that steps in the
+        trace, this moment lies in a step of the optimizer."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -53,7 +54,7 @@ class StorageLifetime:
 
     @property
     def transient(self) -> bool:
-        """True for an activation or a temporary, which does not outlive the step."""
+        """True for activations and temporaries. These storages do not outlive the step."""
         return self.category in (UNDECIDED, TEMPORARY)
 
     @property
@@ -71,12 +72,12 @@ class Call(NamedTuple):
     end: int
     thread: int
     inputs: tuple[StorageLifetime, ...] | None
-    """The largest tracked storages among the positional arguments, at most two; ``None`` if no positional
-    argument is a tensor."""
+    """Storages of the two largest positional tensor arguments, without storages that the trace does not know;
+    ``None`` if no positional argument is a tensor."""
 
 
 class PhaseChange(NamedTuple):
-    """Change of the layer and phase to which a thread's work outside modules belongs from ``at`` on."""
+    """Layer and phase of a thread's work outside all modules, from the moment ``at`` on."""
 
     at: int
     layer: int
@@ -129,16 +130,15 @@ class _StreamReader:
             self._exit(at, event)
 
     def finish(self) -> None:
-        """Classify storages as optimizer state if an optimizer's step allocated them and they are still live.
+        """Classify a storage as optimizer state if an optimizer step allocated it and no event freed it.
 
-        A trace may end within the step, before the events that classify the state.
+        If the trace ends within an optimizer step, the trace lacks the events that classify this state.
         """
         for storage in self._live.values():
             if storage.phase == OPTIMIZER and storage.transient:
                 storage.category = OPTIMIZER_STATE
 
     def _end(self, at: int, event: StreamEvent) -> None:
-        """Record a storage's uses, and its end if the event frees it."""
         storage = self._live.get(event.key)
         if storage is not None:
             storage.uses = uses_of(event)
@@ -196,8 +196,8 @@ class TracedStep:
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
         optimizer_steps: Interval of each optimizer step, in order. The moment ``end`` is after the step.
-        first_activity: Moment at which the first call of a module begins or the phase first changes.
-        length: Number of events. It is also the ``end`` of a storage that is never freed.
+        first_activity: Moment of the first call of a module, or of the first phase change if it is earlier.
+        length: Number of events. The ``end`` of a storage that is never freed has this value, too.
     """
 
     def __init__(self, trace: RecordedTrace) -> None:
@@ -240,20 +240,20 @@ class TracedStep:
         return any(change.phase == BACKWARD for change in self._phase_changes)
 
     def allocated_after(self, serial: int) -> int:
-        """Return the moment at which the next storage after ``serial`` was allocated.
+        """Return the moment of the first allocation after the allocation of the storage ``serial``.
 
-        Return `length` if no storage was allocated after ``serial``.
+        Return `length` if there is no later allocation.
         """
         following = bisect_right(self._serials, serial)
         return self._allocated_at[following] if following < len(self._allocated_at) else self.length
 
     def allocated_during(self, call: Call) -> list[StorageLifetime]:
-        """Return the storages that a call's thread allocates during the call, in order."""
+        """Return, in order, the storages that are allocated during a call by the thread of the call."""
         first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
         return [storage for storage in self._by_begin[first:last] if storage.thread == call.thread]
 
     def outermost_calls(self) -> list[Call]:
-        """Return the calls of forward passes that lie in no other call, the last call first."""
+        """Return the calls in forward passes that no other call contains, the last call first."""
         found: list[Call] = []
         for call in reversed(self.calls):
             inside = any(
@@ -265,13 +265,18 @@ class TracedStep:
         return found
 
     def optimizer_step_at(self, at: int) -> int:
-        """Return the index of the optimizer step that contains a moment, or of the first one after it."""
+        """Return the index of the optimizer step that contains the moment ``at``.
+
+        If no optimizer step contains it, return the index of the first optimizer step after ``at``. If there
+        is none, return the number of optimizer steps.
+        """
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
     def between_steps(self, at: int) -> Interval:
-        """Return the time between the last optimizer step before a moment and the first one after it.
+        """Return the interval around ``at`` from the end of an optimizer step to the beginning of the next.
 
-        The later optimizer step uses the gradients of all passes in this time.
+        This next step uses the gradients of all backward passes in the interval. If ``at`` lies in an
+        optimizer step, return the interval before this step.
         """
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps
@@ -317,9 +322,11 @@ class TracedStep:
         sizes: Mapping[StorageLifetime, float] | None = None,
         ends: Mapping[StorageLifetime, int] | None = None,
     ) -> list[SizedInterval]:
-        """Return the time and bytes of each storage in a step whose optimizer state exists from the start.
+        """Return each storage's interval and bytes, as if optimizer state existed from the step's start.
 
-        ``sizes`` and ``ends`` replace the bytes and the ends of some storages.
+        Args:
+            sizes: Bytes of storages that have another size than in the trace.
+            ends: Ends of storages that have another end than in the trace.
         """
         sizes, ends = sizes or {}, ends or {}
         return [
@@ -336,17 +343,21 @@ _moment = attrgetter("at")
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return the moment at which a storage begins in a step whose optimizer state exists from the start."""
+    """Return the moment at which a storage begins, as if optimizer state existed from the step's start."""
     return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 
 def highest(
     intervals: Iterable[SizedInterval], length: int, spikes: Iterable[tuple[int, float]] = ()
 ) -> int:
-    """Compute the highest number of live bytes of all intervals together, in a step of ``length`` events.
+    """Compute the highest number of bytes that are live at one moment.
 
-    Each interval lasts to the moment before its ``end``. ``spikes`` are moments, each with the additional
-    bytes that are live only then.
+    Args:
+        intervals: Bytes with the moments at which they are live. The ``end`` of an interval does not belong
+            to it.
+        length: Number of events in the step.
+        spikes: Pairs of a moment and bytes that are live at this moment only. If there are several pairs for
+            one moment, the largest counts.
     """
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in intervals:

@@ -1,4 +1,4 @@
-"""Prediction of the peak with other optimizers, from the state that the traced step's optimizers keep."""
+"""Prediction of the peak if other optimizers replace those of the traced step."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ from memlog.trace.storage_uses import HALF_NOW
 _COUNTERS = 8
 """Maximum size of an optimizer's step counter on the CPU, in bytes."""
 _ALLOCATOR_BLOCK = 512
-"""Maximum size of an optimizer's step counter on CUDA and XPU, in bytes: their allocators round up to it."""
+"""Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
+round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
-"""Minimum of two fractions. The first: of a state's bytes, the fraction with the same whole number of values
-per parameter. The second: of the bytes of all parameters with gradients, the fraction that has such state."""
+"""Minimum of two fractions. The first is the part of a state's bytes that has the same whole number of values
+per parameter. The second is the part of the parameters' bytes that has such state. Only parameters with
+gradients count, in layers with state."""
 
 
 class State(NamedTuple):
     """State that one optimizer keeps."""
 
     step: int
-    """Number of the first optimizer step in which the trace shows this state."""
+    """Index of the first optimizer step in which the trace shows this state, counted from 0."""
     name: str
     """Class of the optimizer; empty if unknown."""
     values: int
-    """Values per parameter: two in Adam, one in SGD with momentum."""
+    """Number of values that the state has for each value of a parameter: two in Adam, one in SGD with
+    momentum."""
     parameters: int
-    """Bytes of the parameters that have this state. They are parameters with gradients."""
+    """Bytes of the parameters that have this state. Only parameters with gradients have it."""
     value_bytes: int
     """Bytes of one value of the state."""
 
@@ -63,12 +66,13 @@ def without_idle(traced: TracedStep) -> int:
 def kept_states(traced: TracedStep) -> list[State]:
     """Return the state that each optimizer keeps, in the order of the optimizers' steps.
 
-    A parameter's state has the size and the layer of the parameter. States of a few bytes do not count, such
-    as the counter of steps that Adam has for each parameter. The trace classifies an optimizer's state when
-    the optimizer steps. This distinguishes the states of two optimizers over one model's parameters.
+    Each storage of a parameter's state has the layer and the size of the parameter. States of a few bytes,
+    such as Adam's counter of steps for each parameter, do not count. The trace classifies an optimizer's
+    state when the optimizer steps. So the states of two optimizers of one model can be told apart.
 
-    The list is empty if the optimizers keep no state, or if an optimizer's state is not a whole number of
-    times as large as its parameters. Adafactor is such an optimizer: it keeps sums over rows and columns.
+    The list is empty if the optimizers keep no state. It is also empty if the size of an optimizer's state is
+    not a whole multiple of the parameters' size. An example is Adafactor, which keeps sums over rows and
+    columns.
     """
     names = traced.trace.optimizers
     named = len(names) == len(traced.optimizer_steps)
@@ -94,9 +98,13 @@ def kept_states(traced: TracedStep) -> list[State]:
 
 
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
-    """Compute the peak in bytes with other optimizers. Their steps must allocate only their state.
+    """Compute the peak in bytes if other optimizers replace optimizers of the traced step.
 
-    ``sizes`` holds the bytes of each new state, by the `State.step` of the state that it replaces.
+    The computation assumes that the steps of the new optimizers allocate nothing but state.
+
+    Args:
+        traced: The traced step.
+        sizes: Bytes of each new state, by the `State.step` of the replaced state.
     """
     intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))
@@ -110,10 +118,10 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 
 
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
-    """Return the last of the ``known`` steps that is not after the storage's step.
+    """Return the last step in ``known`` that is not after the optimizer step of the storage.
 
-    ``known`` has only the first step of each optimizer in the trace. An optimizer can step several times in
-    one trace, for example a critic's.
+    ``known`` holds the first step of each optimizer only. An optimizer can step several times in one trace,
+    for example the optimizer of a critic.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -126,7 +134,7 @@ class _Whole(NamedTuple):
 
     values: int
     size: int
-    """Bytes of the whole state."""
+    """Bytes of all values together."""
     keys: frozenset[ParameterKey]
 
 
@@ -142,7 +150,7 @@ def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
 
 
 def _value_bytes(traced: TracedStep, step: int) -> int:
-    """Return the bytes of one value in most of a state: 2, as for bfloat16 parameters, or else 4."""
+    """Return the bytes per value of a state: 2 if most of its bytes are bfloat16 or float16, else 4."""
     half = Counter[bool]()
     for storage in traced.storages:
         if _is_in_use(traced, storage) and traced.optimizer_step_at(storage.classified_at) == step:
@@ -167,7 +175,10 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Find the number of values that are kept per parameter; ``None`` if it is not a whole number."""
+    """Find the storages in ``kept`` with the most common whole number of values per parameter.
+
+    Return ``None`` if these storages hold less than `_ALMOST_ALL` of the state's bytes.
+    """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
         kept, stepped = _by_size(kept), _by_size(stepped)
@@ -213,7 +224,7 @@ def _bytes(counts: Counter[ParameterKey]) -> int:
 
 
 def _of_an_optimizer(storage: StorageLifetime) -> bool:
-    """Return True for an optimizer's state and for temporaries of its step."""
+    """Return True for optimizer state and for temporaries of an optimizer step."""
     return (storage.phase == OPTIMIZER and storage.transient) or _is_state(storage)
 
 

@@ -1,14 +1,14 @@
 """Prediction of the peak under bfloat16 autocast.
 
-Under autocast, matrix products and convolutions compute and return two bytes a value instead of four. Other
-operations keep the type of their input. Parameters keep their type. Autocast makes a bfloat16 copy of each
-parameter that a product uses. The copy lives as long as the backward pass needs it. Results of the loss keep
-four bytes a value.
+Under autocast, matrix products and convolutions compute with two bytes per value instead of four. Their
+results have two bytes per value, too. Other operations keep the type of their input. Parameters keep their
+type. Autocast makes a bfloat16 copy of each parameter that a product uses. The copy lives as long as the
+backward pass needs it. Results of the loss keep four bytes per value.
 
-A trace that was recorded operation by operation holds the type of each storage
-(`memlog.tracer.engines.cpu.autocast_types`). The recording assumes that each parameter is used by a product
-or a norm. So there is a prediction only if all parameters and buffers belong to torch's own layers with known
-operations.
+The prediction needs the type of each storage (`memlog.tracer.engines.cpu.autocast_types`). Only a trace that
+memlog recorded operation by operation holds these types. The recording assumes that each parameter is used by
+a product or a norm. So memlog predicts a peak only if all parameters and buffers belong to layers of torch
+whose operations are known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE, WIDE
 
 _HALF = 0.5
 _NAMED = 6
-"""Maximum number of classes of layers that a sentence names."""
+"""Maximum number of layer classes that a sentence lists."""
 PRODUCTS = frozenset(
     (
         "Linear",
@@ -51,16 +51,17 @@ _OTHERS = frozenset(
         *(f"InstanceNorm{dimensions}d" for dimensions in (1, 2, 3)),
     )
 )
-"""Classes of layers whose parameters are in no product, and whose results have the type of their input, or
-float32. RMSNorm is missing: its result is float32 on the CPU, but on a GPU it depends on torch's version.
-LSTM, GRU and RNN are missing: the storages that they keep depend on the library that runs them."""
+"""Classes of layers that use their parameters in no product. Their results have the type of their input, or
+float32. RMSNorm is missing, because the type of its result on a GPU depends on torch's version. LSTM, GRU and
+RNN are missing, because the storages that these layers keep depend on the library that runs them."""
 
 
 def with_autocast(traced: TracedStep) -> int | None:
     """Compute the peak under bfloat16 autocast, in bytes.
 
     Returns:
-        The peak; ``None`` if `why_not` gives a reason, autocast is already on, or there is nothing to cast.
+        The peak; ``None`` if `why_not` gives a reason, the traced step used autocast, or there is nothing to
+        cast.
     """
     if (
         why_not(traced) is not None
@@ -73,9 +74,9 @@ def with_autocast(traced: TracedStep) -> int | None:
 
 
 def why_not(traced: TracedStep) -> str | None:
-    """Return the reason why no prediction is possible, as the end of a sentence.
+    """Return the reason why no prediction is possible; ``None`` if a prediction is possible.
 
-    Return ``None`` if a prediction is possible.
+    The reason is text for the end of a sentence.
     """
     unknown = _unknown_kinds(traced)
     if unknown:
@@ -89,14 +90,14 @@ def why_not(traced: TracedStep) -> str | None:
 
 
 def _is_on(traced: TracedStep) -> bool:
-    """Return True if the forward pass already allocates storages with two bytes a value."""
+    """Return True if the traced forward pass allocated storages with two bytes per value."""
     return any(
         storage.uses.type == HALF_NOW and storage.phase == FORWARD for storage in traced.storages
     )
 
 
 def _unknown_kinds(traced: TracedStep) -> list[str]:
-    """Return the classes of layers with parameters or buffers that unknown operations may use."""
+    """Return the classes of layers that hold parameters or buffers, but whose operations are unknown."""
     holding = {
         storage.layer for storage in traced.storages if storage.category in (PARAMETER, BUFFER)
     }
@@ -105,7 +106,7 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
 
 
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
-    """Yield the time and bytes that a storage, and its copies for products, would have under autocast."""
+    """Yield the intervals and bytes of a storage, and of the copies that products use, under autocast."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
     if uses.type == HALF and _varies(storage) and "Loss" not in traced.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)
@@ -132,9 +133,9 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
 
 
 def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: int) -> bool:
-    """Return True if a storage ends in the first backward pass after ``at``.
+    """Return True if a storage is freed in the first backward pass after ``at``.
 
-    Then only autograd kept the storage. A model's input that the program keeps lives longer.
+    If so, only autograd kept the storage. A model's input lives longer if the program keeps it.
     """
     backward = traced.backward_after(at)
     changes = traced.phase_changes_from(backward)
@@ -143,7 +144,7 @@ def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: in
 
 
 def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interval]:
-    """Yield the parts of an interval that lie between optimizer steps. No copy outlives an optimizer step."""
+    """Yield the parts of an interval that lie outside optimizer steps. No copy outlives an optimizer step."""
     for step in traced.optimizer_steps[traced.optimizer_step_at(first) :]:
         if step.begin >= last:
             break
@@ -155,7 +156,7 @@ def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interv
 
 
 def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
-    """Yield the float32 copies of the models' results. A loss needs them until its backward pass ends."""
+    """Yield the intervals and bytes of the float32 copies of the models' results. Losses use these copies."""
     inputs = {storage for call in traced.outermost_calls() for storage in call.inputs or ()}
     for call in traced.outermost_calls():
         left = [
@@ -170,13 +171,14 @@ def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
 def _varies(storage: StorageLifetime) -> bool:
     """Return True if each pass allocates the storage anew.
 
-    Such a storage can also be a model's input, if it was made in the step, for example by another model.
+    This is true for activations and temporaries. It is also true for a model's input that was made during the
+    step, for example by another model.
     """
     return storage.transient or (storage.category == INPUT and storage.begin > START)
 
 
 def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInterval:
-    """Return the bytes that a float32 copy of a result adds, and the time in which they are live."""
+    """Return the interval of a result's float32 copy, and the bytes that this copy adds."""
     used = traced.allocated_after(result.uses.used)
     if result.uses.used and used < traced.backward_after(at):
         # The loss (cross entropy) does not keep the result for the backward pass.
@@ -187,7 +189,7 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInter
 
 
 def _backward_into(traced: TracedStep, at: int) -> int:
-    """Return the moment at which the first backward pass after ``at`` enters its first layer."""
+    """Return the first moment after ``at`` at which a backward pass enters a layer."""
     changes = traced.phase_changes_from(at)
     inside = (one.at for one in changes if one.phase == BACKWARD and one.layer != OUTSIDE)
     return next(inside, traced.length)

@@ -24,8 +24,8 @@ def steady_peak(traced: TracedStep) -> int:
 def with_half_batch(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch.
 
-    Inputs shrink with the batch. Everything that a pass allocates shrinks too, except gradients and copies of
-    parameters.
+    Inputs shrink with the batch. Storages that forward and backward passes allocate shrink too, except
+    gradients and copies of parameters.
     """
     return highest(traced.intervals(_sizes_with_half_batch(traced)), traced.length)
 
@@ -33,10 +33,10 @@ def with_half_batch(traced: TracedStep) -> int:
 def accumulated(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
-    The result is the peak of the second batch and of later ones. There, the accumulated gradients are live
-    from the previous optimizer step on. They replace gradients that were still live at that time. The
-    backward pass allocates the new gradients in addition, adds them to the accumulated gradients, and frees
-    the new ones.
+    The result is the peak of the second batch and of each later batch. In these batches, accumulated
+    gradients are live from the previous optimizer step on. They replace the old gradients that the traced
+    step kept after that optimizer step. The backward pass allocates new gradients in addition, adds them to
+    the accumulated gradients, and frees the new gradients.
     """
     gradients = [
         storage
@@ -58,9 +58,9 @@ def accumulated(traced: TracedStep) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the old gradients that accumulated gradients replace, each with the moment of its replacement.
+    """Return the old gradients that accumulated gradients replace, each with the moment of the replacement.
 
-    Old gradients are those that end before the new gradients of the same parameters begin.
+    A gradient is old if it was freed before the backward pass allocated a new gradient of the same parameter.
     """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
@@ -94,10 +94,10 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     """Return, by layer and phase, the sizes of storages whose size depends on parameters, not on the batch.
 
-    In the backward pass, such a storage is a gradient before it is accumulated. Under autocast, such a
-    storage is a copy of a parameter with half the bytes, or the gradient of the copy. A layer of `PRODUCTS`
-    that is called one time per step allocates only its final gradient. So the size of its other storages
-    depends on the batch, even if they are as large as a gradient.
+    In the backward pass, such a storage is a new gradient that is added to an older one. Under autocast, such
+    a storage is a copy of a parameter with half the bytes, or the gradient of this copy. If a layer of
+    `PRODUCTS` is called once per step, it allocates only the final gradient. So the layer's other storages
+    shrink with the batch, even if they are as large as a gradient.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
