@@ -96,6 +96,7 @@ def test_a_repeated_rise_and_fall_is_one_alarm() -> None:
     assert steps(judged(STEP, [500 + 10.0 * (n % 40) for n in range(400)])) == [19]
 
 
+@pytest.mark.slow
 def test_a_leak_goes_on_for_a_day_in_one_alarm() -> None:
     assert steps(judged(STEP, [500 + 20.0 * n for n in range(20_000)])) == [19]
 

@@ -127,6 +127,7 @@ def test_events_that_break_the_page_are_refused(events: list[object], message: s
 
 
 @given(st.recursive(st.none() | st.integers() | st.text() | st.floats(), st.lists))
+@pytest.mark.slow
 def test_whatever_stands_in_a_profile_it_is_shown_or_refused(value: object) -> None:
     for key in sampled():
         with contextlib.suppress(UnopenableFileError):

@@ -21,6 +21,7 @@ FUZZED = 60
 
 
 @pytest.mark.parametrize("part", range(6))
+@pytest.mark.slow
 def test_a_damaged_run_breaks_nothing(tmp_path: Path, part: int) -> None:
     for seed in range(part * FUZZED // 6, (part + 1) * FUZZED // 6):
         root = tmp_path / "runs" / str(seed)
@@ -39,6 +40,7 @@ KEYS = st.sampled_from([*Settings.__struct_fields__, "backend", "dir", "enable_m
 
 @settings(max_examples=400)
 @given(st.dictionaries(KEYS | st.text(max_size=8), ANYTHING, max_size=4), st.booleans())
+@pytest.mark.slow
 def test_a_configuration_is_understood_or_refused(config: dict[str, Any], own: bool) -> None:
     try:
         settings_ = resolve({}, {"memlog": config} if own else config)

@@ -81,6 +81,7 @@ def test_three_thousand_damaged_traces_are_read_or_refused(tmp_path: Path, hones
     assert MUTANTS / 10 < read < MUTANTS * 9 / 10  # or it would not have been tried
 
 
+@pytest.mark.slow
 def test_the_commands_say_it_in_one_line(
     tmp_path: Path, honest: Honest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

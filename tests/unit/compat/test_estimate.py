@@ -20,11 +20,13 @@ def estimate(name: str, **changed: Any) -> MemoryEstimate:
 
 
 @pytest.mark.parametrize("case", ["gpt", "mlp", "encoder"])
+@pytest.mark.slow
 def test_the_estimated_peak_is_that_of_real_training(case: str) -> None:
     assert estimate(case).peak == pytest.approx(measured_peak(CASES[case]), rel=0.01)
 
 
 @pytest.mark.parametrize("case", ["unet", "rollout"])
+@pytest.mark.slow
 def test_what_convolutions_need_inside_themselves_is_not_in_an_estimate(case: str) -> None:
     estimated, measured = estimate(case), measured_peak(CASES[case])
     assert 0.75 * measured < estimated.peak < measured
@@ -46,6 +48,7 @@ def test_weights_gradients_and_state_are_counted() -> None:
 
 
 @pytest.mark.seed(119, 120)
+@pytest.mark.slow
 def test_half_the_batch_halves_data_and_activations_alone() -> None:
     whole, half = estimate("gpt"), estimate("gpt", batch=CASES["gpt"].batch // 2)
     assert half.activations == pytest.approx(whole.activations / 2, rel=0.001)

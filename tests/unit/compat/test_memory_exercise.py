@@ -9,6 +9,7 @@ import memlog
 
 
 @pytest.mark.seed(269)
+@pytest.mark.slow
 def test_the_exercises_checkpointed_model_computes_the_same() -> None:
     import memory_exercise as exercise
 

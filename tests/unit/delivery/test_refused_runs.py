@@ -296,6 +296,7 @@ MOVES = ("steps", "turn", "deliver", "fail", "restart", "delete", "restore", "th
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 2)), max_size=40), st.booleans())
+@pytest.mark.slow
 def test_whatever_is_deleted_and_restored_every_point_arrives_once(
     moves: list[tuple[str, int]], thinned: bool
 ) -> None:

@@ -213,6 +213,7 @@ def test_a_segment_that_claims_to_have_been_endless_is_delivered(tmp_path: Path)
 @settings(max_examples=80)
 @given(st.lists(st.sampled_from(["steps", "epoch", "loss", "deliver", "fail", "restart", "thin"])))
 @example(["epoch", "steps", "deliver", "steps", "fail", "thin"])
+@pytest.mark.slow
 def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None:
     """A bucket is not sent again with other values, although the event that closed it was removed."""
     with tempfile.TemporaryDirectory() as directory:
@@ -248,6 +249,7 @@ def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None
         assert left <= had
 
 
+@pytest.mark.slow
 def test_a_session_keeps_its_limit(tmp_path: Path) -> None:
     import memlog
 

@@ -45,6 +45,7 @@ def run_with(
     return pauses
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_away_for_hours_gets_everything(
     thread: UploadWorker, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

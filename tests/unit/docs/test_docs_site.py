@@ -18,6 +18,7 @@ def mended(text: str, page: str) -> str:
 
 
 @pytest.mark.seed(31)
+@pytest.mark.slow
 def test_everything_public_has_a_docstring() -> None:
     assert list(hooks.undocumented()) == []
 

@@ -115,6 +115,7 @@ def test_random_lengths_are_no_finding() -> None:
         assert run.findings == [], seed
 
 
+@pytest.mark.slow
 def test_a_leak_beside_random_lengths_is_no_larger_step() -> None:
     for seed in range(20):
         source = random.Random(seed)  # noqa: S311 - nothing secret
@@ -135,6 +136,7 @@ def test_growth_of_lengths_beside_a_leak_is_left_to_the_test_for_growth() -> Non
     assert run.findings == []
 
 
+@pytest.mark.slow
 def test_the_number_of_records_is_bounded() -> None:
     run = Run()
     run.train((8, 1.06**step * MIB) for step in range(400))

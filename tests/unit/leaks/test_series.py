@@ -39,6 +39,7 @@ def programs(families: dict[str, Family], length: int) -> list[tuple[str, list[f
 
 
 @pytest.mark.parametrize("length", [300, 700])
+@pytest.mark.slow
 def test_healthy_programs_raise_no_alarm(length: int) -> None:
     made = programs(HEALTHY_FAMILIES, length)
     alarms = [name for name, sizes in made if steps(news(sizes), "confirmed")]

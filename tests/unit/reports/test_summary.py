@@ -322,6 +322,7 @@ def test_lists_are_bounded_and_what_is_left_out_is_counted(tmp_path: Path) -> No
     assert summary.omitted == {"alerts": 5}
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_journal(tmp_path: Path) -> None:
     short, long = (
         MadeRun(tmp_path, name).write(*(batch(step, GIB + step, cuda(GIB)) for step in range(n)))

@@ -209,6 +209,7 @@ def broken(
 
 
 @pytest.mark.parametrize("kind", SINKS, ids=lambda kind: kind.__name__)
+@pytest.mark.slow
 def test_a_broken_sink_is_found(kind: type[IdempotentSink], tmp_path: Path) -> None:
     class Contract(InMemory):
         sink = kind
@@ -217,6 +218,7 @@ def test_a_broken_sink_is_found(kind: type[IdempotentSink], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.__name__)
+@pytest.mark.slow
 def test_a_broken_store_is_found(kind: type[ListStore], tmp_path: Path) -> None:
     class Contract(StoreInMemory):
         store = kind
@@ -224,6 +226,7 @@ def test_a_broken_store_is_found(kind: type[ListStore], tmp_path: Path) -> None:
     assert broken(Contract, tmp_path, at_most=1) != {}
 
 
+@pytest.mark.slow
 def test_unreadable_data_needs_a_reason(tmp_path: Path) -> None:
     class Silent(InMemory):
         def alerts(self, run_id: str) -> Sequence[str]:

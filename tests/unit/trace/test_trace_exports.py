@@ -113,6 +113,7 @@ def test_a_trace_of_nothing_makes_a_valid_flame_graph() -> None:
         json.dumps(exporters.timeline(tracer.recording), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_long_trace_stays_below_the_number_of_samples(tracer: MemoryTracer) -> None:
     whole = tracer.recording
     repeated = msgspec.structs.replace(whole, events=whole.events * 400)

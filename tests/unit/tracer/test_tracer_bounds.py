@@ -53,6 +53,7 @@ def test_past_the_limit_totals_and_peaks_are_those_of_all_events() -> None:
 
 
 @pytest.mark.seed(218, 219)
+@pytest.mark.slow
 def test_a_hundred_thousand_events_take_under_12_mb() -> None:
     """All memory that the tracer itself holds while it records and analyses counts."""
     tracemalloc.start()
@@ -121,6 +122,7 @@ def test_a_hundred_thousand_storages_that_stay_take_under_12_mb_too() -> None:
 
 
 @pytest.mark.seed(200, 220, 221)
+@pytest.mark.slow
 def test_the_log_does_not_grow_past_its_limit() -> None:
     log = EventLog(1000, Accountant())
     largest = 0
