@@ -23,8 +23,6 @@ pytestmark = [
     pytest.mark.integration,
     # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 STEPS = 12

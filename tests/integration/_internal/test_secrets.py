@@ -17,11 +17,7 @@ from support.wandb_server import WandbServer
 from memlog.journal import list_runs
 from memlog.journal.delivery_state import UploadState
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ENVIRONMENT = {
     "WANDB_API_KEY": "sekret" * 6 + "0123",

@@ -6,11 +6,7 @@ import pytest
 from support import child
 from support.wandb_server import WandbServer
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 TRAINER = """
     from pathlib import Path

@@ -16,7 +16,6 @@ from memlog.sink import Connection, Target
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
     # A warning of SQLAlchemy 2.1 about MLflow 3.17's own models.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]

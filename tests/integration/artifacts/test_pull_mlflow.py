@@ -21,11 +21,7 @@ from memlog.errors import DeliveryError, TrackerUnavailableError, UnknownRunErro
 from memlog.sink import Connection
 from memlog_mlflow import backend
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 TRAIN = """
     import sys

@@ -24,11 +24,7 @@ from memlog.events import End, Run
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 COMMAND = [sys.executable, "-m", "memlog"]
 STEPS = 60

@@ -6,11 +6,7 @@ import pytest
 from support import child
 from support.mlflow_server import sqlite_store
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 STEPS, HELD_FROM, HELD_MIB = 20, 7, 256
 

@@ -9,11 +9,7 @@ from support.wandb_file import find_runs, read_only_run, read_run
 
 from memlog.journal import find_run
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 TRAINER = """
     import time

@@ -97,7 +97,6 @@ def test_pull_ends_and_stays_small(tmp_path: Path) -> None:
     assert ended.line.startswith("memlog: mlflow: ")
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
 def test_a_health_page_without_end_is_not_read(tmp_path: Path) -> None:
     with environment_without_mlflow(), misbehaving_server("a body without end") as server:
         sink = backend.open_sink(Target("mine", None, connection=Connection(server.url)))

@@ -26,12 +26,7 @@ from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 from memlog.journal import find_run, list_runs
 from memlog.reports import summarize
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

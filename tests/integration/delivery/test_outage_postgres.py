@@ -25,8 +25,6 @@ from memlog.journal.delivery_state import UploadState
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore"),
 ]
 

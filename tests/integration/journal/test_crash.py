@@ -30,11 +30,7 @@ from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import summarize
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.slow

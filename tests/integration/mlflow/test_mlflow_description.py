@@ -16,12 +16,7 @@ from memlog.reports import summarize
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("ready_store"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("ready_store")]
 
 NOTE = "mlflow.note.content"
 

@@ -11,10 +11,7 @@ from memlog.events import Alert, Artifact
 from memlog.sink import Connection, Target, TrackerRun
 from memlog_mlflow import backend
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-]
+pytestmark = pytest.mark.integration
 
 ANSWERS = {
     "nothing": b"",

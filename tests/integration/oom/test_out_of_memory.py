@@ -247,8 +247,6 @@ IN_A_TRACKER = """
 
 
 @pytest.mark.usefixtures("ready_store")
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_path: Path) -> None:
     process = user_program.start(IN_A_TRACKER, tmp_path, OMP_NUM_THREADS="1")
     _, errors = process.communicate(timeout=240)

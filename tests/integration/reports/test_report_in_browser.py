@@ -21,8 +21,6 @@ pytestmark = [
     pytest.mark.integration,
     # A warning of SQLAlchemy 2.1 about MLflow 3.17's own models.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 STEPS = 40

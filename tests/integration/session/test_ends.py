@@ -165,8 +165,6 @@ def catches_sigterm(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("ready_store")
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_preemption_leaves_time_to_flush(tmp_path: Path) -> None:
     """The trainer and the helper get SIGTERM before MLflow has any data."""
     process = child.start(PREFACE + PREEMPTED, tmp_path)

@@ -105,8 +105,6 @@ WHILE_IT_RECORDS = {
 
 
 @pytest.mark.usefixtures("ready_store")
-@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_a_whole_session_leaves_everything_as_it_was(tmp_path: Path) -> None:
     output = child.run(TRAINER, tmp_path, PYTHONPATH=PATHS)
     lines = output.splitlines()
