@@ -1,4 +1,4 @@
-"""Log of limited size that an engine writes its events to. Finalizers of storages also append to it."""
+"""Log of limited size to which an engine appends its events. Finalizers of storages also append to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Number of appended events that triggers a fold after the log has stopped keeping single events."""
+"""Number of appended events at which they are folded once the log keeps no more single events."""
 
 
 class EventLog:
-    """Log that keeps the first events individually and folds all events into totals.
+    """Log that keeps the first events individually, and folds all events into totals.
+
+    To fold events means to add them to the totals and then delete them.
 
     Args:
         max_events: Maximum number of events to keep individually.
@@ -55,7 +57,7 @@ class EventLog:
         return time.perf_counter_ns() - self._began_ns
 
     def fold_when_full(self) -> None:
-        """Fold the appended events if their number has reached the limit. Finalizers must not call this."""
+        """Fold the appended events if there are enough of them. Finalizers must not call this."""
         if len(self._appended) >= self._limit:
             self.fold()
 

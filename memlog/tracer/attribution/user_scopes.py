@@ -26,7 +26,8 @@ class Scope(NamedTuple):
 
 
 LISTENERS: SharedHook[Hooks] = SharedHook()
-"""Hooks of the open traces. The end of a scope is reported to the traces that were open when it began."""
+"""Hooks of the open traces. The end of a scope is reported to the traces that were open when the scope
+began."""
 
 
 @contextmanager
