@@ -10,13 +10,13 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Number of appended events at which they are folded once the log keeps no more single events."""
+"""Number of appended events that triggers a fold, after the log has kept its maximum of single events."""
 
 
 class EventLog:
     """Log that keeps the first events individually, and folds all events into totals.
 
-    To fold events means to add them to the totals and then delete them.
+    Folding adds events to the totals. The log then deletes the events that it does not keep.
 
     Args:
         max_events: Maximum number of events to keep individually.
@@ -57,7 +57,7 @@ class EventLog:
         return time.perf_counter_ns() - self._began_ns
 
     def fold_when_full(self) -> None:
-        """Fold the appended events if there are enough of them. Finalizers must not call this."""
+        """Fold the appended events if their number has reached the limit. Finalizers must not call this."""
         if len(self._appended) >= self._limit:
             self.fold()
 

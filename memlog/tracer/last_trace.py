@@ -45,7 +45,7 @@ class LastTrace:
 
     @property
     def events(self) -> list[MemoryEvent]:
-        """Kept events, decoded. Each takes a few hundred bytes."""
+        """Kept events, decoded. Each event takes a few hundred bytes."""
         return list(replay(self.recording))
 
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:

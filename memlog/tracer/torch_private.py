@@ -94,7 +94,7 @@ def remove_mode_for_node(mode: Any) -> bool:
 
 
 def allow_higher_order_ops(kind: type) -> None:
-    """Register a class of dispatch modes with every higher-order operation, so that its modes can run them.
+    """Let all higher-order operations run under dispatch modes of the class ``kind``.
 
     torch without ``supports_higher_order_operators`` needs this. Higher-order operations that are created
     after this call still refuse to run under such a mode.

@@ -1,4 +1,4 @@
-"""Map from autograd's sequence numbers to layers. It finds the layer of an operation in the backward pass."""
+"""Map from autograd's sequence numbers to layers. The tracer attributes the backward pass with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from memlog.trace.encoding import OUTSIDE
 from memlog.tracer import torch_private
 
 MAX_SPANS = 100_000
-"""Maximum number of spans to remember (1.2 MB). A span is a range of operations that one layer made one after
-the other. At the maximum, the oldest half is dropped."""
+"""Maximum number of spans to remember (1.2 MB). A span is an unbroken range of operations by one layer. At
+the maximum, the oldest half is dropped."""
 
 
 class SequenceMap:
@@ -56,7 +56,7 @@ class GraphOwners:
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Number of the next operation, as the last call of `made_by_backward` read it; ``None`` after
+        """Sequence number of the next operation at the last call of `made_by_backward`; ``None`` after
         `backward_ends`."""
 
     def mark(self, layer: int) -> None:
@@ -68,7 +68,7 @@ class GraphOwners:
             self._lines.mark(number, 0)
 
     def mark_line(self, line: int) -> None:
-        """Assign the operations since the last `mark` or `mark_line` to ``line``, a line of the program."""
+        """Record that ``line`` of the program made the operations since the last `mark` or `mark_line`."""
         number = torch_private.next_sequence_number()
         if number is not None and number > self._last_marked:
             self._lines.mark(self._last_marked, line)

@@ -50,9 +50,10 @@ class CallingLines:
     def current_line(self) -> int:
         """Return the number of the program's line that this thread is executing.
 
-        This is the innermost line outside torch, memlog and installed packages. If there is no such line,
-        because the trainer is an installed package, it is the innermost line outside torch and memlog. Return
-        0 if there is no such line either, or if the line is new and there are `MAX_LINES` lines.
+        The program's line is the innermost line of the call stack outside torch, memlog and installed
+        packages. If there is no such line, because the trainer is an installed package, use the innermost
+        line outside torch and memlog. Return 0 if there is no such line either, or if the line is new and
+        there are `MAX_LINES` lines.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None
@@ -72,12 +73,12 @@ class CallingLines:
         return 0 if installed is None else self._number(installed.f_code, installed.f_lineno, "")
 
     def current_text(self) -> str:
-        """Return the text of the line that `current_line` finds; empty if its number is 0."""
+        """Return the text of the line that `current_line` finds; empty if `current_line` returns 0."""
         number = self.current_line()
         return self.lines[number - 1] if number else ""
 
     def is_program(self, file: str) -> bool:
-        """Return whether a source file belongs to neither torch, memlog, nor an installed package."""
+        """Return whether a source file is outside torch, memlog and all installed packages."""
         return (self._owners.get(file) or self._owner_of(file)) == "program"
 
     def _owner_of(self, file: str) -> Owner:

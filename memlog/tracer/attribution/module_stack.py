@@ -26,7 +26,7 @@ _MAX_THREADS = 256
 """Maximum number of threads in a window, because an event has one byte for the thread's number. Operations of
 further threads are not recorded."""
 _MAX_STEPS = 1000
-"""Maximum number of optimizer steps in a window whose optimizer's name is kept."""
+"""Maximum number of optimizer steps for which a window keeps the optimizer's name."""
 
 NO_INPUTS: Final = (-1, 0)
 """Value of `ThreadState.inputs` for a module that is called without a tensor as positional argument."""
@@ -68,7 +68,7 @@ class ModuleStack:
         emit: Function that is called when a module begins or ends, or when the phase changes. Its arguments
             are the kind of the event, the layer, the phase and the state of the thread.
         all_threads: True: all threads that call the model's modules take part. False: only the thread that
-            began the window takes part, with the threads that run its backward pass.
+            began the window and the threads that run its backward pass take part.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class ModuleStack:
             self._graph.mark_line(line)
 
     def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Return the layer and phase of this thread's operations until its module or phase changes."""
+        """Return the layer and phase of this thread's operations until the next change of module or phase."""
         if len(thread_state.stack) == 1:
             return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]

@@ -32,8 +32,8 @@ def fragmentation(
 ) -> tuple[Fragmentation | None, str | None]:
     """Return a device's current fragmentation, and the reason if the fragmentation is unknown.
 
-    Compute it from the blocks in ``snapshot``, a snapshot of the allocator, if possible. Otherwise compute it
-    from the allocator's statistics.
+    ``snapshot``: Snapshot of the allocator. If it has blocks of the device, the fragmentation is computed
+    from them, otherwise from the allocator's statistics.
     """
     read = reader(device)
     if read is None:

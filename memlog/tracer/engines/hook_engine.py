@@ -14,7 +14,7 @@ from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class HookEngine:
-    """Base engine that traces every thread that calls the model's modules."""
+    """Base class of engines that trace every thread that calls the model's modules."""
 
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log

@@ -17,7 +17,7 @@ from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 
 class ClosedWindow(Protocol):
-    """A closed window, or its engine."""
+    """Closed window, or the engine of a closed window."""
 
     def leave(self) -> bool:
         """Try to remove what the window has left in torch. Return True if nothing is left. Never raise."""

@@ -33,8 +33,8 @@ class FrozenStart:
     def is_step_start(self, module: Any) -> bool:
         """Return whether a window should open at this call of ``module``, a module that is not trained.
 
-        Return True if the last traced step also began with a call of ``module``, on this thread. Calls on
-        other threads do not count, because they may prepare data.
+        Return True if the last traced step also began with a call of ``module``, and ran on this thread.
+        Other threads may call modules to prepare data.
         """
         thread = threading.get_ident()
         if thread in self._first_called:

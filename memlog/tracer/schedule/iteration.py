@@ -159,7 +159,7 @@ class TracedIteration:
         return tuple(part.optimizer for part, _ in self._stepped())
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Return whether the optimizers of the window have all trainable parameters of ``models``."""
+        """Return whether the optimizer steps in the window cover all trainable parameters of ``models``."""
         stepped = {
             id(parameter)
             for _, optimizer in self._stepped()

@@ -122,7 +122,8 @@ class KeptTrace:
         """Publish the first trace, unless it is published already. Call this at the end of the next step.
 
         ``whole``: True if the trace covers a whole iteration. ``None``: use the guess from `add_undecided`.
-        The guess is final if no optimizer has stepped since the trace. The user then marks the steps.
+        The guess is final if no optimizer has stepped since the trace. In this case, the user marks the
+        steps.
         """
         if self._undecided is None:
             return

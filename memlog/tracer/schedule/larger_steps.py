@@ -1,6 +1,6 @@
 """Detection of steps that need clearly more memory than the traced steps.
 
-After a step that needs more memory, the tracer traces a step as soon as the budget allows.
+After such a step, the tracer traces another step as soon as the budget allows.
 """
 
 from __future__ import annotations

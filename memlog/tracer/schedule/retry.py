@@ -36,7 +36,7 @@ class RetryPolicy:
         self._failures = 0
 
     def postpone(self) -> None:
-        """Wait some steps before the next attempt to trace one. Each further failure doubles their number."""
+        """Let some steps pass before the next attempt. Each further failure doubles the number of steps."""
         self._pause = min(2**self._failures, _LONGEST) - 1
         self._failures += 1
 

@@ -7,7 +7,8 @@ from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
-"""Number of largest layers in a trace event. Layers whose figures form series are added to them."""
+"""Number of the largest layers in a trace event. The event also contains the layers whose figures form
+series."""
 MAX_SERIES = 12
 """Maximum number of layers whose figures form series in trackers. Further layers get no series."""
 TOP_LINES = 4

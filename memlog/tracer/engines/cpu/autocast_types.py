@@ -53,12 +53,12 @@ _NORMS = {
     for name in ("layer", "batch", "group")
     for suffix, inputs in (("", 1), ("_backward", 2))
 }
-"""Normalizations. The value is the number of first arguments that decide the type of the result. Later
+"""Normalizations. The value is the number of leading arguments that decide the type of the result. Later
 arguments are parameters or statistics."""
 
 
 def type_of(tensor: Tensor) -> int:
-    """Return the type of a tensor's storage that the dtype implies: `WIDE`, `HALF_NOW` or `OTHER_TYPE`."""
+    """Return the storage type that a tensor's dtype implies: `WIDE`, `HALF_NOW` or `OTHER_TYPE`."""
     if tensor.dtype == torch.float32:
         return WIDE
     return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER_TYPE
@@ -77,7 +77,7 @@ class AutocastTypes:
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
         """Set the types of an operation's results.
 
-        ``now``: Serial number of the newest storage before the operation. It serves as the time.
+        ``now``: Serial number of the newest storage before the operation. This number serves as the time.
 
         Returns:
             Type of the results. The operation's workspace has the same type.

@@ -1,11 +1,11 @@
 """Copies that torch makes only while a dispatch mode is active.
 
 In an untraced step, torch writes some results into an existing tensor that nothing else owns. While a mode is
-active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in its sources). It makes a new
-tensor for the result, and frees the old tensor at once. This happens in three cases. Autograd adds up several
-gradients of one tensor, such as the weights of a packed GRU. A derivative writes into a tensor that it made,
-such as a tensor of zeros. ``linear`` adds a bias, or attention a mask, to a matrix product. The tracer counts
-the new and the old tensor as one.
+active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then
+makes a new tensor for the result, and frees the old tensor at once. This happens in three cases. Autograd
+adds up several gradients of one tensor, such as the weights of a packed GRU. A derivative writes into a
+tensor that it made, such as a tensor of zeros. ``linear`` adds a bias, or attention a mask, to a matrix
+product. The tracer counts the new and the old tensor as one.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _ALTERED: Final = frozenset(
     )
 )
 """Derivatives for which torch runs other operations while a mode is active, with the same results. In torch
-2.13's own tests, these are all, apart from the derivatives that `ModeCopies` or `untraced_derivatives`
-handles."""
+2.13's own tests, all other derivatives with other operations are handled by `ModeCopies` or
+`untraced_derivatives`."""
 
 _OURS: Final = "memlog.tracer."
 
@@ -148,7 +148,7 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether only autograd or one derivative owns a tensor. This tensor is then freed next."""
+        """Return whether only autograd or one derivative owns a tensor. If so, the tensor is freed next."""
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False

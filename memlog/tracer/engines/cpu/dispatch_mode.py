@@ -67,9 +67,9 @@ class Observer(Protocol):
 
 
 class ObservingMode(TorchDispatchMode):
-    """Mode that runs every operation unchanged, and reports it. The observer's errors are never raised.
+    """Mode that runs every operation unchanged, and reports it to an observer.
 
-    The errors are counted.
+    The observer's errors are counted and never raised.
 
     Attributes:
         failures: Operations that were not recorded because of an error in memlog.

@@ -31,8 +31,8 @@ MOST_LIVE = 12_500
 """Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
 storage takes about 700 bytes of memory, including the analysis of the trace."""
 SMALL = 64 * 1024
-"""Size in bytes below which a new storage is not tracked if `MOST_LIVE` storages are. So the tracer takes 8.8
-MB, plus at most 1 % of the live bytes."""
+"""Minimum size, in bytes, of a new storage while `MOST_LIVE` storages are tracked. Smaller storages are not
+tracked. So the tracer takes 8.8 MB, plus at most 1 % of the live bytes."""
 
 _BEFORE = Owner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
@@ -97,7 +97,7 @@ class LiveStorages:
         """Record the storage of a tensor that an operation has returned, if the storage is new.
 
         ``instead``: Storage into which an untraced step would have written the result. If ``instead`` is
-        freed before anything else happens, it and the new storage count as one.
+        freed before anything else happens, both storages count as one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -163,8 +163,8 @@ class LiveStorages:
         left out if torch did not allocate its memory (memory of numpy, or memory that a data loader's workers
         share).
 
-        A newly tracked storage counts as made in ``phase``. But it counts as made before the trace if the
-        tensor is only a part of it. An example is a buffer that collects gradients for several ranks.
+        A newly tracked storage counts as made in ``phase``. But a storage that is larger than the tensor
+        counts as made before the trace. An example is a buffer that collects gradients for several ranks.
         """
         added = False
         for plain in storage_tensors(_counted(tensor)):
@@ -248,7 +248,7 @@ def _counted(tensor: Tensor) -> Tensor:
 
 
 def _has_bytes(storage: Any) -> bool:
-    """Return whether a storage has memory. autograd's zero tensors have a size, but no memory."""
+    """Return whether a storage has memory. Zero tensors that autograd makes have a size, but no memory."""
     try:
         return bool(storage.data_ptr())
     except RuntimeError:

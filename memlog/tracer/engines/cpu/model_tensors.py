@@ -61,7 +61,7 @@ class ModelTensors:
     def repeat_state(self, optimizer: Any) -> None:
         """Write the category of an optimizer's state again, once for each optimizer in a window.
 
-        Predictions assign the state to the optimizer step in which its category was last written.
+        Predictions assign the state to the optimizer step in which the state's category was last written.
         """
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
@@ -71,8 +71,8 @@ class ModelTensors:
     def add_detached(self, out: Any) -> None:
         """Classify a detached tensor that becomes a parameter's gradient.
 
-        Autograd may keep a gradient without a copy. The node of the parameter then only detaches the
-        gradient.
+        Autograd may use a gradient as ``parameter.grad`` without a copy. The node of the parameter then only
+        detaches the gradient.
         """
         if torch_private.backward_task() == torch_private.NO_TASK:
             return

@@ -1,7 +1,7 @@
 """Workspace: bytes that an operation allocates and frees inside itself. No dispatch mode sees these bytes.
 
-oneDNN's convolutions, for example, copy their arguments into their own layouts. These copies are a sixth of a
-UNet's peak. torch's legacy profiler reports the allocator's events of one operation in about 30 µs. The
+oneDNN's convolutions, for example, copy their arguments into oneDNN's own layouts. These copies are a sixth
+of a UNet's peak. torch's legacy profiler reports the allocator's events of one operation in about 30 µs. The
 workspace usually depends on shapes alone, so each operation is measured once for each combination of shapes.
 If the workspace depends on the values of arguments, the operation is measured at every call. Operations
 without workspace are not measured.
@@ -54,7 +54,7 @@ _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index")
 _MASKS = (torch.bool, torch.uint8)
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.memory_format)
 """Types of arguments whose values are part of a measurement's key. For other arguments, such as a random
-number generator, the key contains only the class. So the key keeps no reference to them."""
+number generator, the key contains only the class. So the key keeps no reference to these arguments."""
 
 _MAX_KNOWN = 10_000
 
@@ -74,7 +74,7 @@ positional arguments and the keyword arguments of the call, and the result."""
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement on this thread. Modes above the measuring mode on the stack read it."""
+    """Last measurement on this thread. Modes that lie above the measuring mode on the stack read it."""
 
     func: Any = None
     found: Workspace | None = None
@@ -89,7 +89,7 @@ _precisions: tuple[str, ...] = ()
 def update_precisions() -> bool:
     """Read oneDNN's precisions; return True if they have changed since the last call.
 
-    A measurement is valid only for the precisions at its time.
+    A measurement is valid only for the precisions in use when it was made.
     """
     global _precisions
     before, _precisions = _precisions, torch_private.onednn_precisions()

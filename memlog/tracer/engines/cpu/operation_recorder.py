@@ -63,8 +63,8 @@ class OperationRecorder:
     def owner(self, thread_state: ThreadState) -> Owner:
         """Return the layer, phase and thread of the current operation. Also set the line of new storages.
 
-        Outside all modules, this is the program's line that calls the operation. In the backward pass, it is
-        the line that called the forward operation, if known. Within a module, it is 0.
+        Outside all modules, the line is the program's line that calls the operation. In the backward pass,
+        the line is the one that called the forward operation, if known. Within a module, the line is 0.
         """
         layer, phase = self._module_stack.owner(thread_state)
         line = 0

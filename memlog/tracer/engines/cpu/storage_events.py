@@ -14,7 +14,7 @@ from memlog.tracer.event_log import EventLog
 
 
 class Owner(NamedTuple):
-    """Layer, phase and number of the thread to which new memory belongs."""
+    """Layer, phase and thread number of new memory."""
 
     layer: int
     phase: int
@@ -34,7 +34,7 @@ class TrackedStorage(weakref.ref[Any]):
         casts: Number of products in the forward pass that used the storage.
         used: Moment at which an operation that is no product last used the storage; 0: never.
         backward_layer: Layer whose backward pass used the storage first.
-        wide_inside: True if the storage belongs to an attention that computes in four bytes a number.
+        wide_inside: True if the storage belongs to an attention that computes in four bytes per number.
         outside: True if the storage was made outside all modules.
         is_gradient: True if a backward pass made the storage.
     """
@@ -94,7 +94,7 @@ class _PendingAllocation:
 
     Attributes:
         instead: Older storage. If it is freed next, the new storage replaces it.
-        workspace: Events of the workspace of the operation that made the storage.
+        workspace: Events of the workspace that the same operation allocated and freed.
     """
 
     tracked: TrackedStorage
@@ -106,7 +106,7 @@ class _PendingAllocation:
 class StorageEvents:
     """Writer of the events of storages.
 
-    If a new storage may replace an older one, its ALLOC event waits until this is known.
+    If a new storage may replace an older one, the ALLOC event of the new storage waits until this is known.
 
     Attributes:
         line: Number of the program's line to which new storages belong; 0: none, because a module makes them.
@@ -165,8 +165,8 @@ class StorageEvents:
     def write_pending(self) -> None:
         """Write the pending ALLOC event, if there is one.
 
-        The event is pending because its storage replaces an older storage if the older one is freed next.
-        Call this before anything else is written.
+        The event waits, because the new storage replaces an older one if the older one is freed next. Call
+        this if anything else happens next.
         """
         with suppress(IndexError):
             pending = self._pending.pop()

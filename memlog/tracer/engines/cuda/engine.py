@@ -1,4 +1,4 @@
-"""Engine for CUDA and XPU. At the end of the window, it joins the allocator's history with the layers."""
+"""Engine for CUDA and XPU. At the end of the window, it combines the allocator's history with the layers."""
 
 from __future__ import annotations
 
