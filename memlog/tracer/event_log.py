@@ -1,4 +1,4 @@
-"""Log of limited size that an engine writes its events to. Finalizers of storages also append to it."""
+"""Log of limited size to which an engine appends its events. Finalizers of storages also append to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Number of appended events that triggers a fold after the log has stopped keeping single events."""
+"""Number of appended events that triggers a fold, after the log has kept its maximum of single events."""
 
 
 class EventLog:
-    """Log that keeps the first events individually and folds all events into totals.
+    """Log that keeps the first events individually, and folds all events into totals.
+
+    Folding adds events to the totals. The log then deletes the events that it does not keep.
 
     Args:
         max_events: Maximum number of events to keep individually.

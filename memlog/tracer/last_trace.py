@@ -1,4 +1,4 @@
-"""Figures and exports of a trace: what `MemoryTracer` offers once a trace has ended."""
+"""Figures and exports of the last trace of a `MemoryTracer`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LastTrace:
 
     @property
     def recording(self) -> RecordedTrace:
-        """The trace that ended last: its result and its kept events.
+        """Trace that ended last: its result and its kept events.
 
         Raises:
             ConfigurationError: No trace has ended yet, or the last trace could not begin.
@@ -45,18 +45,18 @@ class LastTrace:
 
     @property
     def events(self) -> list[MemoryEvent]:
-        """Kept events, decoded (a few hundred bytes each)."""
+        """Kept events, decoded. Each event takes a few hundred bytes."""
         return list(replay(self.recording))
 
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
-        """Return the figures of every active module by path.
+        """Return the figures of every module that was active, by the module's path.
 
         The model's path is the name of its class. If a child has that name, " (model)" is appended.
         """
         return layer_stats(self.result)
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:
-        """Return the highest number of live bytes while each module was active, by path.
+        """Return the highest number of live bytes while each module was active, by the module's path.
 
         All phases count. A module whose peak is unknown is left out.
         """
@@ -67,10 +67,12 @@ class LastTrace:
         }
 
     def get_fragmentation_stats(self) -> dict[str, float | None]:
-        """Return each module's mean of ``(reserved - allocated) / reserved`` at entries and exits (0 to 1).
+        """Return each module's mean fragmentation, by the module's path.
 
-        ``None`` means unknown: on the CPU nothing is reserved. `result` has the fragmentation of the whole
-        trace (``fragmentation``), or the reason why it is unknown (``fragmentation_reason``).
+        The fragmentation is ``(reserved - allocated) / reserved``, from 0 to 1. It is read at the module's
+        entries and exits. ``None`` means unknown: on the CPU nothing is reserved. `result` has the
+        fragmentation of the whole trace (``fragmentation``), or the reason why it is unknown
+        (``fragmentation_reason``).
         """
         return {path: stats.avg_fragmentation for path, stats in self.get_layer_stats().items()}
 
@@ -86,23 +88,26 @@ class LastTrace:
         raise KeyError(path)
 
     def get_phase_levels(self) -> dict[PhaseName, PhaseLevel] | None:
-        """Return, for each phase of a step, the live bytes at its end and the maximum during the phase.
+        """Return the live bytes at the end of each phase of a step, and their maximum during the phase.
 
         ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
-        ``end`` follow if the step reached them. ``None`` if the sampler ran, or if the trace does not keep
-        every event.
+        ``end`` follow if the step reached them. Return ``None`` if the engine was ``sampler``, or if the
+        trace does not keep every event.
         """
         return phase_levels(self.recording)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
-        """Write a flame graph for https://www.speedscope.app: bytes at the peak, allocations, milliseconds.
+        """Write a flame graph of bytes at the peak, allocations and times for https://www.speedscope.app.
 
-        The page recognizes the format by the ending ``.speedscope.json``. Add ``.gz`` to compress the file.
+        The site recognizes the format by the ending ``.speedscope.json``. Add ``.gz`` to compress the file.
         """
         return exporters.write_json(exporters.flame_graph(self.recording), output_path)
 
     def export_timeline(self, output_path: str | PathLike[str]) -> Path:
-        """Write events, statistics, layers and summary as JSON, compressed if the path ends in ``.gz``."""
+        """Write events, statistics, layers and summary as JSON.
+
+        The file is compressed if the path ends in ``.gz``.
+        """
         return exporters.write_json(exporters.timeline(self.recording), output_path)
 
     def export_trace(
@@ -113,12 +118,13 @@ class LastTrace:
         """Write a trace for https://ui.perfetto.dev or ``chrome://tracing``, with memory as counters.
 
         Args:
-            output_path: Path of the file, which is compressed if it ends in ``.gz``.
+            output_path: Path of the file. The file is compressed if the path ends in ``.gz``.
             profiler_trace: File that ``torch.profiler``'s ``export_chrome_trace`` wrote for the same step.
-                Layers and counters are added to its operations.
+                Layers and counters are added to the operations in this file.
 
         Raises:
-            ConfigurationError: ``profiler_trace`` is not such a file.
+            ConfigurationError: ``export_chrome_trace`` did not write ``profiler_trace``, or this file is
+                larger than 1 GiB.
         """
         document = exporters.chrome_trace(self.recording)
         if profiler_trace is not None:
@@ -126,7 +132,7 @@ class LastTrace:
         return exporters.write_json(document, output_path)
 
     def export_snapshot(self, output_path: str | PathLike[str]) -> Path:
-        """Write the trace, of any device, as a CUDA-style snapshot for https://pytorch.org/memory_viz."""
+        """Write a CUDA-style snapshot for https://pytorch.org/memory_viz. The trace may be of any device."""
         return exporters.write_pickle(exporters.snapshot(self.recording), output_path)
 
     def print_summary(self) -> None:

@@ -12,7 +12,8 @@ from torch.nn.parameter import is_lazy
 from memlog.tracer import torch_private
 
 Storages: TypeAlias = dict[int, tuple[Any, int]]
-"""Storages and their sizes in bytes, by identity. The mapping keeps the storages alive."""
+"""Storages and their sizes in bytes, by the storage's address in C++. The mapping keeps the storages
+alive."""
 
 
 def is_wrapper(kind: type) -> bool:
@@ -41,7 +42,7 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold the bytes of a tensor, which may be lazy or wrapped by ``torch.func``.
+    """Yield the tensors that hold the bytes of a tensor.
 
     Yield nothing for a parameter of a lazy module before the module's first call. A wrapper of ``torch.func``
     has no storage of its own, so the tensor inside the wrapper is used.
@@ -56,7 +57,7 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dictionaries; look at ``limit`` values at most."""
+    """Return the tensors in nested tuples, lists and dictionaries. Look at no more than ``limit`` values."""
     found: list[Tensor] = []
     waiting = [values]
     while waiting and limit > 0:
@@ -83,7 +84,7 @@ def storages_in(values: Any) -> Storages:
 
 
 def changed(values: Any, before: Storages) -> list[Tensor]:
-    """Return the plain tensors in ``values`` whose storage is new since ``before``, or was resized."""
+    """Return the plain tensors in ``values`` whose storage is new since ``before``, or was resized since."""
     found = []
     for plain in _plain_tensors_in(values):
         storage = plain.untyped_storage()

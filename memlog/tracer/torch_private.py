@@ -1,7 +1,7 @@
-"""Private parts of torch that the engines use. Each is looked up before use.
+"""Private parts of torch that the engines use. Each part is looked up before use.
 
-torch may change them at any time. The dispatch engine does not run if one of `DISPATCH_NEEDS` is missing. If
-another one is missing, most functions of this module return a default.
+torch may change these parts at any time. The dispatch engine does not run if one of `DISPATCH_NEEDS` is
+missing. If any other part is missing, most functions of this module return a default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NO_TASK = -1
 """Value of `backward_task` outside the backward pass."""
 
 _NO_SEQUENCE = 2**62
-"""Minimum sequence number of the autograd nodes that no forward operation made. They accumulate gradients."""
+"""Minimum sequence number of the autograd nodes that no forward operation made. These nodes accumulate
+gradients."""
 
 
 def _find(path: str) -> Callable[..., Any] | None:
@@ -50,7 +51,7 @@ DISPATCH_NEEDS = {
 
 
 def missing() -> list[str]:
-    """Return the names of the private calls of `DISPATCH_NEEDS` that this torch lacks."""
+    """Return the names in `DISPATCH_NEEDS` of private torch functions that this torch lacks."""
     return sorted(name for name, found in DISPATCH_NEEDS.items() if found is None)
 
 
@@ -93,10 +94,10 @@ def remove_mode_for_node(mode: Any) -> bool:
 
 
 def allow_higher_order_ops(kind: type) -> None:
-    """Register a class of modes with every higher-order operation, so that its modes can pass these through.
+    """Let all higher-order operations run under dispatch modes of the class ``kind``.
 
-    Needed for torch without ``supports_higher_order_operators``. Higher-order operations that are created
-    later still refuse to run under such a mode.
+    torch without ``supports_higher_order_operators`` needs this. Higher-order operations that are created
+    after this call still refuse to run under such a mode.
     """
     for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
         table = getattr(operation, "python_key_table", None)
@@ -141,7 +142,7 @@ def _compiler_backends() -> tuple[Any, ...]:
 
 
 def skip_compiling(function: Any) -> None:
-    """Tell the compiler not to compile a function of memlog's."""
+    """Tell the compiler not to compile one of memlog's functions."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     skip = getattr(frames, "skip_code", None)
     if skip is not None:
@@ -149,7 +150,7 @@ def skip_compiling(function: Any) -> None:
 
 
 def move_compiler_rules(ours: Any, theirs: Any) -> None:
-    """Move the compiler's cached rule for ``ours``, a replacement, to ``theirs``, the original."""
+    """Move the compiler's cached rule from a replacement (``ours``) to the original function (``theirs``)."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     table = getattr(rules, "get_torch_obj_rule_map", None)
     if table is not None and table.cache_info().currsize and ours in table():
@@ -164,7 +165,7 @@ def compilations() -> int:
 
 
 def fakes_active() -> bool:
-    """Return whether a ``FakeTensorMode`` is active on this thread, so that new tensors have no bytes."""
+    """Return whether a ``FakeTensorMode`` is active on this thread. New tensors then have no memory."""
     return bool(_fake_modes())
 
 

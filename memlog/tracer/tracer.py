@@ -80,7 +80,7 @@ class MemoryTracer(LastTrace):
         """Trace a block of code: any number of training steps, or a part of a step.
 
         Args:
-            model: A ``torch.nn.Module``. ``None``: the first module that is called.
+            model: A ``torch.nn.Module``. ``None``: the first module that the block calls.
 
         Raises:
             ConfigurationError: The device does not exist, ``engine`` can't trace it, or ``model`` is not a
@@ -122,7 +122,10 @@ class MemoryTracer(LastTrace):
         )
 
     def _repr_html_(self) -> str | None:
-        """Return the last trace as HTML; ``None`` if there is no trace, so that a notebook shows the text."""
+        """Return the last trace as HTML; ``None`` if there is no trace.
+
+        If the result is ``None``, a notebook shows the text of ``repr``.
+        """
         if self._trace is None:
             return None
         from memlog.reports.notebook import trace_html  # noqa: PLC0415 - only notebooks need it

@@ -1,4 +1,4 @@
-"""One traced window: the object behind `MemoryTracer` and the periodic traces of a session."""
+"""Trace of one window in time. `MemoryTracer` and the periodic traces of a session use it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COMPILED = "The model is compiled: there are no layers inside it."
 def may_open() -> bool:
     """Return whether hooks may open a window on this thread.
 
-    The dispatch mode of such a window is added in one hook and removed in another. It would not nest with the
-    user's own modes, so the window opens only if no mode is active. It does not open while a graph is
-    compiled or in a backward pass. It does not open in a transformation of ``torch.func``, in which tensors
-    have no storage. It does not open while ``torch.jit.trace`` records a graph, because ``torch.jit.trace``
-    records the model twice and compares the two graphs.
+    The dispatch mode of such a window is added in one hook and removed in another. This mode would not nest
+    with the user's own modes, so a window opens only if no mode is active. A window does not open while a
+    graph is compiled, or in a backward pass. It does not open in a transformation of ``torch.func``, in which
+    tensors have no storage. It also does not open while ``torch.jit.trace`` records a graph: this function
+    records the model twice, and compares the two graphs.
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
@@ -42,19 +42,19 @@ class TraceWindow:
 
     Args:
         model: A ``torch.nn.Module``. ``None``: the first module that is called.
-        others: Further root modules, which no module calls. The window finds all other root modules when they
-            are called.
+        others: Further root modules. No other module calls a root module. The window finds all other root
+            modules when they are called.
         optimizers: Optimizers whose state exists already. The window finds all other optimizers when they
             step.
         device: Device as torch writes it. ``None``: the model's device.
         engine: ``"auto"``, or the name of an engine.
         max_events: Maximum number of events to keep individually.
         readings: On a GPU, True to read the allocator's statistics at every change of layer.
-        diagnostics: Counter of the tracer's own errors. ``None``: a new one.
+        diagnostics: Counter of the tracer's own errors. ``None``: a new counter.
         types: True to find out the type of each storage under autocast, for `memlog advise`. Tracing is then
             about a fifth slower.
-        most_events: Number of events after which the window stops recording and waits to be closed.
-            ``None``: no limit.
+        most_events: Number of events after which the window stops recording and waits to be closed. ``None``:
+            no limit.
 
     Attributes:
         health: Counter of the tracer's own errors.
@@ -103,7 +103,10 @@ class TraceWindow:
         self._trace: RecordedTrace | None = None
 
     def roots(self) -> list[Any]:
-        """Return the root modules, which no module calls, in the order in which the window found them."""
+        """Return the root modules in the order in which the window found them.
+
+        A root module is a module that no other module calls.
+        """
         return [
             module for module in (root.module() for root in self._names.roots) if module is not None
         ]
@@ -126,7 +129,8 @@ class TraceWindow:
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of the module call in which the window was opened.
 
-        torch does not call the window's hooks for that call, because `start` added them after its begin.
+        torch does not call the window's hooks for that call, because `start` added the hooks after the call
+        began.
         """
         with self.health.contained("noticing that a module begins"):
             self._engine.module_begins(module, args)
@@ -134,7 +138,7 @@ class TraceWindow:
     def stop(self) -> RecordedTrace:
         """Close the window and analyse it. A second call returns the same trace.
 
-        Afterwards all hooks are removed. The dispatch mode may still be there; `leave` removes it.
+        All hooks are removed, but the dispatch mode may stay. `leave` removes the mode.
         """
         if self._trace is None:
             duration_ns = self._log.now()
@@ -172,7 +176,10 @@ class TraceWindow:
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if `stop` could not; return True if nothing of the window is left."""
+        """Remove the dispatch mode if `stop` could not remove it.
+
+        Return True if nothing of the window is left in torch.
+        """
         return self._engine.leave()
 
     def _dropped(self, dropped: dict[str, int]) -> dict[str, int]:

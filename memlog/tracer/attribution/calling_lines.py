@@ -16,7 +16,7 @@ from memlog._internal.source_name import source_name
 MAX_LINES: Final = 1000
 """Maximum number of different lines. All further lines have number 0."""
 _LONGEST: Final = 40
-"""Maximum length of a name, in characters. Longer names are cut."""
+"""Maximum length of a file's or function's name, in characters. Longer names are cut."""
 _MEMLOG: Final = f"{Path(__file__).absolute().parents[2]}{os.sep}"
 _TORCH: Final = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 _INSTALLED: Final = (
@@ -27,18 +27,18 @@ _INSTALLED: Final = (
     ),
 )
 _ELSEWHERE: Final = frozenset(("site-packages", "dist-packages"))
-"""Names of folders that hold installed packages in any environment, such as a parent environment."""
+"""Names of folders that hold installed packages, in this or another Python environment."""
 Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
 class CallingLines:
-    """Register of the program's lines, which are numbered from 1 in the order of their first calls.
+    """Register of lines of the program, numbered from 1 in the order of their first calls.
 
     Attributes:
-        lines: Texts of the lines, such as ``train.py:42 in step: cross_entropy``: the file name and line
-            number, the function that contains the line, and the Python function of torch or of another
-            package that the line called.
+        lines: Texts of the lines, such as ``train.py:42 in step: cross_entropy``. A text has the file name,
+            the line number, and the function that contains the line. After the last colon is the function of
+            torch or of another package that the line called.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,12 @@ class CallingLines:
         self._owners: dict[str, Owner] = {}
 
     def current_line(self) -> int:
-        """Return the number of the program's line that is calling; 0 if there is none, or beyond `MAX_LINES`.
+        """Return the number of the program's line that this thread is executing.
 
-        The program's line is the innermost line outside torch, memlog and installed packages. If there is no
-        such line, because the trainer is an installed package, the innermost line outside torch and memlog
-        counts.
+        The program's line is the innermost line of the call stack outside torch, memlog and installed
+        packages. If there is no such line, because the trainer is an installed package, use the innermost
+        line outside torch and memlog. Return 0 if there is no such line either, or if the line is new and
+        there are `MAX_LINES` lines.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None
@@ -72,12 +73,12 @@ class CallingLines:
         return 0 if installed is None else self._number(installed.f_code, installed.f_lineno, "")
 
     def current_text(self) -> str:
-        """Return the program's line that is calling, as in `lines`; empty if its number is 0."""
+        """Return the text of the line that `current_line` finds; empty if `current_line` returns 0."""
         number = self.current_line()
         return self.lines[number - 1] if number else ""
 
     def is_program(self, file: str) -> bool:
-        """Return whether a source file belongs to the program, not to memlog or an installed package."""
+        """Return whether a source file is outside torch, memlog and all installed packages."""
         return (self._owners.get(file) or self._owner_of(file)) == "program"
 
     def _owner_of(self, file: str) -> Owner:

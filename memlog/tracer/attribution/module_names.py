@@ -12,7 +12,7 @@ from memlog.trace.result import common_length, with_parents
 from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
-"""Maximum number of layers. Memory of further modules counts as outside all modules."""
+"""Maximum number of layers. Memory of modules beyond the maximum counts as outside all modules."""
 
 _COMPILED = "_orig_mod"
 """Attribute in which ``torch.compile``'s wrapper keeps the module."""
@@ -23,7 +23,7 @@ class RootModule(NamedTuple):
 
     Attributes:
         module: The module, held weakly.
-        path: Its path.
+        path: Path of the module.
         prefix: Prefix of the paths of the modules inside this module.
     """
 
@@ -33,7 +33,7 @@ class RootModule(NamedTuple):
 
 
 class ModuleNames:
-    """Numbers and paths of the layers in a window.
+    """Numbers and paths of the layers in a window. A layer is a module or a scope.
 
     The path of a module in the model is its name in ``named_modules``. The model's own path is the name of
     its class. If a child has that name, " (model)" is appended. The path of a module that the model does not
@@ -46,8 +46,8 @@ class ModuleNames:
 
     Attributes:
         paths: Paths by number. The first is "outside all modules", the second the model.
-        kinds: Names of the modules' classes, by the same numbers.
-        optimizers: Name of the optimizer's class for each optimizer step.
+        kinds: Class name of each layer's module, by the same numbers as ``paths``.
+        optimizers: Class name of the optimizer of each optimizer step, in the order of the steps.
         omitted: Number of modules beyond `MAX_NAMES`.
         roots: Root modules in the order in which they were found.
     """
@@ -92,7 +92,10 @@ class ModuleNames:
         return entry[1] if entry is not None and entry[0]() is module else ()
 
     def number(self, path: str, kind: str = "") -> int:
-        """Return the number of a path. A new path is added; beyond `MAX_NAMES`, it counts as "outside"."""
+        """Return the number of a path. Add the path if it is new.
+
+        Beyond `MAX_NAMES`, return `OUTSIDE` for a new path.
+        """
         number = self._numbers.get(path)
         if number is None:
             if len(self.paths) >= MAX_NAMES:
@@ -104,7 +107,7 @@ class ModuleNames:
         return number
 
     def layers_around(self, layer: int) -> tuple[int, ...]:
-        """Return the numbers of a layer and of the layers that contain it; none for "outside"."""
+        """Return the numbers of a layer and of the layers that contain it; empty for `OUTSIDE`."""
         found = self._around.get(layer)
         if found is None:
             paths = with_parents(self.paths[layer], self.paths[1])
@@ -113,7 +116,10 @@ class ModuleNames:
         return found
 
     def owner_of(self, name: str, root: RootModule) -> int:
-        """Return the number of the module that owns a parameter or buffer, by its name in ``root``."""
+        """Return the number of the module that owns a parameter or buffer.
+
+        ``name``: Name of the parameter or buffer in ``root``.
+        """
         root_layer = self._numbers.get(root.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
         return self._numbers.get(root.prefix + path, root_layer) if path else root_layer
@@ -153,7 +159,7 @@ class ModuleNames:
 
 
 def registered(module: Any, registry: str) -> dict[str, Any]:
-    """Return a module's children or parameters without running code of its class (the program's code)."""
+    """Return a module's children, parameters or buffers, without running code of the module's class."""
     found = object.__getattribute__(module, "__dict__").get(registry)
     return found if issubclass(type(found), dict) else {}
 

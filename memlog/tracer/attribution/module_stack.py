@@ -23,10 +23,10 @@ from memlog.tracer.attribution.autograd_sequence import GraphOwners
 from memlog.tracer.attribution.module_names import ModuleNames
 
 _MAX_THREADS = 256
-"""Maximum number of threads in a window, because the thread is one byte of an event. Operations of further
-threads are not recorded."""
+"""Maximum number of threads in a window, because an event has one byte for the thread's number. Operations of
+further threads are not recorded."""
 _MAX_STEPS = 1000
-"""Maximum number of optimizer steps in a window for which the optimizer's name is kept."""
+"""Maximum number of optimizer steps for which a window keeps the optimizer's name."""
 
 NO_INPUTS: Final = (-1, 0)
 """Value of `ThreadState.inputs` for a module that is called without a tensor as positional argument."""
@@ -36,16 +36,18 @@ class ThreadState:
     """Current module and phase of one thread.
 
     Attributes:
-        number: Number of the thread; 0 is the one that began the window.
-        stack: Running modules, the innermost last: layer, number of the backward pass in which the module
-            began, and identity of the module. The first entry stands for "outside all modules".
-        optimizing: Identity of the optimizer whose step runs.
-        outside_owner: Layer and phase that operations outside ``forward`` count for.
+        number: Number of the thread; 0 for the thread that began the window.
+        stack: Running modules, the innermost last. An item has the layer, the number of the backward pass in
+            which the module began, and the module's ``id``. The first item stands for "outside all modules".
+        optimizing: ``id`` of the optimizer that is stepping; ``None`` if there is none.
+        outside_owner: Layer and phase to which operations outside all ``forward`` calls belong.
         backward_layer: Layer whose forward operation was differentiated last.
         line: Number of the program's line whose forward operation was differentiated last; 0: unknown.
-        node: Number of the autograd node whose operation ran last; ``None`` if it accumulates gradients.
-        inputs: The two largest inputs of the module that is about to begin. The CPU engine gives the serials
-            of their storages, other engines the addresses. The module's ENTER event contains both.
+        node: Sequence number of the autograd node that ran last; ``None`` for a node that accumulates
+            gradients.
+        inputs: Two largest inputs of the module that is about to begin. The CPU engine gives the serial
+            numbers of the inputs' storages, other engines the addresses. The module's ENTER event contains
+            both inputs.
     """
 
     def __init__(self, number: int) -> None:
@@ -63,10 +65,10 @@ class ModuleStack:
     """Running modules, backward passes and optimizers of the threads that take part in a window.
 
     Args:
-        emit: Called when a module begins or ends, or a phase changes. It gets the kind of the event, the
-            layer, the phase and the state of the thread.
-        all_threads: True if all threads that call the model's modules take part. False if only the thread
-            that began the window takes part, with the threads that run its backward pass.
+        emit: Function that is called when a module begins or ends, or when the phase changes. Its arguments
+            are the kind of the event, the layer, the phase and the state of the thread.
+        all_threads: True: all threads that call the model's modules take part. False: only the thread that
+            began the window and the threads that run its backward pass take part.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class ModuleStack:
         self._all_threads = all_threads
         self._thread_states: dict[int, ThreadState] = {}
         self._graph = GraphOwners()
-        """Owners of the operations in the graph of the thread that began the window."""
+        """Owners of the operations in the autograd graph of the thread that began the window."""
         self.closed = False
 
     def begin(self) -> None:
@@ -97,9 +99,9 @@ class ModuleStack:
             self.closed = True
 
     def thread_state(self, *, join: bool = False) -> ThreadState | None:
-        """Return this thread's state; ``None`` if it takes no part in the window.
+        """Return this thread's state; ``None`` if the thread takes no part in the window.
 
-        With ``join``, the thread takes part from now on.
+        ``join``: True to let the thread take part from this call on.
         """
         if self.closed:
             return None
@@ -110,7 +112,10 @@ class ModuleStack:
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
-        """Record the begin of a module's ``forward``; return this thread's state if it takes part."""
+        """Record the begin of a module's ``forward``.
+
+        Return this thread's state; ``None`` if the thread takes no part in the window.
+        """
         thread_state = self.thread_state(join=self._all_threads and self._names.knows(module))
         if thread_state is None:
             return None
@@ -128,9 +133,9 @@ class ModuleStack:
     def module_ends(self, module: Any) -> int | None:
         """Record the end of a module's ``forward``, and return the module's layer.
 
-        Modules that began inside this ``forward`` and have not ended are recorded as ended, too. Return
-        ``None`` if the begin of the module was not recorded. torch calls the end hook even if another hook
-        raised before memlog's begin hook ran.
+        Also record the end of modules that began inside this ``forward`` and have not ended. Return ``None``
+        if the begin of the module was not recorded. This happens if another hook raises before memlog's begin
+        hook runs, because torch calls the end hook even then.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or all(entry[2] != identity for entry in thread_state.stack):
@@ -143,7 +148,7 @@ class ModuleStack:
         return layer
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Record the begin of an optimizer's step. Of nested steps, the outermost counts."""
+        """Record the begin of an optimizer's step. Ignore a step inside another optimizer's step."""
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing is None:
             thread_state.optimizing = id(optimizer)
@@ -160,13 +165,13 @@ class ModuleStack:
             self.set_phase(thread_state, OUTSIDE, FORWARD)
 
     def set_phase(self, thread_state: ThreadState, layer: int, phase: int) -> None:
-        """Set the layer and phase that later operations outside ``forward`` count for."""
+        """Set the layer and phase to which later operations outside ``forward`` belong."""
         if thread_state.outside_owner != (layer, phase):
             thread_state.outside_owner = (layer, phase)
             self._emit_event(PHASE_CHANGE, layer, phase, thread_state)
 
     def owner(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Return layer and phase of this thread's current operation."""
+        """Return the layer and phase of this thread's current operation."""
         layer, began_in, _ = thread_state.stack[-1]
         task = torch_private.backward_task()
         if task == torch_private.NO_TASK:
@@ -188,9 +193,10 @@ class ModuleStack:
         return layer, BACKWARD
 
     def _backward_layer(self, thread_state: ThreadState) -> int:
-        """Return the layer whose forward pass made the operation that is differentiated now.
+        """Return the layer whose forward pass made the operation that autograd is differentiating.
 
-        Nodes that accumulate gradients have no number. They belong to the layer of the node before them.
+        A node that accumulates gradients has no sequence number. It belongs to the layer of the previous
+        node.
         """
         node = torch_private.current_node()
         number = torch_private.sequence_number(node) if node is not None else None
@@ -206,12 +212,15 @@ class ModuleStack:
             self._graph.backward_ends(layer)
 
     def mark_line(self, line: int, thread_state: ThreadState) -> None:
-        """Assign the graph's operations since the last call, or the last change of layer, to ``line``."""
+        """Assign the newest operations of the graph to ``line``.
+
+        These are the operations since the last call of this method, or since a later change of layer.
+        """
         if thread_state.number == 0:
             self._graph.mark_line(line)
 
     def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Return the layer and phase of this thread's operations since its last change of module or phase."""
+        """Return the layer and phase of this thread's operations until the next change of module or phase."""
         if len(thread_state.stack) == 1:
             return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]

@@ -1,4 +1,4 @@
-"""Layers of parameters."""
+"""Layers to which parameters and optimizer state belong."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from memlog.tracer.tensor_storages import StateTensor
 
 
 class _Owner(NamedTuple):
-    """Module that has a parameter, the parameter's name in it, and the layers of the module and its root."""
-
     module: weakref.ref[Any]
     name: str
     layer: int
@@ -37,10 +35,11 @@ class _Owner(NamedTuple):
 
 
 class ParameterOwners:
-    """Layers of the parameters in a window, by the parameters' identity.
+    """Layers of the parameters in a window, by the parameters' ``id``.
 
-    Modules are held weakly. Parameters get no weak reference, because ``torch.utils.swap_tensors`` refuses
-    tensors that have one. A module can use that function to convert itself to another type or device.
+    Modules are held weakly. memlog makes no weak reference to a parameter, because
+    ``torch.utils.swap_tensors`` refuses tensors that have one. A module can use ``swap_tensors`` to convert
+    itself to another type or device.
     """
 
     def __init__(self, names: ModuleNames) -> None:
@@ -81,12 +80,16 @@ class ParameterOwners:
                 yield parameter, owner.layer
 
     def of(self, parameter: Any) -> int:
-        """Return the layer of a parameter; "outside" if no module of the window has it."""
+        """Return the layer of a parameter; `OUTSIDE` if no module of the window has the parameter."""
         owner = self._owner(parameter)
         return OUTSIDE if owner is None else owner.layer
 
     def of_state(self, state: StateTensor) -> int:
-        """Return the layer of a state tensor: its parameter's, or the root's if all parameters share it."""
+        """Return the layer of a tensor in an optimizer's state.
+
+        This is the layer of the tensor's parameter. If the tensor belongs to all parameters, this is the
+        layer of the root module. Return `OUTSIDE` if no module of the window has the parameter.
+        """
         owner = self._owner(state.parameter)
         if owner is None:
             return OUTSIDE
@@ -98,9 +101,9 @@ class ParameterOwners:
 
 
 def _members(model: Any, registry: str, method: str) -> Iterator[tuple[Any, str, str, Tensor]]:
-    """Yield the module, the name, the path in the model and the tensor of each parameter or buffer, once.
+    """Yield each parameter or buffer once, with its module, its name there, and its path in the model.
 
-    TorchScript modules lack the attribute ``registry``, so their ``method`` is called instead.
+    A TorchScript module has no attribute ``registry``. For such a module, call the method named ``method``.
     """
     seen: set[int] = set()
     for prefix, module in unique_modules(model):

@@ -26,12 +26,13 @@ class Scope(NamedTuple):
 
 
 LISTENERS: SharedHook[Hooks] = SharedHook()
-"""Hooks of the open traces. The end of a scope is reported to the traces that were open when it began."""
+"""Hooks of the open traces. The end of a scope is reported to the traces that were open when the scope
+began."""
 
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Assign what is allocated in the block, or in the decorated function, to ``name``.
+    """Attribute to ``name`` the memory that the block, or the decorated function, allocates.
 
     ::
 
@@ -39,15 +40,15 @@ def scope(name: str) -> Iterator[None]:
             velocity = advect.semi_lagrangian(velocity, velocity, dt)
         diffuse = scope("diffusion")(diffuse.explicit)
 
-    Scopes and modules nest: the path is the surrounding path followed by ``(name)``. Without an open trace,
-    a scope does nothing. On the CPU, the scope's part of the backward pass counts for the scope. On a GPU,
-    that part counts for the layer around the scope.
+    Scopes and modules can contain each other. The path of a scope is the path of the layer around it,
+    followed by ``(name)``. Without an open trace, a scope does nothing. On the CPU, the scope's part of the
+    backward pass counts for the scope. On a GPU, that part counts for the layer around the scope.
 
     Args:
-        name: Up to 100 characters without a dot, which separates layers.
+        name: Name of 1 to 100 characters. It has no dot, because a dot separates layers.
 
     Raises:
-        ConfigurationError: ``name`` is not such a name.
+        ConfigurationError: ``name`` is empty, is longer, or has a dot.
     """
     if not name or "." in name or len(name) > _MAX_LENGTH:
         raise ConfigurationError(

@@ -1,1 +1,1 @@
-"""Engines that record a window: dispatch mode (CPU), allocator history (CUDA, XPU), or sampling."""
+"""Engines that record a window, by a dispatch mode (CPU), allocator history (CUDA, XPU) or sampling."""

@@ -30,10 +30,10 @@ def reader(device: torch.device) -> Callable[[], Reading] | None:
 def fragmentation(
     device: torch.device, snapshot: Any = None
 ) -> tuple[Fragmentation | None, str | None]:
-    """Return the current fragmentation of a device, or the reason why it is unknown.
+    """Return a device's current fragmentation, and the reason if the fragmentation is unknown.
 
-    If there is a ``snapshot`` of the allocator, the fragmentation is computed from its blocks. Otherwise it
-    is computed from statistics.
+    ``snapshot``: Snapshot of the allocator. If it has blocks of the device, the fragmentation is computed
+    from them, otherwise from the allocator's statistics.
     """
     read = reader(device)
     if read is None:

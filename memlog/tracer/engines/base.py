@@ -11,37 +11,43 @@ from memlog.trace.records import Exactness, Fragmentation
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """Result of an engine, in addition to its events."""
+    """Report of an engine about its window. The engine's events are not part of the report."""
 
     unseen: tuple[str, ...] = ()
-    """Limitations, in whole sentences."""
+    """Limitations of the trace, as whole sentences."""
     fragmentation: Fragmentation | None = None
     fragmentation_reason: str | None = None
     dropped: dict[str, int] = {}
     """Events that could not be recorded, counted by reason."""
     lines: tuple[str, ...] = ()
-    """Lines of the program, in the order of their numbers in events."""
+    """Lines of the program. The first line has the number 1 in events."""
     exactness: Exactness | None = None
-    """Exactness of the peaks; ``None``: the exactness in the engine's `Choice` holds."""
+    """Exactness of the peaks; ``None``: as in the engine's `Choice`."""
 
 
 class Engine(Protocol):
     """Recorder of one window, which writes to an `EventLog`."""
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording on this thread; ``optimizers``: optimizers that are known already."""
+        """Start recording on this thread.
+
+        ``optimizers``: Optimizers whose state exists already.
+        """
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of a module's ``forward``.
 
-        Called by a hook, or by code that opens a window inside the module.
+        The caller is a hook, or code that opens a window inside this ``forward``.
         """
 
     def stop(self) -> EngineReport:
         """Stop recording, and write the remaining events."""
 
     def stop_recording(self) -> None:
-        """Record nothing more. Hooks stay until `stop`. Can be called on any thread and within hooks."""
+        """Stop recording, and leave the hooks in torch until `stop`. Hooks and all threads may call this."""
 
     def leave(self) -> bool:
-        """Remove what `stop` could not remove; return True if nothing of the engine is left in torch."""
+        """Remove from torch what `stop` could not remove.
+
+        Return True if nothing of the engine is left in torch.
+        """

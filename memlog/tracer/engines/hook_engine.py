@@ -14,7 +14,7 @@ from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class HookEngine:
-    """Engine that follows every thread that calls the model's modules."""
+    """Base class of engines that trace every thread that calls the model's modules."""
 
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log
@@ -56,7 +56,10 @@ class HookEngine:
         self._module_stack.optimizer_ends(optimizer)
 
     def _register_new_roots(self) -> None:
-        """Register root modules that were found since the last call. Engines that need them override this."""
+        """Register root modules that were found since the last call.
+
+        Subclasses that need root modules override this.
+        """
 
     def _end(self) -> None:
         """Remove the hooks and end open modules."""

@@ -1,7 +1,7 @@
-"""Engine for any device: reads the allocator's statistics as modules begin and end.
+"""Engine for any device. It reads the allocator's statistics whenever a module begins or ends.
 
 The engine misses a peak between two readings. On the CPU there is nothing to read, because the resident set
-does not change from layer to layer. The engine then only counts calls and measures times.
+does not change from layer to layer. On the CPU, the engine only counts calls and measures times.
 """
 
 from __future__ import annotations

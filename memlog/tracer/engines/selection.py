@@ -28,7 +28,7 @@ _COMPILED_ON_CPU = (
 
 
 class Choice(NamedTuple):
-    """An engine, and the reason for it."""
+    """Chosen engine, the reason for it, and the exactness of its peaks."""
 
     engine: EngineName
     why: str
@@ -39,9 +39,9 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """Return the device to trace.
 
     Args:
-        models: Models. If ``named`` is ``None``, the device of their first parameter or buffer is returned.
-            If they have neither, the CUDA device is returned if one is in use, else the CPU.
-        named: Device as torch writes it; ``None``: the models' device.
+        models: Models to trace.
+        named: Device as torch writes it. ``None``: the device of the models' first parameter or buffer. If
+            the models have neither, the CUDA device if one is in use, else the CPU.
 
     Raises:
         ConfigurationError: The device does not exist.
@@ -103,7 +103,7 @@ def build(
     readings: bool,
     types: bool,
 ) -> Engine:
-    """Create the engine of a choice, without starting it. `memlog.tracer.window` explains the arguments."""
+    """Create the chosen engine, but do not start it. `memlog.tracer.window` explains the arguments."""
     if choice.engine == "native":
         return NativeEngine(log, names, diagnostics, AllocatorHistory(device), readings=readings)
     if choice.engine == "dispatch":

@@ -1,8 +1,8 @@
 """Hooks that follow the backward pass from layer to layer, for engines that do not see single operations.
 
 A hook on the graph node that made a module's output runs when the backward pass reaches that module. A hook
-on the node that made the module's input runs when the backward pass leaves the module. Autograd runs the
-work of a GPU on threads of its own. The hooks run on these threads, too.
+on the node that made the module's input runs when the backward pass leaves the module. Autograd runs a GPU's
+backward pass on threads of its own. The hooks run on these threads, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from memlog.tracer.tensor_storages import tensors_in
 
 
 class BackwardMarks:
-    """Hooks on nodes of the graph. They are freed with the graph, and do nothing after the window's end.
+    """Hooks on nodes of the autograd graph.
+
+    The hooks are freed with the graph, and do nothing after the window's end.
 
     Args:
-        reached: Called with the layer that the backward pass reaches, on the thread that runs it.
+        reached: Function that gets the layer that the backward pass reaches. It runs on the thread of the
+            backward pass.
     """
 
     def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:
@@ -34,7 +37,10 @@ class BackwardMarks:
         self._reached = None
 
     def mark(self, values: Any, layer: int) -> None:
-        """Mark tensors as made by ``layer``, unless they are marked already (by a module inside it)."""
+        """Mark tensors as made by ``layer``.
+
+        Skip tensors that are marked already: a module inside ``layer`` made them.
+        """
         for tensor in tensors_in(values):
             node = tensor.grad_fn
             if node is None:

@@ -18,7 +18,7 @@ class BackwardListener(Protocol):
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:
-        """Return a context for one backward pass. Entering and leaving the context never raises.
+        """Return a context manager for one backward pass. It never raises an error of its own.
 
         Args:
             outputs: Tensors, or edges of the graph, that are differentiated.
@@ -49,7 +49,10 @@ class _BackwardPasses(SharedHook[BackwardListener]):
                 setattr(torch.autograd, torch_private.ENGINE, self._replacement)
 
     def _uninstall(self) -> None:
-        """Restore the original. Keep the patch, without listeners, if another patch lies on top of it."""
+        """Restore the original function.
+
+        If another patch lies on top of this one, keep this one without listeners.
+        """
         if getattr(torch.autograd, torch_private.ENGINE, None) is self._replacement:
             setattr(torch.autograd, torch_private.ENGINE, self._original)
             self._original = None

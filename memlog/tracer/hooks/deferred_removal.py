@@ -1,7 +1,8 @@
 """Closed windows whose dispatch mode could not be removed yet.
 
-A mode can't be removed if another mode lies on top of it. It can't be removed either if one thread opened the
-window and another thread closed it. A hook tries again at each module call.
+A mode can't be removed while another mode lies on top of it on the stack. It also can't be removed if one
+thread opened the window and another thread closed it. At each module call, a hook tries again to remove the
+mode.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 
 class ClosedWindow(Protocol):
-    """A closed window, or its engine."""
+    """Closed window, or the engine of a closed window."""
 
     def leave(self) -> bool:
-        """Try to remove what the window has left in torch; return True if nothing is left. Never raises."""
+        """Try to remove what the window has left in torch. Return True if nothing is left. Never raise."""
 
 
 class _WaitingWindows(SharedHook[ClosedWindow]):
-    """Closed windows that wait for the removal of their modes, and the hook that tries again."""
+    """Closed windows whose modes are still to be removed, and the hook that tries to remove these modes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ remove_waiting = _waiting.attempt
 
 
 def remove_when_possible(window: ClosedWindow) -> None:
-    """Remove what is left of a closed window: now if possible, else at a later module call."""
+    """Remove from torch what is left of a closed window: now if possible, else at a later module call."""
     if not window.leave():
         _waiting.add(window)
     else:

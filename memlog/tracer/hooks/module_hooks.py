@@ -3,10 +3,10 @@
 memlog puts no hook on a module or parameter. Such a hook would be pickled with the model, and full backward
 hooks break models with in-place activations. Global hooks do not run in a compiled graph.
 
-torch iterates over its table of optimizer hooks while it calls them, and raises into the training loop if
-that table changes meanwhile. Code that opens and closes windows in such hooks therefore keeps an
-`OptimizerSubscription` of its own for as long as windows may open. Windows then only add further listeners,
-and torch's table does not change.
+torch iterates over its table of optimizer hooks while it calls them. If the table changes during the
+iteration, torch raises an error in the training loop. So code that opens and closes windows in optimizer
+hooks keeps its own `OptimizerSubscription` as long as windows may open. Opening a window then only adds a
+listener, and does not change torch's table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Listener(OptimizerListener, Protocol):
 
 
 class Hooks:
-    """Hooks of one engine. Errors of the listener are counted and not raised."""
+    """Hooks of one engine. The listener's errors are counted and not raised."""
 
     def __init__(self, listener: Listener, diagnostics: Diagnostics) -> None:
         self._listener = listener
@@ -81,13 +81,13 @@ class Hooks:
         COMPILE_WARNING_FILTER.remove(self)
 
     def scope_begins(self, scope: Scope) -> None:
-        """Handle the begin of a scope, which the listener gets as a module."""
+        """Report the begin of a scope to the listener, as if the scope were a module."""
         with self._diagnostics.contained("noticing that a scope begins"):
             if not torch.compiler.is_compiling():
                 self._listener.module_begins(scope, ())
 
     def scope_ends(self, scope: Scope) -> None:
-        """Handle the end of a scope."""
+        """Report the end of a scope to the listener."""
         with self._diagnostics.contained("noticing that a scope ends"):
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)
@@ -116,10 +116,11 @@ class Hooks:
 
 
 class OptimizerSubscription:
-    """Subscription to optimizer steps until `remove`. torch keeps the hooks while there is a subscription.
+    """Subscription to optimizer steps, which `remove` ends.
 
-    Errors of the listener are counted and not raised. Within an optimizer's step, do not create the process's
-    first subscription, and do not remove the process's last one.
+    memlog's optimizer hooks stay in torch while the process has a subscription. Do not create the first
+    subscription or remove the last one within an optimizer's step. The listener's errors are counted and not
+    raised.
     """
 
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
@@ -132,9 +133,9 @@ class OptimizerSubscription:
     def remove(self) -> None:
         """End the subscription. A second call is harmless.
 
-        First, report the end of this thread's open steps to the listener. A session's own hook can close a
-        window during an optimizer's step, before this subscription gets the end of the step. An open step
-        of another thread goes on without a report. The state of its optimizer is not part of the window.
+        A session's own hook can close a window within an optimizer's step. So first report the end of this
+        thread's open steps to the listener. Open steps of other threads are not reported. The state of their
+        optimizers is not part of the window.
         """
         if not self._removed:
             here = threading.get_ident()
@@ -163,7 +164,7 @@ class OptimizerSubscription:
 
 
 class _OptimizerHooks(SharedHook[OptimizerSubscription]):
-    """The process's only pair of optimizer hooks, and all subscriptions to it."""
+    """The process's only pair of optimizer hooks, and all subscriptions to these hooks."""
 
     def __init__(self) -> None:
         super().__init__()

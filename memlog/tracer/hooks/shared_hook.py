@@ -1,4 +1,4 @@
-"""Hooks, patches and filters of the process, each installed one time and kept while anything needs it."""
+"""Base class of hooks, patches and filters that are installed once in a process and shared."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _Holder = TypeVar("_Holder")
 
 
 class SharedHook(Generic[_Holder]):
-    """A hook, patch or filter of the process with any number of holders.
+    """Hook, patch or filter that is installed once in a process, for any number of holders.
 
-    `_install` runs when the first holder is added, `_uninstall` when the last one is removed.
+    A holder is an object that needs the hook. `_install` runs when the first holder is added, `_uninstall`
+    when the last one is removed.
 
     Attributes:
         holders: Current holders. The tuple is replaced as a whole, so a caller may iterate over it without

@@ -15,7 +15,10 @@ _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _CompileWarningFilter(SharedHook[object]):
-    """The process's only filter for the warning. All hooks share it: Python treats equal filters as one."""
+    """The process's only filter for the warning.
+
+    All hooks share it, because Python treats equal filters as one.
+    """
 
     def __init__(self) -> None:
         super().__init__()

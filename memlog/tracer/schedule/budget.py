@@ -6,41 +6,42 @@ import statistics
 from collections import deque
 
 SPACING = 20
-"""Minimum number of plain steps between two traces after set-up. If the steps' times vary, the cost of
-tracing can't be measured, and only this limit bounds the cost."""
+"""Minimum number of steps without tracing between two traces, after the first two traces (set-up). If the
+durations of steps vary, the cost of tracing can't be measured. Only this limit then bounds the cost."""
 
 _USED = 0.6
-"""Fraction of the share that timed costs may use. Some costs of tracing, such as emptied caches, can't be
-timed."""
+"""Fraction of the allowed share of training time that measured costs may use. Some costs of tracing, such as
+emptied caches, can't be measured."""
 _LEAST_SECONDS = 60.0
 """Minimum duration of a run, in seconds, that the budget assumes. A shorter run may spend as much on traces
-as a run of this duration: 0.6 s with the default share. That is enough for networks of hundreds of narrow
-layers, whose traced step takes as long as ten plain steps."""
+as a run of this duration: 0.6 s with the default share. That is enough for networks with hundreds of narrow
+layers. A traced step of such a network takes as long as ten steps without tracing."""
 _EARLY_SHARES = 5
-"""Maximum cost of one trace early in a run: this number times the share times the run's duration so far."""
+"""Factor of the maximum cost of one trace early in a run. The maximum is this factor times the share times
+the run's duration so far."""
 _EARLY_SPACING = 29
-"""Minimum number of plain steps between traces early in a run. With this number, the steps that are traced
-after set-up (steps 0 and 2) are 32, 64, 128 and so on."""
+"""Minimum number of steps without tracing between two traces early in a run. With this number, the traced
+steps are 0 and 2 (set-up), then 32, 64, 128 and so on."""
 _PLAIN_STEPS = 32
-"""Number of newest steps without tracing whose median is the usual duration of a step."""
+"""Number of newest steps without tracing. The median of their durations is the usual duration of a step."""
 _NEWEST = 8
-"""Number of newest traced steps whose mean cost is the expected cost of the next one."""
+"""Number of newest traced steps. The mean of their costs is the expected cost of the next traced step."""
 _LEAST = 0.05
-"""Minimum cost of a traced step, as a fraction of the usual duration of a plain step."""
+"""Minimum cost of a traced step, as a fraction of the usual duration of a step without tracing."""
 
 
 class Budget:
     """Account of the cost of tracing.
 
-    The cost of a traced step is its duration minus the median of the newest plain steps, plus the time that
-    tracing takes between steps. The cost of set-up is counted separately. Set-up is the first two traced
-    steps. The first one loads code and measures every operation. The second one provides the first realistic
-    cost.
+    A plain step is a step without tracing. The cost of a traced step is its duration minus the median
+    duration of the newest plain steps, plus the time that tracing takes between steps. The cost of set-up is
+    counted separately. Set-up is the first two traced steps. The first one loads code and measures every
+    operation. The second one provides the first realistic cost.
 
-    A run may end at any time, and its second half should be traced too. If no step in the second half of the
-    steps so far was traced, a trace may therefore cost five times the share of the time so far. Such a trace
-    happens each time the number of steps has doubled, so the total falls below the share as the run goes on.
-    A run of less than a minute may spend as much as a run of a minute.
+    A run may end at any time, and its second half should be traced too. Suppose that no step in the second
+    half of the steps so far was traced. The next trace may then cost five times the share of the time so far.
+    This happens each time the number of steps has doubled, so the total falls below the share as the run goes
+    on. A run of less than a minute may spend as much as a run of a minute.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1.
@@ -48,7 +49,7 @@ class Budget:
 
     Attributes:
         spent: Seconds that tracing has cost so far, without set-up.
-        set_up: Seconds spent on set-up.
+        set_up: Seconds that set-up has cost.
     """
 
     def __init__(self, share: float, now: float | None = None) -> None:
@@ -82,7 +83,7 @@ class Budget:
         Args:
             seconds: Seconds from the end of the step before the trace to the end of the trace's last step.
             between: Seconds that tracing took between steps.
-            steps: Number of clock steps in the trace.
+            steps: Number of steps in the trace.
             setting_up: True if the cost belongs to set-up.
         """
         usual = self.median_step
@@ -101,7 +102,7 @@ class Budget:
         self._costs.append(cost)
 
     def charge(self, seconds: float, *, setting_up: bool = False) -> None:
-        """Record the seconds of a trace that gave no result."""
+        """Record the cost of a trace that gave no result, in seconds."""
         self._since = 0
         if setting_up:
             self.set_up += seconds
@@ -111,7 +112,7 @@ class Budget:
 
     @property
     def median_step(self) -> float | None:
-        """Median seconds of a step without tracing; ``None`` if there was no such step yet."""
+        """Median duration of the newest plain steps, in seconds; ``None`` if there was no plain step yet."""
         return statistics.median(self._plain) if self._plain else None
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:

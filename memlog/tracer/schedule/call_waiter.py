@@ -86,9 +86,10 @@ class CallWaiter:
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
     """Return when a hook for module calls can be installed without causing a compilation.
 
-    Without ``torch.compile``, the answer is "now". With it, the hook is safe only after the compilation, and
-    only if the model itself is compiled. A compiled model calls global hooks outside the compiled code. For a
-    compiled model on the CPU, the answer is "never", because no engine sees inside compiled code.
+    Return "now" if ``torch.compile`` is not in use. If a model is compiled, return "later" until torch has
+    compiled it, and "now" after that: the compiled model calls global hooks outside the compiled code. Return
+    "never" if ``torch.compile`` is in use for other code only. Also return "never" for a compiled model on
+    the CPU, because no engine sees inside compiled code.
 
     Args:
         roots: Root modules of the session.

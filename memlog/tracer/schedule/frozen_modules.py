@@ -1,7 +1,7 @@
 """Modules that a training step calls before the first trained one: a teacher, a target network.
 
-A call without gradients may belong to the step, or to an evaluation between two steps. It counts as part of
-the step if the step that was traced last also began with a call of the same module.
+A call without gradients may belong to a training step, or to an evaluation between two steps. It counts as
+part of the step if the last traced step also began with a call of the same module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class FrozenStart:
     """First module that a step calls without training it. The module is held weakly.
 
     Attributes:
-        missed: True if the last window opened after a call of such a module. The call is not in the trace.
+        missed: True if a step called such a module before its window opened. The trace then lacks the call.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class FrozenStart:
         self._matches = False
 
     def is_step_start(self, module: Any) -> bool:
-        """Return whether a window should open at this call of ``module``, which is not trained.
+        """Return whether a window should open at this call of ``module``, a module that is not trained.
 
-        It should if the step that was traced last also began with a call of ``module``. Only the thread of
-        that step counts, because other threads may call modules to prepare data.
+        Return True if the last traced step also began with a call of ``module``, and ran on this thread.
+        Other threads may call modules to prepare data.
         """
         thread = threading.get_ident()
         if thread in self._first_called:

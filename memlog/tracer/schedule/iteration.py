@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Maximum number of clock steps in a window. If an optimizer's interval between steps is longer, most windows
-contain no step of that optimizer."""
+"""Maximum number of clock steps in a window. If an optimizer's interval is longer, most windows contain no
+step of that optimizer."""
 _MOST = 4096
-"""Maximum number of optimizers to track. A program may have one for each parameter. Beyond the maximum, the
-optimizer whose last step is oldest is dropped."""
+"""Maximum number of optimizers to track. A program may have one optimizer for each parameter. Beyond the
+maximum, the optimizer whose last step is oldest is dropped."""
 
 OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
@@ -29,11 +29,11 @@ class OptimizerSchedule:
     """Record of how often every optimizer steps.
 
     Args:
-        begins: Called with an optimizer before its step is recorded.
-        ends: Called with an optimizer whose step has ended, if no other optimizer is stepping.
+        begins: Function that gets an optimizer before its step is recorded.
+        ends: Function that gets an optimizer whose step has ended, if no other optimizer is stepping.
 
     Attributes:
-        clock_steps: Number of steps of the clock. The session's tracer counts them.
+        clock_steps: Number of clock steps so far. The session's tracer increases it.
     """
 
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
@@ -69,11 +69,11 @@ class OptimizerSchedule:
 
     @property
     def has_interval(self) -> bool:
-        """True if any optimizer has stepped twice, so that its interval is known."""
+        """True if the interval of an optimizer is known, because this optimizer has stepped twice."""
         return any(part.interval is not None for part in list(self._parts.values()))
 
     def optimizers(self) -> list[Any]:
-        """Return the optimizers that no other thread steps.
+        """Return the optimizers, except those that another thread steps.
 
         Inactive optimizers are included, because their state takes memory.
         """
@@ -86,7 +86,7 @@ class OptimizerSchedule:
         return any(found) and not all(found)
 
     def begin_window(self) -> None:
-        """Start a window. An optimizer step that is running now counts as a step in the window.
+        """Start a window. An optimizer step that is running counts as a step in the window.
 
         LBFGS, for example, calls the model within its step.
         """
@@ -100,7 +100,10 @@ class OptimizerSchedule:
                 yield part
 
     def of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
-        """Yield the existing optimizers that no other thread steps. An iteration belongs to one thread."""
+        """Yield the existing optimizers, except those that another thread steps.
+
+        An iteration belongs to one thread.
+        """
         for part in list(self._parts.values()):
             optimizer = part.optimizer()
             if optimizer is not None and not trained_elsewhere(part.thread):
@@ -108,7 +111,7 @@ class OptimizerSchedule:
 
 
 class TracedIteration:
-    """Optimizers' steps in a window, and the part of a training iteration that the window covers.
+    """Optimizers' steps in a window. They tell which part of a training iteration the window covers.
 
     Args:
         schedule: Record of all optimizers' steps.
@@ -125,7 +128,7 @@ class TracedIteration:
 
     @property
     def steps(self) -> int:
-        """Clock steps since the window began."""
+        """Number of clock steps since the window began."""
         return self._schedule.clock_steps - self._began
 
     @property
@@ -156,7 +159,7 @@ class TracedIteration:
         return tuple(part.optimizer for part, _ in self._stepped())
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Return whether the optimizers that stepped have all trainable parameters of ``models``."""
+        """Return whether the optimizer steps in the window cover all trainable parameters of ``models``."""
         stepped = {
             id(parameter)
             for _, optimizer in self._stepped()
@@ -182,11 +185,11 @@ class _OptimizerSteps:
     """Steps of one optimizer, which is held weakly.
 
     Attributes:
-        last: Value of `OptimizerSchedule.clock_steps` when its last step began.
-        interval: Number of clock steps between its last two steps; ``None`` if it has not stepped twice.
-        in_window: True if it stepped in the window.
-        had_state: True if it had state before its first step in the window.
-        thread: Thread of its last step.
+        last: Value of `OptimizerSchedule.clock_steps` when the last step began.
+        interval: Number of clock steps between the last two steps; ``None`` before the second step.
+        in_window: True if the optimizer stepped in the window.
+        had_state: True if the optimizer had state before its first step in the window.
+        thread: Thread of the last step.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -198,7 +201,7 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Number of clock steps without a step of this optimizer after which it no longer takes part."""
+        """Number of clock steps after which the optimizer no longer takes part, if it does not step."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

@@ -1,4 +1,4 @@
-"""Traces of a session: each is published, and the most representative one is kept."""
+"""Traces of a session. All of them are published, and the most representative one is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepTrace(NamedTuple):
 
     trace: RecordedTrace
     event: Trace
-    """Published event."""
+    """Event to publish."""
     members: OptimizerRefs
     """Optimizers that stepped in the trace."""
     whole: bool
@@ -41,7 +41,7 @@ class StepTrace(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Number from 0 to 2: the higher, the better the trace represents steps that were not traced."""
+        """Number from 0 to 2. A higher number means that the trace better represents untraced steps."""
         return self.whole + (self.whole and self.warm)
 
     def as_partial(self, why: str = _PART) -> StepTrace:
@@ -55,11 +55,11 @@ class StepTrace(NamedTuple):
 
 
 class KeptTrace:
-    """Trace that a session keeps in a file. All traces are published.
+    """Trace that a session keeps in a file. All traces of the session are published.
 
     Args:
         kept: File for the events of the kept step. The helper process makes a flame graph of them.
-        publish: Called with each trace event.
+        publish: Function that gets each trace event.
 
     Attributes:
         members: Optimizers that stepped in the kept trace.
@@ -85,8 +85,9 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        The trace covers a whole iteration if the next optimizer that steps also stepped in the trace. Until
-        that step, ``whole`` is the guess.
+        The trace covers a whole iteration if the next optimizer that steps also stepped in the trace.
+
+        ``whole``: Guess that is used until that step.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -100,7 +101,7 @@ class KeptTrace:
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
 
-        The trace then began within the step of ``optimizer`` that ends now.
+        The trace then began within the step of ``optimizer`` that has just ended.
         """
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
@@ -109,7 +110,7 @@ class KeptTrace:
     def finish(self, *, outdated: bool) -> None:
         """Publish the first trace, unless it is published already. Call this at the end of the session.
 
-        ``outdated``: as in `add`. If True, mark the kept trace as covering only a part of an iteration.
+        ``outdated``: As in `add`. If true, mark the kept trace as covering only a part of an iteration.
         """
         self.decide()
         if outdated and self._rank > 0:
@@ -120,8 +121,9 @@ class KeptTrace:
     def decide(self, *, whole: bool | None = None) -> None:
         """Publish the first trace, unless it is published already. Call this at the end of the next step.
 
-        ``whole``: True if the trace covers a whole iteration; ``None``: the guess that `add_undecided` got.
-        The guess is final if no optimizer has stepped since the trace, because then the user marks the steps.
+        ``whole``: True if the trace covers a whole iteration. ``None``: use the guess from `add_undecided`.
+        The guess is final if no optimizer has stepped since the trace. In this case, the user marks the
+        steps.
         """
         if self._undecided is None:
             return
@@ -135,10 +137,10 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        The trace of a whole iteration replaces that of a part. The trace of an iteration whose optimizers had
-        state replaces the first trace, unless the first trace has a higher peak because its input was larger.
-        Of two equally representative traces, the one with the higher peak is kept. A failed step is the last
-        step. Its trace is kept if its peak is higher than that of the kept trace.
+        A trace of a whole iteration replaces a trace of a part. A trace of an iteration whose optimizers had
+        state replaces the first trace. An exception is a first trace with a clearly higher peak, which had a
+        larger input. Of two equally representative traces, the one with the higher peak is kept. A failed
+        step is the last step of a run. Its trace is kept if its peak is higher than that of the kept trace.
         """
         peak = step_trace.event.peak
         if peak is None:

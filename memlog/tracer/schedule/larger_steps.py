@@ -1,6 +1,6 @@
 """Detection of steps that need clearly more memory than the traced steps.
 
-After such a step, a step is traced again as soon as the budget allows.
+After such a step, the tracer traces another step as soon as the budget allows.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Minimum ratio of a larger step's peak to the highest peak before the newest trace ended."""
+"""Factor by which a step's peak must exceed all peaks up to the end of the newest trace. Only then does the
+step count as larger."""
 _LEAST = 16 * 1024**2
-"""Minimum difference, in bytes, between a larger step's peak and the highest peak before the newest trace
-ended. A smaller difference may be noise of an allocator."""
+"""Bytes by which a step's peak must exceed all peaks up to the end of the newest trace. A smaller difference
+may be noise of an allocator."""
 
 
 class LargerSteps:
-    """Subscriber that compares each step's peak with the highest peak before the newest trace ended.
+    """Subscriber that compares each step's peak with the highest peak up to the end of the newest trace.
 
-    Peaks are those of the accelerators, or of the process if the run uses no accelerator.
+    The peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if a step after the newest traced step had a peak well above all peaks before.
+        seen: True if a step after the newest traced step had a clearly higher peak than all steps before.
     """
 
     def __init__(self) -> None:
@@ -38,13 +39,13 @@ class LargerSteps:
             self.seen |= rose and peak >= max(_LARGER * level, level + _LEAST)
 
     def step_was_traced(self) -> None:
-        """Compare later steps with the highest peak until now. Call this when a step was traced."""
+        """Compare later steps with the highest peak up to this call. Call this after a traced step."""
         self._traced = dict(self._marks)
         self.seen = False
 
 
 def _peaks(batch: Batch) -> list[tuple[str, int, bool]]:
-    """Return for each device (or the host) its name, its highest peak, and whether this step reached it."""
+    """Return each device's name (or ``host``), its highest peak, and whether this step reached that peak."""
     devices = [
         (each.name, each.peak, each.peak_source == "exact")
         for each in batch.devices

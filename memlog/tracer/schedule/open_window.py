@@ -10,23 +10,23 @@ from typing import Any, Final
 from memlog._internal.diagnostics import Diagnostics
 
 _MOST_CALLS: Final = 256
-"""Maximum number of calls of the module whose call opened the window. Beyond it, the window is abandoned,
-because the step is too long or has no end."""
+"""Maximum number of calls of the module whose call opened the window. Beyond the maximum, the window is
+abandoned, because the step is too long or has no end."""
 MOST_EVENTS = 1_000_000
-"""Maximum number of events in a window. Beyond it, the window is abandoned."""
+"""Maximum number of events in a window. Beyond the maximum, the window is abandoned."""
 _MOST_STEPS: Final = 30.0
-"""Maximum duration of a window, as a multiple of the usual duration of a step. One second is added to it.
-Beyond it, the window is abandoned."""
+"""Maximum duration of a window, as a multiple of the usual duration of a step. One second is added. A window
+that lasts longer is abandoned."""
 LIMITS: Final = (
     f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
 )
 
 
 class OpenWindow:
-    """Window that is opened at a module call of this thread.
+    """Window that opens at a module call on this thread.
 
     Args:
-        module: Module that is called.
+        module: Module that this thread calls.
         inputs: Positional arguments of the call.
         roots: Known root modules. If there are none, ``module`` is the first root module.
         optimizers: Known optimizers.
@@ -35,8 +35,8 @@ class OpenWindow:
 
     Attributes:
         window: The window.
-        thread: Thread that opened it, which is traced.
-        opened: Time at which it opened, as `time.perf_counter` gives it.
+        thread: Thread that opened the window, and that is traced.
+        opened: Value of `time.perf_counter` when the window opened.
     """
 
     def __init__(
@@ -71,14 +71,16 @@ class OpenWindow:
         )
 
     def exceeds_limits(self, module: Any) -> bool:
-        """Count a module call, and return whether the step should have ended by now."""
+        """Count a module call, and return whether the window exceeds a limit."""
         self._calls += id(module) == self._module
         late = time.perf_counter() > self._deadline
         return self._calls > _MOST_CALLS or self.window.overflowed or late
 
 
 class WindowSlot:
-    """Place for the open window of a session. At most one is open. Hooks open and close it on any thread.
+    """Holder of a session's open window. A session has at most one open window.
+
+    Hooks open and close the window on any thread.
 
     Attributes:
         window: The open window; ``None`` if none is open.
@@ -96,8 +98,9 @@ class WindowSlot:
         """Open a window, unless one is open or another thread is opening one.
 
         Args:
-            make: Function that returns the window, or ``None`` if the window could not open.
-            failed: Called if the window could not open.
+            make: Function that opens a window and returns it. It returns ``None`` if the window could not
+                open.
+            failed: Function that is called if the window could not open.
         """
         with self._lock:
             if self._opening or self.ended or self.window is not None:
@@ -111,7 +114,7 @@ class WindowSlot:
                 failed()
 
     def if_free(self, act: Callable[[], object]) -> None:
-        """Call ``act`` unless a window is open or is being opened."""
+        """Call ``act`` if no window is open and none is being opened."""
         with self._lock:
             if self.window is None and not self._opening:
                 act()
@@ -119,7 +122,8 @@ class WindowSlot:
     def take(self, *, any_thread: bool) -> OpenWindow | None:
         """Remove the open window and return it, so that only the caller closes it.
 
-        Return ``None`` if no window is open, or if it belongs to another thread and ``any_thread`` is false.
+        Return ``None`` if no window is open. If ``any_thread`` is false, also return ``None`` if another
+        thread opened the window.
         """
         with self._lock:
             opened = self.window

@@ -5,13 +5,13 @@ from __future__ import annotations
 from memlog._internal.diagnostics import Diagnostics
 
 SKIPPED = "trace_skipped"
-"""Reason under which skipped traces are counted."""
+"""Name under which skipped traces are counted."""
 _LONGEST = 32
-"""Maximum number of steps between two attempts."""
+"""Maximum number of steps between two attempts to trace a step."""
 
 
 class RetryPolicy:
-    """Request to trace a step, and the number of steps to wait after failed attempts.
+    """Request to trace a step, and the number of steps to wait after a failed attempt to trace one.
 
     Attributes:
         awaits_compiler: True while tracing waits for ``torch.compile`` to finish.
@@ -41,7 +41,7 @@ class RetryPolicy:
         self._failures += 1
 
     def disable(self) -> None:
-        """Stop trying until the next `want`."""
+        """Stop tracing steps until the next call of `want`."""
         self.done()
         self._disabled = True
 
@@ -60,9 +60,9 @@ class RetryPolicy:
 
 
 def count_skipped(diagnostics: Diagnostics, why: str, *, for_good: bool = False) -> None:
-    """Count a step that was to be traced and could not be; log the first reason.
+    """Count a step that could not be traced. Log the reason the first time.
 
-    ``for_good``: True if no further step will be tried.
+    ``for_good``: True if tracing stops, so that no further step will be traced.
     """
     first = f"a step could not be traced ({why}); memlog counts how often that happens"
     diagnostics.drop(SKIPPED, f"no step is traced from now on: {why}" if for_good else first)

@@ -1,4 +1,4 @@
-"""Cost of a session's traces, measured by the durations of its steps."""
+"""Cost of a session's traces, measured by the durations of steps."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from memlog.tracer.schedule.budget import Budget
 
 _SET_UP = 2
-"""Number of steps that are traced at any cost: the first one, and the second one after it."""
+"""Number of steps that are traced at any cost: the first step, and the second step after it."""
 
 
 class StepCosts:
-    """Durations of plain and traced steps. They decide whether the next step may be traced.
+    """Durations of traced and untraced steps. They decide whether the next step may be traced.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
 
     Attributes:
         steps: Number of steps so far.
-        budget: Account of the costs; it begins with the first step or trace.
+        budget: Account of the costs. The account begins with the first step or trace.
     """
 
     def __init__(self, share: float) -> None:
@@ -32,7 +32,7 @@ class StepCosts:
         self._traced = 0
 
     def seconds(self) -> tuple[float, float]:
-        """Return the seconds that tracing has cost, without set-up, and those of set-up."""
+        """Return the seconds that tracing has cost after set-up, and the seconds that set-up has cost."""
         return self.budget.spent, self.budget.set_up
 
     def step_ended(self, now: float) -> None:
@@ -41,16 +41,16 @@ class StepCosts:
         self.budget.begin(now)
 
     def plain_step(self, now: float) -> None:
-        """Record the duration of a step, unless a part of the step was traced."""
+        """Record the duration of a step. Do nothing if a part of the step was traced."""
         if self._trace_began is None and self._step_began:
             self.budget.plain_step(now - self._step_began)
 
     def step_begins(self) -> None:
-        """Start to time the next step."""
+        """Record the current time as the start of the next step."""
         self._step_began = time.perf_counter()
 
     def window_opened(self, now: float) -> None:
-        """Start to time a traced step: from the begin of the step if known, else from ``now``."""
+        """Record the start of a traced step: the begin of the step if known, else ``now``."""
         self._trace_began = self._step_began or now
         self._traced_at = self.steps
 
@@ -59,17 +59,20 @@ class StepCosts:
         self._traced += 1
 
     def window_failed(self, seconds: float, now: float) -> None:
-        """Charge the seconds of a window that gave no trace."""
+        """Charge ``seconds`` for a window that gave no trace."""
         self.budget.begin(now)
         self.budget.charge(seconds, setting_up=not self._traced)
 
     def forget_step(self) -> None:
-        """Stop timing the current step. Its trace was abandoned, so the step is neither traced nor plain."""
+        """Stop timing the current step.
+
+        The trace of the step was abandoned, so the step counts as neither traced nor plain.
+        """
         self._trace_began = None
         self._step_began = 0.0
 
     def settle(self, now: float) -> None:
-        """Charge the steps of a trace, from the begin of the first one to ``now``.
+        """Charge the time of a trace's steps, from the begin of the first step to ``now``.
 
         Call this when no window is open. Do nothing if no trace waits to be charged.
         """
@@ -85,7 +88,7 @@ class StepCosts:
     def may_trace(self, now: float, *, outdated: Callable[[], bool]) -> bool:
         """Return whether the next step may be traced.
 
-        ``outdated`` returns whether the kept trace no longer describes what the run does.
+        ``outdated``: Function that returns whether the kept trace no longer describes what the run does.
         """
         if not self._share:
             return False

@@ -2,12 +2,12 @@
 
 A window opens when the first module of a training step is called. It closes at the end of the step, when
 every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is always
-traced, because a job that does not fit into memory fails there. The second step after it is traced too,
-because the optimizer has its state from the start of that step. Later steps are traced as often as the budget
+traced, because a job that does not fit into memory fails there. The second step after the first is traced
+too, because the optimizer has its state when that step starts. Later steps are traced as often as the budget
 allows, and sooner if a step's peak was well above those of the traced steps
 (`memlog.tracer.schedule.larger_steps`).
 
-A window opens in one hook and closes in another. It opens only if that is safe
+A window opens in one hook and closes in another. The window opens only if that is safe
 (`memlog.tracer.window.may_open`). The tracer counts the traces that it skips. It abandons a window if the
 step does not end within limits (`memlog.tracer.schedule.open_window`), for example during an evaluation.
 """
@@ -45,14 +45,15 @@ class PeriodicTracer:
 
     Args:
         kept: File for the events of the most representative step. Of equally representative steps, the one
-            that needed most memory is kept. The helper process makes a flame graph of the events.
-        publish: Called with each trace event.
+            with the highest peak is kept. The helper process makes a flame graph of the events.
+        publish: Function that gets each trace event.
         diagnostics: Counter of memlog's own errors, and of skipped traces.
         model: Model whose layers are traced. ``None``: the root modules are found when they are called.
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
 
     Attributes:
-        larger_steps: Subscriber that gets the event at the end of each step before `after_step` is called.
+        larger_steps: Subscriber to the event at the end of a step. It must get the event before `after_step`
+            is called.
         costs: Cost of the traces so far.
     """
 
@@ -81,7 +82,7 @@ class PeriodicTracer:
         self.want()
 
     def want(self) -> None:
-        """Trace the next step, whatever the budget allows."""
+        """Trace the next step, even if the budget does not allow it."""
         self._retry.want()
         with self._diagnostics.contained("waiting for a step to trace"):
             self._wait_for_call()
@@ -99,8 +100,8 @@ class PeriodicTracer:
     def after_step(self, step: int, *, may_trace: bool = True) -> None:
         """Record the end of a step, and decide whether to trace the next one.
 
-        ``may_trace``: False if the search for growing memory examines the next step. The step is then traced
-        only on request.
+        ``may_trace``: False if the search for growing memory examines the next step. The next step is then
+        traced only on request.
         """
         now = time.perf_counter()
         self._last_step = step
@@ -130,8 +131,8 @@ class PeriodicTracer:
     def finish(self, *, failed: bool = True) -> None:
         """End the session.
 
-        ``failed``: True if an error ended the last step. If False, the trace of a step that has not ended is
-        marked as partial.
+        ``failed``: True if an error ended the last step. If false, the trace of an unfinished step is marked
+        as covering only a part of an iteration.
         """
         self._slot.end()
         self._waiter.stop()
@@ -150,22 +151,25 @@ class PeriodicTracer:
             deferred_removal.remove_waiting()
 
     def _optimizer_ended(self, optimizer: Any) -> None:
-        """Close the window if all optimizers of the step have stepped. Some may step after the clock."""
+        """Close the window if all optimizers of the step have stepped.
+
+        Some optimizers may step after the clock optimizer.
+        """
         self._kept_trace.optimizer_ended(optimizer)
         if self.tracing and self._iteration.steps and self._iteration.is_done:
             self._close()
 
     def _is_outdated(self) -> bool:
-        """Return whether an optimizer without a step in the kept trace now takes part.
+        """Return whether an optimizer without a step in the kept trace now takes part in training.
 
-        Such an optimizer counts only if an optimizer of the kept trace takes part, too.
+        Return False if no optimizer of the kept trace takes part any more.
         """
         return self._schedule.has_joined(self._kept_trace.members)
 
     # Waiting for the module call at which a window opens.
 
     def _wait_for_call(self) -> None:
-        """Wait for the next module that is called for training, if torch is loaded."""
+        """If torch is loaded, wait for the next module call that begins a training step."""
         if "torch" not in sys.modules or self._slot.ended or not self._may_wait():
             return
         self._slot.if_free(self._waiter.start)
@@ -278,7 +282,10 @@ class PeriodicTracer:
         self.costs.window_failed(now - opened.opened, now)
 
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
-        """Publish a trace, and keep it if it is the most representative; ``failed`` as in `_close`."""
+        """Publish a trace, and keep it if it is the most representative one.
+
+        ``failed``: As in `_close`.
+        """
         schedule, iteration, step_ended = self._schedule, self._iteration, failed is None
         step = self._last_step if step_ended else None
         step_trace = StepTrace(

@@ -11,9 +11,9 @@ from typing import Any
 def trained_elsewhere(thread: threading.Thread | None) -> bool:
     """Return whether ``thread`` may train its models while this thread looks at them.
 
-    torch does not guard gradients: reading ``parameter.grad`` here while the other thread resets it crashes
-    the process. A thread that Python has not started does not count. Such a thread belongs to autograd, and
-    an optimizer may step there on behalf of the thread that trains.
+    torch does not protect gradients. If this thread reads ``parameter.grad`` while ``thread`` resets it, the
+    process crashes. Return False for a thread that Python has not started. Such a thread belongs to autograd.
+    If an optimizer steps there, it does so for the thread that trains.
     """
     if thread is None or thread is threading.current_thread():
         return False
@@ -23,10 +23,10 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
 class RootModules:
     """Root modules that a session remembers between traces, each with the thread that trains it.
 
-    All except ``model`` are held weakly.
+    All modules except ``model`` are held weakly.
 
     Args:
-        model: First root module, if the user has named one.
+        model: First root module, if the user has named one; else ``None``.
     """
 
     def __init__(self, model: Any = None) -> None:
@@ -35,9 +35,9 @@ class RootModules:
         self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
 
     def modules(self) -> list[Any]:
-        """Return the known root modules that no other thread trains, always in the same order.
+        """Return the known root modules, except those that another thread trains.
 
-        The order decides their names in a trace.
+        Their order is always the same, because it decides the modules' names in a trace.
         """
         roots = [
             None if trained_elsewhere(self._thread) else self._model,
@@ -46,9 +46,9 @@ class RootModules:
         return [module for module in roots if module is not None]
 
     def remember(self, roots: Sequence[Any], thread: threading.Thread | None) -> None:
-        """Replace the root modules of one thread by those of its last trace.
+        """Replace the root modules of ``thread`` by ``roots``, the root modules of its last trace.
 
-        Modules without parameters are not remembered, nor are parts of other modules.
+        Leave out modules without parameters, and modules that are parts of other modules.
         """
         trained = [root for root in roots if next(root.parameters(), None) is not None]
         parts = {id(part) for root in trained for part in root.modules() if part is not root}
@@ -66,8 +66,8 @@ class RootModules:
     def may_train(self, module: Any) -> bool:
         """Return whether a call of ``module`` may begin a training step.
 
-        The call begins no step if nothing can be trained, for example in a transform of the data. Evaluation
-        mode makes no difference, because models with frozen statistics are trained in it.
+        Return False if nothing can be trained, for example in a transform of the data. A module in evaluation
+        mode may begin a step, because models with frozen statistics are trained in this mode.
         """
         import torch  # noqa: PLC0415 - loaded already: a module is called
 

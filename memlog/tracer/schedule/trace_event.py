@@ -7,9 +7,10 @@ from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
-"""Number of largest layers that a trace's event names."""
+"""Number of the largest layers in a trace event. The event also contains the layers whose figures form
+series."""
 MAX_SERIES = 12
-"""Maximum number of layers whose figures form series in trackers. Further layers of the run get no series."""
+"""Maximum number of layers whose figures form series in trackers. Further layers get no series."""
 TOP_LINES = 4
 """Maximum number of the program's lines in a trace event."""
 
@@ -26,9 +27,9 @@ def trace_event(
         result: Result of the trace.
         step: Number of the step; ``None`` if the step did not end.
         skipped: Number of traces that were skipped so far.
-        series: Paths of the layers of this run whose figures form series. The largest layers of this trace
-            are added until there are `MAX_SERIES`. No layer is removed, so no series ends because another
-            layer was larger in the next trace. ``None``: this trace is the run's only one.
+        series: Paths of this run's layers whose figures form series. The function adds the largest layers of
+            this trace until there are `MAX_SERIES` paths. It removes no path, so each series continues even
+            if another layer is larger in a later trace. ``None``: this trace is the run's only one.
     """
     series = set() if series is None else series
     ranked = sorted(result.layers, key=_rank)

@@ -1,1 +1,1 @@
-"""The engine for the CPU: a dispatch mode sees every operation."""
+"""Engine for the CPU. A dispatch mode sees every operation."""

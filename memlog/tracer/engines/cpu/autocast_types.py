@@ -1,8 +1,9 @@
 """Types that storages would have under bfloat16 autocast, found while training runs without autocast.
 
-Autocast computes products (of matrices, and convolutions) in two bytes a number, and casts their inputs.
-Every other operation follows the types of its inputs by torch's type promotion. So the arguments of an
-operation determine the type of its results. Nothing is cast or computed here.
+Autocast computes matrix products and convolutions in two bytes per number, and casts their inputs. It
+computes some operations, such as losses, in four bytes per number. For all other operations, torch's type
+promotion derives the type of the result from the types of the inputs. So this module needs only the arguments
+of each operation. It casts and computes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _LOSS: Final = 2
 _SAFE_SOFTMAX: Final = 3
 _ALL: Final = 1000
 _MATRIX: Final = 2
-"""Minimum number of dimensions of parameters whose type counts for the type of a result. A parameter with one
-dimension does not count. It is a bias, which a product adds."""
+"""Minimum number of dimensions that a parameter needs to decide the type of a result. A parameter with one
+dimension does not decide the type, because it is a bias that is added to a product."""
 
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
@@ -41,7 +42,7 @@ _NAMED_WIDE = """
     prod grid_sampler_2d grid_sampler_3d avg_pool3d reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d replication_pad3d _cdist_forward _ctc_loss
 """
-"""Operations that autocast computes in four bytes a number on the CPU."""
+"""Operations that autocast computes in four bytes per number on the CPU."""
 _ROLES = {
     **dict.fromkeys(_NAMED_PRODUCTS.split(), _PRODUCT),
     **dict.fromkeys(_NAMED_WIDE.split(), _LOSS),
@@ -52,31 +53,31 @@ _NORMS = {
     for name in ("layer", "batch", "group")
     for suffix, inputs in (("", 1), ("_backward", 2))
 }
-"""Normalizations, each with the number of leading arguments that decide the type of its result. Later
+"""Normalizations. The value is the number of leading arguments that decide the type of the result. Later
 arguments are parameters or statistics."""
 
 
 def type_of(tensor: Tensor) -> int:
-    """Return the type of a tensor's storage under autocast, as far as the tensor's dtype shows it."""
+    """Return the storage type that a tensor's dtype implies: `WIDE`, `HALF_NOW` or `OTHER_TYPE`."""
     if tensor.dtype == torch.float32:
         return WIDE
     return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER_TYPE
 
 
 class AutocastTypes:
-    """Type analysis of operations, in the order in which they run."""
+    """Analysis that derives the types of results. It gets the operations in the order in which they run."""
 
     def __init__(self, live_storages: LiveStorages) -> None:
         self._live_storages = live_storages
         self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
-        """Inputs and results of the last product."""
+        """Inputs and results of the last matrix product or convolution."""
         self._latest = WIDE
         """Type of the results of the last backward operation that had floating-point arguments."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
         """Set the types of an operation's results.
 
-        ``now``: serial of the newest storage before the operation.
+        ``now``: Serial number of the newest storage before the operation. This number serves as the time.
 
         Returns:
             Type of the results. The operation's workspace has the same type.
@@ -114,9 +115,9 @@ class AutocastTypes:
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
         """Return the type of an operation's results: ``kind``, with two exceptions.
 
-        In the forward and backward passes, results outside all modules are `WIDE`. In the backward pass,
-        results made without floating-point arguments, such as a mask, get the type of the previous operation
-        that had such arguments. The second exception has priority.
+        In the backward pass, a result without floating-point arguments, such as a mask, gets the type of the
+        last operation that had floating-point arguments. Any other result outside all modules is `WIDE` in
+        the forward and backward passes.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
@@ -135,7 +136,7 @@ class AutocastTypes:
     def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """Return the type and the ``wide_inside`` of a product's results."""
+        """Return the ``type`` and the ``wide_inside`` of the storages of a product's results."""
         if any(tracked.wide_inside for tracked in inputs):
             for tracked in inputs:
                 tracked.used = now
@@ -151,9 +152,9 @@ class AutocastTypes:
     def _widen_attention(self, results: Iterable[TrackedStorage]) -> None:
         """Set the type of the storages of an attention with dropout to `WIDE`.
 
-        The CPU has no kernel for such an attention, and computes it in four bytes a number.
+        The CPU has no kernel for this attention, and computes it in four bytes per number.
 
-        ``results``: results of the attention's softmax.
+        ``results``: Results of the attention's softmax.
         """
         inputs, scores = self._product
         for tracked in (*inputs, *scores, *results):
@@ -171,9 +172,9 @@ def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return the type and the ``wide_inside`` of the results of an operation that is no product.
+    """Return the ``type`` and the ``wide_inside`` of an operation's results. The operation is no product.
 
-    ``role`` is as `_role_of` returns it.
+    ``role``: Result of `_role_of`.
     """
     if role == _LOSS:
         for _, tracked in tensors:
@@ -198,7 +199,7 @@ def _type_from_inputs(
 def _role_of(func: Any) -> int:
     """Return an operation's role: `_PRODUCT`, `_LOSS`, `_SAFE_SOFTMAX`, or a negative number.
 
-    A negative role is minus the number of leading arguments that decide the type of the results.
+    A role of -n means that the first n arguments decide the type of the results.
     """
     name = torch_private.operation_name(func)
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

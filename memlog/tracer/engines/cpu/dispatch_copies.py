@@ -1,10 +1,11 @@
 """Copies that torch makes only while a dispatch mode is active.
 
-While a mode is active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in its sources).
 In an untraced step, torch writes some results into an existing tensor that nothing else owns. While a mode is
-active, it makes a new tensor instead, and frees the old one at once. This happens when autograd adds up
-several gradients of one tensor (the weights of a packed GRU), when a derivative fills a tensor of zeros, and
-when ``linear`` and attention add to a product. The tracer counts the new and the old tensor as one.
+active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then
+makes a new tensor for the result, and frees the old tensor at once. This happens in three cases. Autograd
+adds up several gradients of one tensor, such as the weights of a packed GRU. A derivative writes into a
+tensor that it made, such as a tensor of zeros. ``linear`` adds a bias, or attention a mask, to a matrix
+product. The tracer counts the new and the old tensor as one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ADDS: Final = 1
 _FILLS_WITH_ZEROS: Final = 2
 _MULTIPLIES: Final = 3
 _HAS_IN_PLACE: Final = 4
-"""The operation also exists as an in-place operation."""
+"""Role of an operation that also exists as an in-place operation."""
 
 _ADD: Final = torch.ops.aten.add.Tensor
 _CLONE: Final = torch.ops.aten.clone.default
@@ -45,7 +46,8 @@ _WRITES: Final = {
     "BinaryCrossEntropyBackward0": ("mul",),
     _LOGITS: ("mul", "sub"),
 }
-"""For each derivative, the operations that it does in place in an untraced step, on tensors that it made."""
+"""In-place operations of some derivatives in an untraced step, by the derivative's name. The derivative
+applies them to tensors that it made."""
 _ALTERED: Final = frozenset(
     (
         "ClampBackward0",
@@ -59,15 +61,15 @@ _ALTERED: Final = frozenset(
         "OrmqrBackward0",
     )
 )
-"""Derivatives that torch computes in another way while a mode is active, with the same results. In torch
-2.13's own tests, no other derivative runs different operations, except for those that `ModeCopies` recognizes
-and those of `untraced_derivatives`."""
+"""Derivatives for which torch runs other operations while a mode is active, with the same results. In torch
+2.13's own tests, all other derivatives with other operations are handled by `ModeCopies` or
+`untraced_derivatives`."""
 
 _OURS: Final = "memlog.tracer."
 
 
 class ModeCopies:
-    """Search for the storage that an operation would have written into in an untraced step.
+    """Search for the existing storage into which an untraced step would write an operation's result.
 
     Attributes:
         altered: Bytes allocated by each derivative that an untraced step computes in another way.
@@ -86,10 +88,10 @@ class ModeCopies:
     def replaced(
         self, func: Any, args: Any, out: Any, phase: int, thread_state: ThreadState
     ) -> TrackedStorage | None:
-        """Return the storage that an untraced step would have written into; ``None`` if there is none.
+        """Return the storage into which an untraced step would write ``out``; ``None`` if there is none.
 
-        If that storage is freed next, the caller counts it and the storage of ``out``, the operation's
-        result, as one. The storage of ``out`` is not tracked yet.
+        ``out`` is the result of the operation ``func``. If the returned storage is freed next, the caller
+        counts it and the storage of ``out`` as one. Call this before the storage of ``out`` is tracked.
         """
         role = _role_of(func)
         if phase == BACKWARD:
@@ -146,7 +148,7 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether nothing but autograd or a derivative owns a tensor. Such a tensor is freed next."""
+        """Return whether only autograd or one derivative owns a tensor. If so, the tensor is freed next."""
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False
@@ -163,10 +165,10 @@ class ModeCopies:
 def _adds_up(*, made_here: bool) -> bool:
     """Return whether an addition in a backward pass may be autograd's own, rather than a derivative's.
 
-    The answer matters only if the first argument of the addition is freed next. If that argument is older
-    than the current node, the addition is autograd's: a derivative can't free an older tensor, because the
-    node holds the tensor until the node ends. If the argument was made in the node, autograd adds to it only
-    if two results of the node go to one place.
+    The answer matters only if the first argument of the addition is freed next. If this argument is older
+    than the current node, the addition is autograd's. A derivative can't free an older tensor, because its
+    node holds the tensor until the node ends. Autograd adds to a tensor that the current node made only if
+    two results of the node are gradients of the same tensor.
 
     ``made_here``: True if the first argument was made since the current node began.
     """
@@ -188,7 +190,7 @@ def _same_shape_and_type(old: Any, new: Any) -> bool:
 
 
 def _called_by_autograd() -> bool:
-    """Return whether autograd called the operation directly, not Python code such as a hook or a function."""
+    """Return whether autograd called the operation, rather than Python code such as a hook."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
@@ -211,8 +213,8 @@ def _role_of(func: Any) -> int:
 def unshared_reference_count() -> int:
     """Return the reference count of an operation's first argument if no Python code holds that argument.
 
-    An experiment finds the count, because it depends on the versions of torch and Python. Return -1 if the
-    count is no higher for an argument that Python code holds.
+    An experiment measures the count, because it depends on the versions of torch and Python. Return -1 if the
+    count does not rise when Python code holds the argument.
     """
     counter = _ReferenceCounter()
     bias = torch.zeros(1)
@@ -224,7 +226,7 @@ def unshared_reference_count() -> int:
 
 
 class _ReferenceCounter(TorchDispatchMode):
-    """Mode that counts the references to the first argument of additions."""
+    """Mode that records the reference count of each addition's first argument."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it without types

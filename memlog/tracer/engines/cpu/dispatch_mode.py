@@ -1,4 +1,4 @@
-"""Dispatch mode that shows an observer the results of operations that may have allocated."""
+"""Dispatch mode that reports to an observer the results of operations that may have allocated memory."""
 
 # PyTorch leaves TorchDispatchMode's methods without types.
 # mypy: allow-untyped-calls
@@ -28,33 +28,38 @@ from memlog.tracer.tensor_storages import (
 
 NOTHING: Final = 0
 NEW: Final = 1
-"""The result has a storage of its own."""
+"""Flag of an operation whose result has a storage of its own."""
 DETACHED: Final = 2
-"""The result is a view. In the backward pass it may be a gradient that autograd takes over without a copy."""
+"""Flag of ``detach``, whose result is a view. In the backward pass, the result may be a gradient that
+autograd uses without a copy."""
 RESIZED: Final = 4
-"""The result is an argument, whose storage may have another size now."""
+"""Flag of an operation that returns an argument and may resize this argument's storage."""
 WRITTEN: Final = 8
-"""The result is the first argument, a tensor that was written to. A sparse one may then hold new storages."""
+"""Flag of an operation that writes to its first argument and returns it. A sparse argument may then have new
+storages."""
 RESULT: Final = 15
-"""Mask of the bits above. Higher bits are the class of the operation's workspace (`op_workspace`)."""
+"""Mask of the flags above. Higher bits are the class of the operation's workspace (`op_workspace`)."""
 
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Classes that are safe to inspect. Reading an attribute of another class may run that class's code."""
+"""Classes whose tensors are safe to inspect. Reading an attribute of another class's tensor may run that
+class's code."""
 
 
 class Observer(Protocol):
-    """Receiver of the mode's observations."""
+    """Interface of the object that observes a dispatch mode's operations."""
 
     def operation(
         self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
     ) -> None:
-        """Record that ``func`` has returned ``out`` for ``args``.
+        """Record an operation: ``func`` was called with ``args``, and returned ``out``.
 
-        ``kind``: bits of the operation, as in `kind_of`. ``inside``: its workspace; ``None`` if not measured.
-        If the operation changed its arguments, ``out`` holds those tensors whose storage was replaced or
-        resized.
+        If the operation may change the storages of its arguments, ``out`` is different: it holds those
+        tensors whose storage was replaced or resized.
+
+        ``kind``: Bits of the operation, from `kind_of`. ``inside``: Workspace of the operation; ``None`` if
+        it was not measured.
         """
 
     def before_change(self, values: Any) -> None:
@@ -62,7 +67,9 @@ class Observer(Protocol):
 
 
 class ObservingMode(TorchDispatchMode):
-    """Mode that passes every operation through. Errors of the observer are counted and never raised.
+    """Mode that runs every operation unchanged, and reports it to an observer.
+
+    The observer's errors are counted and never raised.
 
     Attributes:
         failures: Operations that were not recorded because of an error in memlog.
@@ -111,12 +118,12 @@ class ObservingMode(TorchDispatchMode):
         self._observer = None
 
     def leave(self) -> bool:
-        """Remove the mode if it is on top of this thread's stack, and return whether it is removed.
+        """Stop observing, and remove the mode if it is on top of this thread's stack.
 
-        Until its removal, the mode passes everything through. When a mode ends, torch pops the topmost mode,
-        whichever that is. Removing a mode from below another would therefore leave the other one active for
-        good. Each thread has a stack of its own, which other threads can't reach. Within a backward pass the
-        stack is a copy, so a mode that is removed there is back after the pass.
+        Return whether the mode is removed. If the mode stays, it runs every operation unchanged. It stays in
+        three cases. First, another mode is on top of it, and torch can only remove the topmost mode. Second,
+        it is on the stack of another live thread, which this thread can't reach. Third, a backward pass is
+        running. The stack is then a copy, so a removed mode would be back after the pass.
         """
         self.stop_observing()
         thread = self._thread
@@ -132,7 +139,10 @@ class ObservingMode(TorchDispatchMode):
         return not self._inside
 
     def remove_from_top(self) -> bool:
-        """Remove the mode from the top of its thread's stack, unless it still has an observer."""
+        """Remove the mode from the top of its thread's stack, if the mode has no observer.
+
+        Return whether the mode was removed.
+        """
         if not self._inside or self._observer is not None:
             return False
         self.__exit__(None, None, None)
@@ -185,8 +195,8 @@ class ObservingMode(TorchDispatchMode):
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
         """Return an operation's bits, and the storages that it may replace or resize.
 
-        If the operation only writes into existing storages, return its bits without those of `RESULT`, and
-        ``None`` instead of the storages.
+        If the operation only writes into existing storages, return its bits without those of `RESULT`. The
+        second value is then ``None``.
         """
         try:
             if args and is_sparse(args[0]):
@@ -208,11 +218,11 @@ class ObservingMode(TorchDispatchMode):
 
 
 class _Flags(SharedHook[ObservingMode]):
-    """Repair of torch's process-wide mode flags, which overlapping modes of several threads break.
+    """Repair of torch's global mode flags, which modes of several threads break if they overlap in time.
 
-    torch keeps the flag "some mode is active" in global variables. At its end, each mode resets them to the
-    values at its start. If the mode that starts first also ends first, the flags stay set for good. The
-    compiler reads the flags, and compiles nothing while they are set.
+    torch stores in global variables that some mode is active. When a mode ends, it resets these flags to the
+    values from its start. If the mode that starts first also ends first, the flags stay set for good. While
+    they are set, the compiler compiles nothing.
     """
 
     _NAMES = (
@@ -238,7 +248,6 @@ _flags = _Flags()
 
 
 def _remove_finished_from_top() -> None:
-    """Remove modes without an observer from the top of this thread's stack."""
     while stack := torch_private.mode_stack():
         mode = stack[-1]
         if not isinstance(mode, ObservingMode) or not mode.remove_from_top():
@@ -250,7 +259,7 @@ _UNMARKED_VIEWS = (
     "aten::unsafe_split",
     "aten::unsafe_split_with_sizes",
 )
-"""Operations whose results share their argument's storage although their schemas do not say so."""
+"""Operations whose results share the storage of an argument, although the schemas do not say so."""
 _kinds: dict[Any, int] = {}
 
 
@@ -287,6 +296,6 @@ def _result_of(func: Any) -> int:
 
 
 def refusal() -> str | None:
-    """Return why this torch can't run the engine; ``None`` if it can."""
+    """Return the reason why this torch can't run the engine; ``None`` if it can."""
     lacking = torch_private.missing()
     return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

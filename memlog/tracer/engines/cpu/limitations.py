@@ -1,4 +1,4 @@
-"""Limitations of the CPU engine, in whole sentences."""
+"""Sentences about limitations of the CPU engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 _MOST_NAMES: Final = 8
 """Maximum number of names in a sentence. Further names are left out."""
 _NEGLIGIBLE: Final = 0.001
-"""Maximum fraction of the peak that derivatives may allocate without a sentence about them."""
+"""Maximum fraction of the peak that derivatives may allocate before a sentence mentions them."""
 
 ALWAYS: Final = (
     "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "
@@ -55,7 +55,7 @@ TRANSFORMED: Final = (
 
 
 def unknown_compilers(names: Sequence[str]) -> str:
-    """Return the sentence for compilers whose code the engine can't observe."""
+    """Return the sentence about compilers whose code the engine can't observe."""
     return (
         "Code of these compilers may have run, and what it allocates is unknown, so peaks and live bytes at "
         f"the end are lower bounds: {', '.join(names[:_MOST_NAMES])}."
@@ -63,12 +63,13 @@ def unknown_compilers(names: Sequence[str]) -> str:
 
 
 def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
-    """Return the sentence for derivatives that torch computes in another way during tracing.
+    """Return the sentence about derivatives that torch computes in another way during tracing.
+
+    Return ``None`` if the derivatives allocated at most a thousandth of the peak.
 
     Args:
         allocated: Bytes that each derivative allocated.
-        peak: Highest number of live bytes in the trace. If the derivatives allocated at most a thousandth of
-            it, the sentence is ``None``.
+        peak: Highest number of live bytes in the trace.
     """
     if allocated.total() <= _NEGLIGIBLE * peak:
         return None
@@ -79,7 +80,14 @@ def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
 
 
 def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
-    """Return the sentence for derivatives that ran without the mode; arguments as `altered_derivatives`."""
+    """Return the sentence about derivatives that ran without the dispatch mode.
+
+    Return ``None`` if their results have at most a thousandth of the bytes of the peak.
+
+    Args:
+        returned: Bytes of the results of each derivative.
+        peak: Highest number of live bytes in the trace.
+    """
     if returned.total() <= _NEGLIGIBLE * peak:
         return None
     return (
@@ -93,7 +101,10 @@ def _all_names(counts: Counter[str]) -> str:
 
 
 def unmeasured(counts: Counter[str]) -> str:
-    """Return the sentence for operations that could not be measured, the most frequent first."""
+    """Return the sentence about operations whose workspace could not be measured, the most frequent first.
+
+    ``counts``: Number of calls of each operation.
+    """
     names = ", ".join(name for name, _ in counts.most_common(_MOST_NAMES))
     more = len(counts) - _MOST_NAMES
     return (

@@ -29,10 +29,10 @@ from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_ten
 
 MOST_LIVE = 12_500
 """Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
-storage takes about 700 bytes of the tracer's memory, including the bytes for the analysis."""
+storage takes about 700 bytes of memory, including the analysis of the trace."""
 SMALL = 64 * 1024
-"""Minimum size, in bytes, of storages that are tracked beyond `MOST_LIVE`. The tracer thus takes 8.8 MB, plus
-at most 1 % of the live bytes."""
+"""Minimum size, in bytes, of a new storage while `MOST_LIVE` storages are tracked. Smaller storages are not
+tracked. So the tracer takes 8.8 MB, plus at most 1 % of the live bytes."""
 
 _BEFORE = Owner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
@@ -42,10 +42,11 @@ _stand_in: Callable[[Tensor], Tensor] | None = None
 def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Inside the block, track fake tensors in place of the real tensors that they stand for.
 
-    The step of an estimate uses fake tensors, but can refer to a real tensor.
+    An estimate runs a step with fake tensors, but the step may also use a real tensor.
 
     Args:
-        stand_in: Function that returns the fake of a tensor, or the tensor itself if it has no fake.
+        stand_in: Function that returns the fake tensor for a tensor. If there is none, the function returns
+            the tensor itself.
     """
     global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
     _stand_in = stand_in
@@ -56,10 +57,10 @@ def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
 
 
 class LiveStorages:
-    """Tracker of live storages, which writes their events.
+    """Tracker of live storages. It writes the events of these storages.
 
     Args:
-        fakes: True to count fake tensors as if they had bytes.
+        fakes: True to count fake tensors as if they had memory.
         types: True to track the types of storages under autocast.
 
     Attributes:
@@ -67,7 +68,7 @@ class LiveStorages:
         sparse: True if sparse tensors were seen.
         complex: True if complex tensors were seen.
         nested: True if nested tensors were seen.
-        serial: Number of the newest storage or workspace.
+        serial: Serial number of the newest storage or workspace.
         events: Writer of the events.
     """
 
@@ -83,7 +84,7 @@ class LiveStorages:
         self._closed = False
 
     def close(self) -> None:
-        """Write the uses of the live storages, and stop writing events."""
+        """Stop tracking. Write how operations used the storages that are still live."""
         self.events.write_pending()
         self._closed = True
         for tracked in list(self._tracked.values()):
@@ -93,10 +94,10 @@ class LiveStorages:
         self._tracked.clear()
 
     def track(self, tensor: Tensor, owner: Owner, instead: TrackedStorage | None = None) -> None:
-        """Record the storage of a tensor that an operation has returned, if it is new.
+        """Record the storage of a tensor that an operation has returned, if the storage is new.
 
-        An untraced step would have written the result into the storage ``instead``. If ``instead`` is freed
-        before anything else happens, the two storages count as one.
+        ``instead``: Storage into which an untraced step would have written the result. If ``instead`` is
+        freed before anything else happens, both storages count as one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -112,7 +113,7 @@ class LiveStorages:
     def track_existing(self, tensor: Tensor) -> None:
         """Track a tensor's storage as allocated before the trace, unless the storage is tracked already.
 
-        Storages on memory that is not torch's are left out.
+        Leave out a storage on memory that torch did not allocate.
         """
         for plain in plain_tensors(_counted(tensor)):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -121,24 +122,27 @@ class LiveStorages:
                     self._add(storage, _BEFORE, OTHER, self._type_of(plain))
 
     def is_foreign(self, storage: Any) -> bool:
-        """Return whether a storage lies on memory that is not torch's, such as numpy's."""
+        """Return whether a storage lies on memory that torch did not allocate, such as numpy's."""
         return not (self._fakes or storage.resizable())
 
     def tracked(self, tensor: Tensor) -> TrackedStorage | None:
-        """Return the tracked storage of a tensor; ``None`` if there is none."""
+        """Return the tracked storage of a tensor; ``None`` if the tensor's storage is not tracked."""
         tensor = _counted(tensor)
         if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
             return None
         return self._tracked.get(tensor.untyped_storage()._cdata)
 
     def add_workspace(self, size: int, owner: Owner, made: int) -> None:
-        """Record that an operation allocated and freed ``size`` bytes beside its results."""
+        """Record that an operation allocated and freed ``size`` bytes in addition to its results.
+
+        ``made``: Type of these bytes under autocast.
+        """
         if size > 0 and not self._closed:
             self.serial += 1
             self.events.workspace(self.serial, size, owner, made)
 
     def track_resized(self, storage: Any, owner: Owner) -> None:
-        """Record the new size of a storage, if it has changed."""
+        """Record the new size of a storage, if the size has changed."""
         tracked = self._tracked.get(storage._cdata)
         category, kind = UNDECIDED, UNKNOWN_TYPE
         if tracked is not None:
@@ -154,13 +158,13 @@ class LiveStorages:
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a tensor's storage; return True if the storage is newly tracked.
 
-        A storage that is known as a parameter or a buffer keeps its category. A storage that is known as an
-        input does not become a gradient: the indices of an embedding's sparse gradient are the input tokens
-        themselves. An input on memory that is not torch's is left out (memory of numpy, or memory that a data
-        loader's workers share).
+        The storage of a parameter or a buffer keeps its category. An input does not become a gradient,
+        because the indices of an embedding's sparse gradient are the input tokens themselves. An input is
+        left out if torch did not allocate its memory (memory of numpy, or memory that a data loader's workers
+        share).
 
-        A newly tracked storage counts as made in ``phase``. If the tensor is only a part of the storage (a
-        buffer that collects gradients for several ranks), the storage counts as made before the trace.
+        A newly tracked storage counts as made in ``phase``. But a storage that is larger than the tensor
+        counts as made before the trace. An example is a buffer that collects gradients for several ranks.
         """
         added = False
         for plain in storage_tensors(_counted(tensor)):
@@ -180,14 +184,17 @@ class LiveStorages:
         return added
 
     def repeat_category(self, tensor: Tensor, layer: int) -> None:
-        """Write a storage's category again, at the current time."""
+        """Write the category of a tensor's storage again, at the current time."""
         for plain in storage_tensors(tensor):
             tracked = self._tracked.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
             if tracked is not None:
                 self.events.category(tracked, layer)
 
     def largest(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
-        """Return the serials of the two largest tracked storages of the tensors; 0 for none."""
+        """Return the serial numbers of the two largest tracked storages of the tensors.
+
+        If there are fewer than two, 0 stands for each missing one.
+        """
         found = {
             tracked.serial: tracked.size
             for tensor in tensors
@@ -201,10 +208,10 @@ class LiveStorages:
         return type_of(tensor) if self._types else UNKNOWN_TYPE
 
     def _is_omitted(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's storage is too small to be tracked, and count it.
+        """Return whether a tensor's storage is too small to be tracked. If so, count it.
 
-        The size is read from the tensor, because reading it from the storage would create a Python object
-        that exists as long as the storage.
+        The size is read from the tensor. Reading it from the storage would create a Python object that exists
+        as long as the storage.
         """
         if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
             return False
@@ -241,7 +248,7 @@ def _counted(tensor: Tensor) -> Tensor:
 
 
 def _has_bytes(storage: Any) -> bool:
-    """Return whether a storage has memory. Zeros of automatic differentiation have a size, but no memory."""
+    """Return whether a storage has memory. Zero tensors that autograd makes have a size, but no memory."""
     try:
         return bool(storage.data_ptr())
     except RuntimeError:

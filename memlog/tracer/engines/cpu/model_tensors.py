@@ -1,4 +1,4 @@
-"""Parameters, buffers, gradients and optimizer state: classification of their storages."""
+"""Classification of the storages of parameters, buffers, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelTensors:
     """Classification of the storages that belong to models and optimizers.
 
     Attributes:
-        late_gradients: True if there was a gradient whose operation was not seen.
+        late_gradients: True if the tracer did not see the operation that made some gradient.
     """
 
     def __init__(self, names: ModuleNames, live_storages: LiveStorages) -> None:
@@ -59,9 +59,9 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of an optimizer's state again, at the optimizer's first step in the window.
+        """Write the category of an optimizer's state again, once for each optimizer in a window.
 
-        Predictions assign the state to the optimizer step in which the category was last written.
+        Predictions assign the state to the optimizer step in which the state's category was last written.
         """
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
@@ -71,7 +71,8 @@ class ModelTensors:
     def add_detached(self, out: Any) -> None:
         """Classify a detached tensor that becomes a parameter's gradient.
 
-        The parameter's node detaches a gradient that autograd takes over without a copy.
+        Autograd may use a gradient as ``parameter.grad`` without a copy. The node of the parameter then only
+        detaches the gradient.
         """
         if torch_private.backward_task() == torch_private.NO_TASK:
             return
@@ -80,10 +81,10 @@ class ModelTensors:
             self._add_gradient(parameter, out)
 
     def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
-        """Classify a gradient.
+        """Classify ``gradient``, the gradient of ``parameter``.
 
-        A gradient that is not tracked counts as allocated now, although its operation was not seen. If no
-        module has its parameter, such a gradient counts as allocated before the trace.
+        A gradient that is not tracked yet counts as allocated now. But it counts as allocated before the
+        trace if no module of the window has the parameter.
         """
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD

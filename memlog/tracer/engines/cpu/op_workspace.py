@@ -1,7 +1,7 @@
-"""Workspace: bytes that an operation allocates and frees inside itself. No dispatch mode sees them.
+"""Workspace: bytes that an operation allocates and frees inside itself. No dispatch mode sees these bytes.
 
-oneDNN's convolutions, for example, copy their arguments into their own layouts. These copies are a sixth of a
-UNet's peak. torch's legacy profiler reports the allocator's events of one operation in about 30 µs. The
+oneDNN's convolutions, for example, copy their arguments into oneDNN's own layouts. These copies are a sixth
+of a UNet's peak. torch's legacy profiler reports the allocator's events of one operation in about 30 µs. The
 workspace usually depends on shapes alone, so each operation is measured once for each combination of shapes.
 If the workspace depends on the values of arguments, the operation is measured at every call. Operations
 without workspace are not measured.
@@ -23,12 +23,14 @@ from torch import Tensor
 from memlog.tracer import torch_private
 
 NO_WORKSPACE: Final = 0
-"""The operation allocates nothing but its results."""
+"""Class of operations that allocate nothing but their results."""
 MEASURED: Final = 16  # these are bits above `dispatch_mode.RESULT`
 UNMEASURED: Final = 32
-"""An operation of the program or of another library. It is not measured, since it may do anything."""
+"""Class of operations of the program or of another library. They are not measured, since they may do
+anything."""
 BY_TYPES: Final = 64
-"""No workspace if all arguments have one type. Otherwise the operation casts arguments, and is measured."""
+"""Class of operations that have no workspace if all arguments have one type. Otherwise the operation casts
+arguments, and is measured."""
 
 _NAMESPACES = ("aten", "mkldnn", "quantized", "torchvision")
 """Namespaces of the operations that are measured."""
@@ -42,16 +44,17 @@ _NAMES = """
     _unsafe_view
 """
 _NONE = frozenset(_NAMES.split())
-"""Operations without workspace, besides views and those that torch marks as pointwise."""
+"""Names of operations without workspace. Views, and operations that torch marks as pointwise, are not
+listed."""
 
 _COPIED = frozenset(("gelu", "gelu_backward"))
-"""Pointwise operations that oneDNN computes in its own layouts."""
+"""Pointwise operations that are measured, because oneDNN computes them in its own layouts."""
 
 _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index"))
 _MASKS = (torch.bool, torch.uint8)
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.memory_format)
-"""Types of arguments whose values are part of a measurement's key. Of another argument (a random number
-generator), only the class is part of the key, so that the key keeps no reference to the argument."""
+"""Types of arguments whose values are part of a measurement's key. For other arguments, such as a random
+number generator, the key contains only the class. So the key keeps no reference to these arguments."""
 
 _MAX_KNOWN = 10_000
 
@@ -67,11 +70,11 @@ class Workspace(NamedTuple):
 
 MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
 """Function that returns the workspace of an operation; ``None``: unknown. It gets the operation, the
-operation's positional arguments, its keyword arguments, and its result."""
+positional arguments and the keyword arguments of the call, and the result."""
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement by a dispatch mode on this thread, for the modes above that mode on the stack."""
+    """Last measurement on this thread. Modes that lie above the measuring mode on the stack read it."""
 
     func: Any = None
     found: Workspace | None = None
@@ -86,7 +89,7 @@ _precisions: tuple[str, ...] = ()
 def update_precisions() -> bool:
     """Read oneDNN's precisions; return True if they have changed since the last call.
 
-    A measurement is valid only for the precisions that it was made with.
+    A measurement is valid only for the precisions in use when it was made.
     """
     global _precisions
     before, _precisions = _precisions, torch_private.onednn_precisions()
@@ -94,7 +97,7 @@ def update_precisions() -> bool:
 
 
 def workspace_class(func: Any) -> int:
-    """Return `NO_WORKSPACE`, `MEASURED`, `UNMEASURED` or `BY_TYPES`, by an operation's name and schema."""
+    """Return an operation's class by its name and schema, such as `NO_WORKSPACE` or `MEASURED`."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return UNMEASURED  # a higher-order operation
@@ -132,8 +135,8 @@ def _is_fraction(value: Any) -> bool:
 def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     """Run an operation; return its result and its workspace.
 
-    The workspace is ``None`` if it can't be measured: another profiler is on, or this torch lacks the legacy
-    one.
+    The workspace is ``None`` if it can't be measured, because another profiler is on or this torch has no
+    legacy profiler.
     """
     try:
         key = _key(func, args, kwargs)
@@ -153,7 +156,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
 
 @contextmanager
 def of_fakes(measure: MeasureFakes) -> Iterator[None]:
-    """Use ``measure`` inside the block to find the workspace of operations on fake tensors."""
+    """Inside the block, use ``measure`` to find the workspace of operations on fake tensors."""
     global _of_fakes  # noqa: PLW0603 - the dispatch mode that calls `run` has no argument for it
     _of_fakes = measure
     try:
@@ -215,10 +218,10 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspa
 
 
 def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
-    """Run an operation; return its result, and the bytes of each allocation (above 0) and free (below 0).
+    """Run an operation. Return its result, and the bytes of its allocations (positive) and frees (negative).
 
-    The bytes are ``None`` if they can't be measured: another profiler is on, or this torch lacks the legacy
-    one.
+    The bytes are ``None`` if they can't be measured, because another profiler is on or this torch has no
+    legacy profiler.
     """
     start, end = torch_private.allocation_profiler()
     if start is None or end is None or not _started(start):
@@ -236,7 +239,10 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
 
 
 def workspace_of(sizes: Iterable[int]) -> Workspace:
-    """Return the workspace of an operation that allocates and frees these bytes, one after the other."""
+    """Return the workspace of an operation.
+
+    ``sizes``: Bytes of the operation's allocations (positive) and frees (negative), in order.
+    """
     level = peak = 0
     for size in sizes:
         level += size
@@ -247,11 +253,13 @@ def workspace_of(sizes: Iterable[int]) -> Workspace:
 def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int) -> list[int]:
     """Return an operation's allocations for another length of a dimension.
 
-    The bytes lie on a line through two measurements, or on a parabola through three. If the measurements have
-    different numbers of allocations, the allocations of each measurement are treated as one.
+    Each allocation's bytes are assumed to lie on a line through two measurements, or on a parabola through
+    three. If the measurements have different numbers of allocations, the allocations of each measurement are
+    treated as one.
 
     Args:
-        found: Bytes of each allocation (above 0) and free (below 0) of the operation, for each of ``points``.
+        found: Bytes of the operation's allocations (positive) and frees (negative), measured at each of
+            ``points``.
         points: Lengths that were measured.
         length: Length for which the allocations are returned.
     """

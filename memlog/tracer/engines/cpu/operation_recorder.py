@@ -26,10 +26,10 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class OperationRecorder:
-    """Observer of a dispatch mode: tracks the storages of operations' results, and their workspaces.
+    """Observer of a dispatch mode. It tracks the storages of results, and the workspaces of operations.
 
     Args:
-        fakes: True to count fake tensors as if they had bytes.
+        fakes: True to count fake tensors as if they had memory.
         types: True to find out the type of each storage under autocast.
 
     Attributes:
@@ -61,9 +61,10 @@ class OperationRecorder:
         self.unmeasured: Counter[str] = Counter()
 
     def owner(self, thread_state: ThreadState) -> Owner:
-        """Return the owner of the current operation; set the line of new storages.
+        """Return the layer, phase and thread of the current operation. Also set the line of new storages.
 
-        The line is the current line of the program, or 0 within a module.
+        Outside all modules, the line is the program's line that calls the operation. In the backward pass,
+        the line is the one that called the forward operation, if known. Within a module, the line is 0.
         """
         layer, phase = self._module_stack.owner(thread_state)
         line = 0
@@ -76,7 +77,7 @@ class OperationRecorder:
         return Owner(layer, phase, thread_state.number)
 
     def before_change(self, values: Any) -> None:
-        """Track the storages of an operation's arguments before the operation may change them."""
+        """Track the storages of an operation's arguments, because the operation may change them."""
         if self._module_stack.thread_state(join=True) is not None:
             for tensor in tensors_in(values):
                 self._live_storages.track_existing(tensor)

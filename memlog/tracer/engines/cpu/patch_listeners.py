@@ -1,4 +1,4 @@
-"""Listeners of the patches: record changes of storages that a dispatch mode does not see."""
+"""Listeners of the patched torch functions. They record changes of storages that no dispatch mode sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memlog.tracer.engines.cpu.storage_events import Owner
 
 @dataclass(eq=False)
 class PatchListeners:
-    """Listeners of the patched functions while a window is open.
+    """Listeners of the patched torch functions while a window is open.
 
     Attributes:
         compiled_calls: Number of calls of compiled code.
@@ -43,7 +43,11 @@ class PatchListeners:
 
     @property
     def compiled_code_ran(self) -> bool:
-        """True if compiled code ran, or may have run because the process loaded it during the window."""
+        """True if compiled code ran, or may have run.
+
+        It may have run if the process loaded compiled code during the window, because the new code has no
+        listener.
+        """
         return self.compiled_calls > 0 or len(patches.compiled_code()) > len(self._compiled)
 
     def _listeners(self) -> Iterator[tuple[FunctionPatch, Callable[[Any, Any], None]]]:

@@ -1,8 +1,9 @@
 """Patches of torch functions that no dispatch mode sees.
 
 FSDP frees gathered parameters with ``storage.resize_(0)``. Checkpointing copies the random number generator's
-state. Compiled code calls the allocator directly. While there is a listener, each of these functions is
-replaced by a function that calls the original and then the listeners. Afterwards the original is restored.
+state. Compiled code calls the allocator directly. While there is a listener, memlog replaces each of these
+functions by one that calls the original and then the listeners. When no listener is left, memlog restores the
+original.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _Listener = Callable[[Any, Any], None]
 
 
 class FunctionPatch(SharedHook[_Listener]):
-    """Patch of one torch function. Its listeners are called with the result and the arguments of each call.
+    """Patch of one torch function. After each call, every listener gets the result and the arguments.
 
     Args:
-        holder: Class or module that has the function.
-        name: Name of the function. Another library may have replaced it before, or may replace it later.
+        holder: Class or module that has the function as an attribute.
+        name: Name of the function. Another library may replace the same function, before or after memlog.
     """
 
     def __init__(self, holder: Any, name: str) -> None:
@@ -52,7 +53,10 @@ class FunctionPatch(SharedHook[_Listener]):
             self._on = True
 
     def _uninstall(self) -> None:
-        """Restore the original. Keep the patch, without listeners, if another patch lies on top of it."""
+        """Restore the original function.
+
+        If another patch lies on top of this one, keep this one without listeners.
+        """
         if vars(self._holder).get(self._name) is not self._replacement:
             return
         if self._own:
@@ -66,14 +70,14 @@ class FunctionPatch(SharedHook[_Listener]):
 STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
 """Resizing of storages by Python code."""
 RANDOM_STATE_COPIES: Final = FunctionPatch(torch, "get_rng_state")
-"""Copies of the random number generator's state, which checkpointing keeps."""
+"""Copies of the random number generator's state. Checkpointing makes and keeps such copies."""
 
 _COMPILED = (
     ("torch._inductor.output_code", "CompiledFxGraph"),
     ("torch._inductor.output_code", "CompiledAOTI"),
     ("torch.export.pt2_archive._package", "AOTICompiledModel"),
 )
-"""Classes whose call runs Inductor's code, forward and backward."""
+"""Classes whose call runs Inductor's code, in the forward or the backward pass."""
 _compiled: dict[str, FunctionPatch] = {}
 
 

@@ -1,4 +1,4 @@
-"""Events of storages, written into a trace's log."""
+"""Writer of storage events to a trace's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlog.tracer.event_log import EventLog
 
 
 class Owner(NamedTuple):
-    """Layer and phase that new memory counts for, and number of the thread that made it."""
+    """Layer, phase and thread number of new memory."""
 
     layer: int
     phase: int
@@ -24,17 +24,17 @@ class Owner(NamedTuple):
 class TrackedStorage(weakref.ref[Any]):
     """Weak reference to a live storage, with the data for the storage's FREE event.
 
-    A moment is given as the serial of the newest storage at that time. A product is a matrix product or a
-    convolution.
+    A moment is given as the serial number of the newest storage at that time. A product is a matrix product
+    or a convolution.
 
     Attributes:
         type: Type under autocast, as in `memlog.trace.storage_uses`.
         cast_first: Moment at which a product first used the storage; 0: never.
         cast_last: Moment at which a product last used the storage; 0: never.
         casts: Number of products in the forward pass that used the storage.
-        used: Moment at which another operation last used the storage; 0: never.
+        used: Moment at which an operation that is no product last used the storage; 0: never.
         backward_layer: Layer whose backward pass used the storage first.
-        wide_inside: True if the storage belongs to an attention that computes in four bytes a number.
+        wide_inside: True if the storage belongs to an attention that computes in four bytes per number.
         outside: True if the storage was made outside all modules.
         is_gradient: True if a backward pass made the storage.
     """
@@ -70,7 +70,10 @@ class TrackedStorage(weakref.ref[Any]):
     is_gradient: bool
 
     def use_event(self, kind: int, now: int) -> bytes:
-        """Return an event of ``kind`` (FREE or USES). If the uses were analysed, the event contains them."""
+        """Return an event of ``kind`` (FREE or USES).
+
+        The event contains the uses of the storage if they were analysed.
+        """
         if self.type == UNKNOWN_TYPE:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
@@ -87,11 +90,11 @@ class TrackedStorage(weakref.ref[Any]):
 
 @dataclass
 class _PendingAllocation:
-    """A new storage whose allocation is not written yet.
+    """New storage whose ALLOC event is not written yet.
 
     Attributes:
-        instead: Older storage that the new one replaces if the older one is freed next.
-        workspace: Events of the operation's workspace.
+        instead: Older storage. If it is freed next, the new storage replaces it.
+        workspace: Events of the workspace that the same operation allocated and freed.
     """
 
     tracked: TrackedStorage
@@ -101,12 +104,12 @@ class _PendingAllocation:
 
 
 class StorageEvents:
-    """Writer of storages' events.
+    """Writer of the events of storages.
 
-    An allocation can wait until it is known whether the new storage replaces an older one.
+    If a new storage may replace an older one, the ALLOC event of the new storage waits until this is known.
 
     Attributes:
-        line: Number of the program's line that makes storages now; 0: a module makes them.
+        line: Number of the program's line to which new storages belong; 0: none, because a module makes them.
     """
 
     def __init__(self, log: EventLog) -> None:
@@ -117,7 +120,10 @@ class StorageEvents:
     def allocation(
         self, tracked: TrackedStorage, owner: Owner, instead: TrackedStorage | None
     ) -> None:
-        """Write the allocation of a storage. If the storage may replace ``instead``, write it later."""
+        """Write the ALLOC event of a storage.
+
+        If the storage may replace ``instead``, keep the event pending.
+        """
         self.write_pending()
         now, serial, category = self._log.now(), tracked.serial, tracked.category
         layer, phase, thread = owner
@@ -130,9 +136,9 @@ class StorageEvents:
             self._pending.append(_PendingAllocation(tracked, instead, event))
 
     def workspace(self, serial: int, size: int, owner: Owner, made: int) -> None:
-        """Write the allocation and the end of an operation's workspace of ``size`` bytes.
+        """Write the ALLOC and FREE events of an operation's workspace of ``size`` bytes.
 
-        ``made``: type of the workspace under autocast.
+        ``made``: Type of the workspace under autocast.
         """
         now = self._log.now()
         layer, phase, thread = owner
@@ -150,14 +156,17 @@ class StorageEvents:
         self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
 
     def use(self, tracked: TrackedStorage, kind: int) -> None:
-        """Write an event with a storage's uses: ``FREE`` if it is freed, ``USES`` if the trace ends first."""
+        """Write how operations used a storage.
+
+        ``kind``: ``FREE`` if the storage is freed, ``USES`` if the trace ends first.
+        """
         self._log.append(tracked.use_event(kind, self._log.now()))
 
     def write_pending(self) -> None:
-        """Write the pending allocation, if there is one.
+        """Write the pending ALLOC event, if there is one.
 
-        A pending allocation waits, because its storage replaces an older storage if that one is freed next.
-        Call this if anything else happens next.
+        The event waits, because the new storage replaces an older one if the older one is freed next. Call
+        this if anything else happens next.
         """
         with suppress(IndexError):
             pending = self._pending.pop()
@@ -167,7 +176,10 @@ class StorageEvents:
         return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
 
     def finalizer(self, storages: dict[int, TrackedStorage]) -> Callable[[TrackedStorage], None]:
-        """Return the callback for freed storages. The callback may interrupt memlog, so it takes no lock."""
+        """Return the function that Python calls when a storage is freed.
+
+        Python may call the function while memlog's code is running, so the function takes no lock.
+        """
         append, now, pending = self._log.append, self._log.now, self._pending
 
         def storage_freed(tracked: TrackedStorage) -> None:

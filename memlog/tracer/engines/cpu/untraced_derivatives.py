@@ -1,9 +1,9 @@
 """Derivatives that run without the dispatch mode, because a mode changes the last bits of their results.
 
 torch computes some derivatives in another way while any dispatch mode is active (``isTensorSubclassLike`` in
-its sources). Of all derivatives in torch 2.13's own tests, only those of `_NODES` then have other results. A
-hook on each such node of the graph removes the mode before the node runs. Autograd restores the mode for the
-next node. So the tracer sees the results of the node, but not the allocations inside it.
+its sources). In torch 2.13's own tests, only the derivatives in `_NODES` then have other results. A hook on
+each of these nodes removes the mode before the node runs. Autograd restores the mode for the next node. So
+the tracer sees the results of the node, but not the allocations inside the node.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _OPERATIONS: Final = (
 )
 _NODES: Final = frozenset(("MaskedFillBackward1", "ProdBackward0", "ProdBackward1"))
 _MAX_NODES: Final = 1_000_000
-"""Maximum number of nodes of one graph to look at. Further nodes run with the mode."""
+"""Maximum number of nodes to look at in one graph. Further nodes run with the mode."""
 
 
 class UntracedDerivatives:
     """Listener for backward passes while a window is open.
 
     Args:
-        mode: The window's mode.
-        record: Called with each tensor that a derivative returned without the mode.
+        mode: Dispatch mode of the window.
+        record: Function that gets each tensor that a derivative returned without the mode.
         diagnostics: Counter of memlog's own errors.
 
     Attributes:
@@ -56,7 +56,7 @@ class UntracedDerivatives:
 
     @contextmanager
     def during_backward(self, outputs: Sequence[Any], *, makes_cycles: bool) -> Iterator[None]:
-        """Hook the nodes that have to run without the mode, during one backward pass."""
+        """During one backward pass, hook the nodes that have to run without the mode."""
         del makes_cycles
         handles: list[Any] = []
         # A mode that has stopped observing does not see which operations run.

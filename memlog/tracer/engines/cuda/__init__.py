@@ -1,1 +1,1 @@
-"""The engine for CUDA and XPU: reads the allocator's own history."""
+"""Engine for CUDA and XPU. It reads the allocator's own history."""

@@ -1,4 +1,4 @@
-"""Allocator history of a device. If the user's program turned it on, memlog does not turn it off."""
+"""Allocator history of a device. If the user's program turned the history on, memlog does not turn it off."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 MAX_ENTRIES = 131_072
-"""Maximum number of entries in each device's history, 136 bytes each. Beyond it, new entries replace the
-oldest ones. torch's default has no limit."""
+"""Maximum number of entries in each device's history (136 bytes each). Beyond the maximum, new entries
+replace the oldest ones. torch's default has no limit."""
 
 
 class AllocatorHistory:
     """History of one device's allocator.
 
-    If the user's program has turned it on, memlog neither turns it off nor clears it. memlog attaches notes
-    to the entries, and reads only the entries of the window.
+    If the user's program has turned the history on, memlog neither turns it off nor clears it. memlog
+    attaches notes to the entries, and reads only the entries of the window.
 
     Args:
         device: A CUDA or XPU device with an index.
@@ -50,7 +50,7 @@ class AllocatorHistory:
         return None
 
     def start(self) -> None:
-        """Turn the history on, unless it is on."""
+        """Turn the history on if it is off."""
         if self._on():
             return
         wanted = {
@@ -68,12 +68,12 @@ class AllocatorHistory:
         self._enabled_here = True
 
     def note(self, text: str) -> None:
-        """Attach ``text`` to this thread's later entries."""
+        """Attach ``text`` to the entries that this thread makes from now on."""
         if self._set_note is not None:
             self._set_note(text)
 
     def stop(self) -> Any:
-        """Return torch's snapshot, and turn the history off if this object turned it on."""
+        """Return torch's snapshot. Turn the history off if this object turned it on."""
         try:
             self.note("")
             return self._memory._snapshot()
@@ -83,7 +83,7 @@ class AllocatorHistory:
                 self._memory._record_memory_history(enabled=None)
 
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:
-        """Return this device's entries from ``since_us`` on, a Unix time in microseconds."""
+        """Return this device's entries since ``since_us``, a Unix time in microseconds."""
         traces = snapshot.get("device_traces", [])
         index = self.device.index or 0
         found = traces[index] if index < len(traces) else []

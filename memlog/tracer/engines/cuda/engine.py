@@ -1,4 +1,4 @@
-"""Engine for CUDA and XPU: joins the device allocator's history with the layers at the window's end."""
+"""Engine for CUDA and XPU. At the end of the window, it combines the allocator's history with the layers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ class NativeEngine(HookEngine):
     def _add_roots(self, *, late: bool = False) -> None:
         """Record the existing tensors of root modules that were found since the last call.
 
-        ``late``: True if the window is open already. The tensors may have been made in it.
+        ``late``: True if the window is open already. The window may then contain the allocation of the
+        tensors.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
@@ -160,7 +161,7 @@ class NativeEngine(HookEngine):
                 self._classify(tensor, layer, category)
 
     def _add_optimizer(self, optimizer: Any) -> None:
-        """Record the existing state of an optimizer, and its parameters that belong to no module."""
+        """Record the existing state of an optimizer. Also record parameters that belong to no module."""
         self._existing += [
             ExistingStorage(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
             for state in optimizer_tensors(optimizer)
@@ -183,9 +184,10 @@ class NativeEngine(HookEngine):
             self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _largest(self, args: Any) -> tuple[int, int]:
-        """Return the addresses of the two largest storages among a module's arguments; 0 if there is none.
+        """Return the addresses of the two largest storages among a module's arguments.
 
-        Return `NO_INPUTS` if no argument is a tensor.
+        If there are fewer than two, 0 stands for each missing one. Return `NO_INPUTS` if no argument is a
+        tensor.
         """
         tensors = tensors_in(args)
         if not tensors:
