@@ -107,7 +107,6 @@ def _print_head(console: Console, summary: Summary) -> None:
 
 
 def _findings(summary: Summary) -> Group:
-    """Return each finding with its evidence and remedy below it."""
     parts: list[RenderableType] = []
     for finding in summary.findings:
         parts.append(plain(finding.title))

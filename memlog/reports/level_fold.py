@@ -7,7 +7,7 @@ from statistics import median_low
 from memlog.events import Batch
 
 _MOST = 512
-"""Maximum number of intervals of a series. Beyond it, every two neighbours are joined."""
+"""Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
 """Maximum difference between a steady level and the last level, as a share of the last level."""
 _LEAST_TOLERANCE = 8 * 1024**2
@@ -19,8 +19,8 @@ are greater, the level counts as slowly rising. A single jump causes only one su
 LEAST_STEPS = 10
 """Minimum number of steps over which a level can count as steady."""
 _LEAST_PART = 4
-"""A level counts as steady only if it is steady over the last quarter of the run's steps. Over fewer steps,
-it can be growth that pauses."""
+"""Divisor of the run's steps. A level counts as steady if it is steady over at least this fraction (a quarter)
+of the steps, up to the last one. Over fewer steps, the level can be growth that pauses."""
 HOST = "host"
 
 
