@@ -74,7 +74,10 @@ def connection_of(backend: Backend) -> Connection:
 
 
 def known_address(known: str | None, connection: Connection) -> str | None:
-    """Return a run's address from the journal, with the user and password that the environment has for it."""
+    """Return a run's address from the journal, with the environment's user and password for this address.
+
+    If the journal has no address, return the address in the environment.
+    """
     if known is None:
         return connection.uri
     for candidate in (connection.uri, *connection.environment.values()):

@@ -139,7 +139,7 @@ class _Delivery(NamedTuple):
     elsewhere: bool
     """True with --to: a new run is opened at the environment's address."""
     replace: bool
-    """True with --own-run: a run of memlog's own replaces a refused run."""
+    """True with --own-run: if the tracker refuses a run, a run that memlog opens takes its place."""
 
     @property
     def is_complete(self) -> bool:

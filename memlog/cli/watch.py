@@ -49,9 +49,10 @@ def watch(
 ) -> None:
     """Show a run's memory while it trains.
 
-    The page is renewed until the run ends, or Ctrl-C. RUN is a run's id or its beginning, its name in a
-    tracker, or "latest"; by default the newest run that is still training. Without a terminal one line is
-    printed for each reading, and with --json one document (docs/watch.md explains its fields).
+    The page is renewed until the run ends or you press Ctrl-C. RUN is a run's id or its beginning, its name
+    in a tracker, or "latest"; by default the newest run that is still training. If the output is not a
+    terminal, each reading is printed as one line. With --json, each reading is printed as one document
+    (docs/watch.md explains its fields).
     """
     root = runs_directory(directory)
     follower = _Follower(_newest_live(root) if run is None else find_run(root, run))

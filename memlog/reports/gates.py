@@ -52,8 +52,8 @@ class Gate(msgspec.Struct, frozen=True):
     figure: str
     comparison: Comparison
     amount: float
-    """Limit of a run's change. If ``share`` is True, it is a fraction of the first run's figure, else it has the
-    figure's unit."""
+    """Limit of a run's change. It is a fraction of the first run's figure if ``share`` is True, else an
+    amount in the figure's unit."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:

@@ -37,11 +37,11 @@ class Growth(NamedTuple):
     size: int
     """Bytes of growth."""
     files: int
-    """Part of the growth that is pages of mapped files, in bytes."""
+    """Bytes of the growth that are pages of mapped files."""
     own: int | None
     """Growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
     freed: int | None
-    """Bytes that were freed with the failed step; ``None``: unknown."""
+    """Bytes that became free when the failed step ended; ``None``: unknown."""
     idle: int
     """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
@@ -122,7 +122,7 @@ class GrowthCauses:
         return failure.requested < _SMALL_REQUEST * self._unexplained
 
     def why_the_place_is_chance(self) -> Iterator[str]:
-        """If `failed_by_chance`, yield a line: the place in the program where it failed is not the cause."""
+        """If `failed_by_chance`, yield a line: the program line that made the request is not the cause."""
         failure = self._moments.failure
         if failure is None or not self.failed_by_chance:
             return

@@ -35,9 +35,9 @@ class Sudden(NamedTuple):
     step: int
     """Number of the last complete step."""
     took: int
-    """Bytes allocated after that step."""
+    """Bytes allocated after the last complete step."""
     needed: int
-    """Maximum of (peak of a step - memory in use at its end) over the earlier steps, in bytes."""
+    """Upper bound of the most bytes that a recorded step allocated and freed again."""
 
 
 def rise(moments: LastMoments) -> str | None:

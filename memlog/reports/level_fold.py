@@ -19,15 +19,15 @@ are greater, the level counts as slowly rising. A single jump causes only one su
 LEAST_STEPS = 10
 """Minimum number of steps over which a level can count as steady."""
 _LEAST_PART = 4
-"""Divisor of the run's steps. A level counts as steady if it is steady over at least this fraction (a quarter)
-of the steps, up to the last one. Over fewer steps, the level can be growth that pauses."""
+"""Divisor of the number of steps: a level counts as steady only if it was steady over the last quarter of the
+steps. If it was steady over fewer steps, its growth may only pause."""
 HOST = "host"
 
 
 class LevelFold:
     """Memory in use after the steps, of the process and of each device.
 
-    Of each interval of steps, only the lowest level is kept, because garbage and caches raise the level only
+    Only the lowest level of each interval of steps is kept, because garbage and caches raise the level only
     for a while.
     """
 

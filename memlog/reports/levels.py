@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
 
 def levels(moments: LastMoments) -> list[Level]:
-    """Return the memory in use after the last steps, and their peaks.
+    """Return the memory in use after each of the last steps, and bounds of the step's peak.
 
     If an allocation failed, this is the memory of its device. Otherwise, it is the memory of the process.
     """

@@ -24,8 +24,8 @@ class Witness(msgspec.Struct, frozen=True):
 
     writer: Literal["helper", "sync"]
     oom_kills: int | None = None
-    """Number of processes in the trainer's control group that the kernel killed during the run, because memory
-    ran out; ``None``: unknown."""
+    """Number of processes in the trainer's control group that the kernel killed during the run, for lack of
+    memory; ``None``: unknown."""
 
 
 class Suspicion(NamedTuple):

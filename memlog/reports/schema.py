@@ -42,7 +42,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     pid: int | None
     backends: list[str]
-    """Trackers that were passed to ``init``. If empty, memlog uses the trackers in which the user opened runs."""
+    """Trackers that were passed to ``init``. If empty, memlog uses those trackers in which the user
+    opened a run."""
     devices: dict[str, DeviceFacts]
     parameters: dict[str, str]
 
@@ -67,7 +68,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
     evaluation: int | None
-    """Number of the loss function's call at which the peak was read; ``None`` if it was not read at a call."""
+    """Number of the loss function's call at which the peak was read; ``None`` if there was no such call."""
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     value: float | None
     evaluation: int | None
-    """Number of the loss function's call at which the rule was judged; ``None`` if it was judged at a step."""
+    """Number of the loss function's call at which the rule was judged; ``None`` if judged at a step."""
     epoch: int | None
 
     @property

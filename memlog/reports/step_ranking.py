@@ -34,10 +34,10 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if this step was traced, too. Then memory other than tensors makes the difference."""
+    """True if the larger step was traced, too. Then memory other than tensors makes the difference."""
     inputs: str | None = None
-    """Inputs of the step with their shapes. If they are unknown, the text has the inputs and the number of
-    the newest earlier step whose inputs are known. ``None`` if there is no such step."""
+    """Text with the larger step's inputs and their shapes. If these are unknown, the text has the inputs and
+    the number of the newest earlier step with known inputs. ``None`` if there is no earlier step either."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -77,8 +77,8 @@ class RankingFold:
     def __init__(self) -> None:
         self._traced: set[int | None] = set()
         self._at: dict[int, Batch | _Failure] = {}
-        """Event of each traced step, by the step's number. If the journal lacks this event, the value is the next
-        event of a step or failure."""
+        """Event of each traced step, by step number. If the journal lacks the step, the value is the next
+        recorded step or failed allocation."""
         self._awaited: set[int] = set()
         """Numbers of the traced steps that are not in `_at` yet."""
         self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)

@@ -17,7 +17,7 @@ _MAX_BYTES = 64 * 1024**2
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the cache: a summary, memlog's version, and the sizes of the journal's files."""
+    """Content of the cache: a summary, the version of memlog that made it, and the journal's file sizes."""
 
     version: str
     sizes: dict[str, int]

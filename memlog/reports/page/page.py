@@ -176,7 +176,7 @@ def _data(series: RunSeries, step: TracedStep | None = None) -> bytes:
 
 
 def _packed(step: TracedStep) -> dict[str, Any]:
-    """Return a step's title and layers. Layers are arrays; as objects, the JSON would be three times as long."""
+    """Return a step's title and layers. Layers are arrays: in JSON, objects are three times as long."""
 
     def pack(node: Node) -> list[Any]:
         return [
