@@ -89,7 +89,8 @@ def known_address(known: str | None, connection: Connection) -> str | None:
 def place_of(backend: str, uri: str | None) -> str:
     """Return a text about the tracker of a run, which the caller prints after the run's id.
 
-    The text names the address, or says that the tracker is disabled or offline. It is empty if ``uri`` is.
+    The text names the address, or says that the tracker is disabled or offline. It is empty if the
+    address is unknown.
     """
     if not uri:
         return ""

@@ -139,7 +139,7 @@ class _Delivery(NamedTuple):
     elsewhere: bool
     """True with --to: a new run is opened at the environment's address."""
     replace: bool
-    """True with --own-run: if the tracker refuses a run, a run that memlog opens takes its place."""
+    """True with --own-run: if the tracker refuses a run, memlog opens a run to replace it."""
 
     @property
     def is_complete(self) -> bool:

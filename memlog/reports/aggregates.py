@@ -24,7 +24,7 @@ TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""`ALLOCATED` and `RESERVED`: suffixes of a device's name, which make the names of the device's peaks."""
+"""Suffixes in names of a device's kinds of memory, such as ``cuda0.reserved``: `ALLOCATED`, `RESERVED`."""
 
 UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}

@@ -279,7 +279,7 @@ def _is_full(failure: OutOfMemory | None) -> bool:
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """Return the levels without the steps at the end in which memory is full.
+    """Return the memory in use after each step, up to the step at which memory became full.
 
     C code can go on after a failed allocation. In this case, memory stays at its limit for many steps.
     """

@@ -1,8 +1,8 @@
 """Find steps that became larger before a bad end, or a sudden rise of memory after the last step.
 
 The test for growing steps counts records. A record is a step that peaked higher than every step before. If
-steps come in random order, as with batches of random length, step number k is a record with probability 1/k,
-independently of the others (Foster and Stuart 1954). If steps grow, nearly every step is a record.
+steps come in random order, as with batches of random length, step number k is a record with probability 1/k.
+These events are independent (Foster and Stuart 1954). If steps grow, nearly every step is a record.
 """
 
 from __future__ import annotations

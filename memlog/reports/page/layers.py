@@ -13,7 +13,7 @@ from memlog.trace.records import RecordedTrace
 from memlog.trace.result import with_parents
 
 _MOST_NODES = 4_000
-"""Maximum number of nodes of a tree. If there are more, the smallest nodes are joined."""
+"""Maximum number of nodes of a tree. If there are more, the smallest nodes are merged."""
 _DEEPEST = 64
 """Maximum depth of nested layers. A trace from an untrusted file can be nested deeper."""
 _ROWS = 15
@@ -124,7 +124,7 @@ def _last_part(path: str, above: str) -> str:
 
 
 def _bounded(root: Node) -> Node:
-    """Sort the nodes by size. If there are too many, join the smallest nodes."""
+    """Sort the nodes by size. If there are too many, merge the smallest nodes."""
     sizes = sorted((node.size for node in nodes(root)), reverse=True)
     least = sizes[_MOST_NODES] if len(sizes) > _MOST_NODES else 0
     for node in nodes(root):
