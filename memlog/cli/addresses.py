@@ -1,4 +1,4 @@
-"""Addresses of trackers. Those in the journal have no credentials. Those in the environment may have them."""
+"""Addresses of trackers. Addresses in the environment can contain credentials. The journal's never do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ trust_option = click.option(
 
 
 class Guard:
-    """Guard that keeps the environment's credentials from an address that only a run's folder names.
+    """Guard against sending credentials to an address that only a run's folder names.
+
+    A run's folder can come from elsewhere. Credentials in the environment may go only to the address in the
+    environment, and to the addresses that the user allows.
 
     Args:
         backend: Backend of the tracker.
-        trusted: Addresses that the user allows.
+        trusted: Further addresses that the user allows.
     """
 
     def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
@@ -63,7 +66,7 @@ class Guard:
 def connection_of(backend: Backend) -> Connection:
     """Return the connection that the backend's client would use in this process.
 
-    From now on, messages leave out the connection's passwords.
+    After this call, memlog's messages leave out the connection's passwords.
     """
     connection = backend.connection()
     remember(connection.uri, *connection.environment.values())
@@ -71,7 +74,10 @@ def connection_of(backend: Backend) -> Connection:
 
 
 def known_address(known: str | None, connection: Connection) -> str | None:
-    """Return a run's address from the journal, with the user and password that the environment has for it."""
+    """Return a run's address from the journal, with the environment's user and password for this address.
+
+    If the journal has no address, return the address in the environment.
+    """
     if known is None:
         return connection.uri
     for candidate in (connection.uri, *connection.environment.values()):
@@ -81,7 +87,11 @@ def known_address(known: str | None, connection: Connection) -> str | None:
 
 
 def place_of(backend: str, uri: str | None) -> str:
-    """Return a text about a tracker's address, to print after a run's id; empty if the address is unknown."""
+    """Return a text about the tracker of a run, which the caller prints after the run's id.
+
+    The text names the address, or says that the tracker is disabled or offline. It is empty if the
+    address is unknown.
+    """
     if not uri:
         return ""
     if uri.startswith(DISABLED):

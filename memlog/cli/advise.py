@@ -92,7 +92,7 @@ def _print_holders(console: Console, advice: Advice) -> None:
 
 
 def print_hints(console: Console, hints: Sequence[Hint]) -> None:
-    """Print a table of changes, each with its predicted peak and, if measured, the time that it adds."""
+    """Print a table of changes. Columns: predicted peak, saved bytes, and added time if any was measured."""
     what, timed = "what would help", any(hint.time is not None for hint in hints)
     figures = ("predicted peak", "saved", *(["added time"] if timed else []))
     rows = table(console, what, *figures, right=figures, folded=[what])

@@ -42,7 +42,7 @@ class EstimatedStep(msgspec.Struct, frozen=True):
     needed: int
     fits: bool | None
     uncounted: tuple[str, ...]
-    """Sentences about memory that the figures leave out; empty if they leave out nothing."""
+    """Sentences about memory that the figures leave out; empty if the figures are complete."""
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):

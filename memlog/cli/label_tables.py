@@ -14,7 +14,7 @@ from memlog.reports.phases import known_peak
 from memlog.reports.schema import Levels, PhaseFacts, PointFacts, ScopeFacts
 
 _SHOWN = 50
-"""Maximum number of labels in a table. The JSON document has the others, too."""
+"""Maximum number of labels in a table. The JSON document also has the labels that a table omits."""
 
 
 def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:

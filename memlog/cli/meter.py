@@ -21,7 +21,7 @@ from memlog.delivery.uploader.uploader import Uploader
 class Meter(Progress):
     """Progress bar of a delivery, with bytes and points, on standard error if that is a terminal.
 
-    A separate thread draws the bar. It reads the uploader's state each time.
+    A separate thread draws the bar from the uploader's current state.
 
     Args:
         uploader: The uploader that delivers.
@@ -52,7 +52,7 @@ class Meter(Progress):
         return super().get_renderables()
 
     def _read(self) -> int:
-        """Return the bytes of the journal whose points are delivered."""
+        """Return how many of the journal's bytes are delivered as points."""
         progress = dict(self._uploader.state.files)
         return sum(
             file.bytes_before(progress[file.process].sent)

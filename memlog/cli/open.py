@@ -42,7 +42,9 @@ _FLAMEGRAPH = "flamegraph"
 )
 @dir_option
 def open_file(what: str, browser: bool, port: int, directory: Path | None) -> None:
-    """Show a flame graph, or a snapshot of CUDA's allocator as one, in the browser, until Ctrl-C.
+    """Show a flame graph in the browser until Ctrl-C.
+
+    A snapshot of CUDA's allocator is shown as a flame graph, too.
 
     The file is recognised by its content, not by its name. It is served on this machine for this machine
     only: nothing leaves the machine. For a run (its id or the beginning of it, its name in a tracker, or

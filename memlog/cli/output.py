@@ -26,7 +26,7 @@ STATUS_STYLES: dict[RunStatus, str] = {
 _PIPE_WIDTH = 100_000
 """Columns in a pipe, where lines must not be wrapped or cut because programs read them."""
 _SMALL = 100
-"""Numbers below this are shown with four significant digits, larger ones with one decimal."""
+"""Lower bound of the numbers that are shown with one decimal. Smaller numbers get four significant digits."""
 
 
 @contextmanager

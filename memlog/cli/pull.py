@@ -39,7 +39,7 @@ _SHOWN_FAILURES = 3
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A run in a store of artifacts."""
+    """Store that holds a run's files, and the run's id in this store."""
 
     backend: str
     run_id: str

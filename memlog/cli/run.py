@@ -117,7 +117,7 @@ def _changed(directory: str) -> int | None:
 
 
 def _check(settings: Settings) -> None:
-    """Report errors now that would otherwise appear at the first training step."""
+    """Raise an error before the program starts, not only at its first training step."""
     parse_rules(settings.alerts)
     for name in settings.backends:
         if name != LOCAL:

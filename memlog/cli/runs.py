@@ -149,7 +149,7 @@ def _table(console: Console, lines: Sequence[RunLine]) -> Table:
 
 
 def _name(line: RunLine) -> str:
-    """Return the name passed to ``init``, or the trackers' names of the joined runs."""
+    """Return the name passed to ``init``. If there is none, return the names of the runs in trackers."""
     joined = dict.fromkeys(
         run.name for delivery in line.delivered.values() for run in delivery.runs if run.name
     )

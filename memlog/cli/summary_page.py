@@ -107,7 +107,6 @@ def _print_head(console: Console, summary: Summary) -> None:
 
 
 def _findings(summary: Summary) -> Group:
-    """Return each finding with its evidence and remedy below it."""
     parts: list[RenderableType] = []
     for finding in summary.findings:
         parts.append(plain(finding.title))
@@ -143,7 +142,7 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
 
 
 def _steps(summary: Summary) -> str:
-    """Return the number of steps; if the run resumed another run, the numbers of its first and last step."""
+    """Return the number of steps. If the run resumed another run, return its first and last step number."""
     steps = summary.steps
     firsts = [metric.first_index for metric in summary.metrics.values() if metric.axis == "step"]
     if min(firsts, default=0) > 0:

@@ -76,9 +76,9 @@ def sync(
     """Deliver the points that a run's trackers don't have yet.
 
     RUN is a run's id or its beginning, its name in a tracker, or "latest". Its points go to the trackers
-    for which it was recorded. If that fails, nothing is lost; if it is repeated, nothing is doubled. If
-    the run has ended and its helper process still waits for a tracker, this command stops the helper
-    process.
+    for which it was recorded. If the command fails, no point is lost. If you repeat the command, no point
+    is delivered twice. If the run has ended and its helper process still waits for a tracker, this command
+    stops the helper process.
 
     The points go to the address to which the training script sent them, even if your environment names
     another one. A user and password for exactly that address are taken from the environment. If the
@@ -86,8 +86,8 @@ def sync(
     with --trust-address. With --to, a run that this tracker does not have yet is opened at the address
     in your environment (for MLflow: MLFLOW_TRACKING_URI).
 
-    Points for a deleted run wait until it is restored; all others are delivered. If it is gone for good,
-    --own-run delivers them to a run of memlog's own.
+    If a tracker's run was deleted, its points wait until you restore the run; all other points are
+    delivered. If you can't restore the run, --own-run delivers its points to a run that memlog opens.
     """
     found = find_run(runs_directory(directory), run)
     publish_afterwards(found)
@@ -139,7 +139,7 @@ class _Delivery(NamedTuple):
     elsewhere: bool
     """True with --to: a new run is opened at the environment's address."""
     replace: bool
-    """True with --own-run: a run of memlog's own replaces a refused run."""
+    """True with --own-run: if the tracker refuses a run, memlog opens a run to replace it."""
 
     @property
     def is_complete(self) -> bool:
@@ -153,7 +153,10 @@ class _Delivery(NamedTuple):
 
 
 def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
-    """Deliver to one backend; return a line on the outcome, and the reason if the backend refuses runs."""
+    """Deliver to one backend and return a line on the outcome.
+
+    The second value is the reason why the backend refused runs; ``None`` if it refused none.
+    """
     run, name, complete = delivery.run, delivery.name, delivery.is_complete
     state = next((state for state in read_states(run) if state.backend == name), None)
     if state is not None and complete and _is_done(run, state):

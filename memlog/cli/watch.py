@@ -25,12 +25,12 @@ from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0
 _IN_A_PIPE = 10.0
-"""Seconds between two readings in a terminal and in a pipe, unless ``--interval`` is given."""
+"""Seconds between two readings if ``--interval`` is not given: `_IN_A_TERMINAL`, or `_IN_A_PIPE`."""
 _RANKS_EVERY = 5.0
 """Seconds between two searches for other ranks. A rank may begin later than the run that is watched."""
 _LAST_WORDS = 3.0
-"""Maximum seconds to wait, after the trainer's process has ended, until the helper process has written how
-the run ended."""
+"""Maximum seconds between the end of the training process and the last reading. In this time, the helper
+process can write how the run ended."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -49,9 +49,10 @@ def watch(
 ) -> None:
     """Show a run's memory while it trains.
 
-    The page is renewed until the run ends, or Ctrl-C. RUN is a run's id or its beginning, its name in a
-    tracker, or "latest"; by default the newest run that is still training. Without a terminal one line is
-    printed for each reading, and with --json one document (docs/watch.md explains its fields).
+    The page is renewed until the run ends or you press Ctrl-C. RUN is a run's id or its beginning, its name
+    in a tracker, or "latest"; by default the newest run that is still training. If the output is not a
+    terminal, each reading is printed as one line. With --json, each reading is printed as one document
+    (docs/watch.md explains its fields).
     """
     root = runs_directory(directory)
     follower = _Follower(_newest_live(root) if run is None else find_run(root, run))
@@ -83,7 +84,7 @@ def _newest_live(root: Path) -> RunDirectory:
 
 
 class _Follower:
-    """Follower of a run and of the other ranks of its training."""
+    """Reader of new events of a run, and of the other ranks of the same training."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._own = LiveRun(run)

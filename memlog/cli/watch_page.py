@@ -69,7 +69,7 @@ def line_of(state: LiveState) -> str:
 
 
 def ended(state: LiveState) -> str:
-    """Return how the run ended and how to read more about it."""
+    """Return a line that says how the run ended, and names the command that shows the run."""
     return f"run {state.run} {_ENDS[state.status]}: `{_show(state)}`"
 
 
@@ -127,7 +127,10 @@ def _bar_width(console: Console) -> int:
 
 
 def _bar(console: Console, memory: LiveMemory, width: int) -> Text:
-    """Return a bar up to the limit, with a mark at the peak; without a limit, up to the peak."""
+    """Return a bar of the memory in use, with a mark at the peak.
+
+    The full width is the limit. If there is no limit, the full width is the peak.
+    """
     top = memory.limit_bytes or memory.peak_bytes
     if not top or memory.current_bytes is None:
         return Text()

@@ -40,11 +40,11 @@ class Accumulator:
 
     Attributes:
         published: Number of events that were added.
-        newest_us: Time of the newest event, Unix time in microseconds.
+        newest_us: Unix time of the newest event, in microseconds.
         last_step: Number of the last step; -1: there was none.
         metrics: Aggregates of every metric.
         peaks: The highest value of each kind of memory.
-        labels: Blocks, functions and points that the user watched by hand.
+        labels: Blocks and functions that the user's program watches, and points that it records.
         phases: Phases of the program.
         traces: Number of traced steps, and the worst of them.
         verdict: Facts for the verdict on the run.
@@ -54,8 +54,8 @@ class Accumulator:
         devices: The accelerators by name.
         parameters: The run's parameters.
         alerts: The first `MAX_LISTED` alerts.
-        health: By process: the newest event about memlog's own state, and the number of steps that this event
-            covers.
+        health: For each process, the newest event about memlog's own state, and the number of steps that
+            this event covers.
         bindings: The user's runs in trackers, by backend and by id.
         dropped: Number of events that could not be read or are missing, by reason.
         omitted: Number of alerts and artifacts beyond `MAX_LISTED`.

@@ -34,9 +34,9 @@ class Prediction(NamedTuple):
 
     advice: Advice
     step: int | None
-    """Number of that step; ``None``: the step did not end."""
+    """Number of the worst traced step; ``None``: the step did not end."""
     standing: Standing
-    """Comparison of that step with the run's other steps."""
+    """Comparison of the worst traced step with the run's other steps."""
 
 
 def advice(moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
@@ -75,8 +75,8 @@ def needed(failure: OutOfMemory) -> int:
 def had_room(failure: OutOfMemory) -> bool:
     """Return True if the tightest known limit had room for the request.
 
-    If it had room, another limit stopped the request. Allocators request more than the program does, so the
-    result is False if nearly the whole limit was in use.
+    In this case, another limit stopped the request. The result is False if nearly the whole limit was in use,
+    because allocators request more than the program does.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
@@ -129,7 +129,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice to give in place of smaller training steps; ``None``: smaller steps would help."""
+    """Return advice other than to make training steps smaller; ``None``: smaller steps would help."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)
@@ -181,7 +181,10 @@ def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
 
 
 def _held(moments: LastMoments) -> int:
-    """Return the bytes in use at the end on the device that failed; 0 if unknown."""
+    """Return the bytes in use at the end; 0 if unknown.
+
+    If an allocation failed, these are the bytes on its device. Otherwise, they are the bytes of the process.
+    """
     failure = moments.failure
     rss = moments.steps[-1].rss if moments.steps else None
     if failure is None or failure.device == "host":
@@ -241,7 +244,10 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return the reason, if no saving is predicted because the traced step was not like the largest."""
+    """Return a sentence if the traced step was not like the largest step; else ``None``.
+
+    The sentence says that no saving is predicted for this reason.
+    """
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)

@@ -24,11 +24,11 @@ TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""In the name of a kind of memory, `ALLOCATED` or `RESERVED` comes after the device's name."""
+"""Suffixes in names of a device's kinds of memory, such as ``cuda0.reserved``: `ALLOCATED`, `RESERVED`."""
 
 UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
-"""Rank of a reading's source. Of equal readings the one with the highest rank is kept."""
+"""Priority of a reading's source. Of equal readings, only the reading with the highest priority is kept."""
 
 
 def peak_kind(name: str) -> str:
@@ -37,7 +37,7 @@ def peak_kind(name: str) -> str:
 
 
 class MetricFold:
-    """First index, last value, minimum and maximum of every metric, on the same axis as in trackers."""
+    """First index, last index, last value, minimum and maximum of every metric, on the axis of trackers."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
@@ -47,7 +47,7 @@ class MetricFold:
 
         Args:
             event: The event.
-            older: As in `memlog.metrics.values`.
+            older: True to use an older memlog's names of metrics, as in `memlog.metrics.values`.
         """
         placed = place(event)
         if placed is None:
@@ -63,7 +63,7 @@ class MetricFold:
                 series.take(value, index, event.time_us)
 
     def summary(self) -> dict[str, MetricSummary]:
-        """Return every metric that had a value, by name."""
+        """Return the aggregates of every metric that had a value, by name."""
         return {name: series.summary() for name, series in sorted(self._series.items())}
 
 
@@ -110,12 +110,12 @@ class PeakFold:
         self._peaks = {HOST: UNKNOWN, TREE: UNKNOWN}
 
     def expect(self, device: str) -> None:
-        """Add a device's two kinds of memory. If no reading follows, they are unknown instead of missing."""
+        """Add a device's two kinds of memory. Their peaks are unknown until a reading follows."""
         for kind in (device + ALLOCATED, device + RESERVED):
             self._peaks.setdefault(kind, UNKNOWN)
 
     def take(self, event: Event) -> None:
-        """Add one event's readings of memory. Scopes are left out, because their sizes are changes."""
+        """Add one event's readings of memory. Scopes are left out, because they hold changes of memory."""
         if isinstance(event, (Batch, Epoch, Phase)):
             found = _highest(event.rss, event.rss_peak, event.rss_peak_source)
             self._offer(HOST, *found, event.step)

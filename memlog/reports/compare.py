@@ -72,7 +72,7 @@ def compare(
 
     Args:
         runs: The runs. The first is the baseline.
-        gates: Gates that are judged for each run but the first.
+        gates: Gates that are judged for each run except the first one.
         allow_unfinished: True to judge a run that failed, was killed or still runs.
     """
     # The run with the most figures comes first: it sets the order of the rows.

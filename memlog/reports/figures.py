@@ -35,8 +35,8 @@ ANY_DEVICE = "device"
 _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
-"""``traced``: the worst traced step's peak. ``derived``: that step was the run's first, and the figure is the
-peak that it would have later in the run, as in ``memlog advise``."""
+"""``traced``: the worst traced step's peak. ``derived``: that step was the run's first. The figure is the
+peak that the step would have later in the run, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):

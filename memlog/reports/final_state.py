@@ -50,7 +50,7 @@ class LastMoments(msgspec.Struct):
     """The last samples of the helper process, at most `_SAMPLES`, oldest first."""
     trace: Trace | None = None
     files: list[str] = []
-    """Names of the files with the flame graph and the allocator's snapshot, as far as they exist."""
+    """Names of the files that show what held the memory: a flame graph, an allocator's snapshot, or both."""
     findings: list[Finding] = []
     """Findings during the run, oldest first."""
     largest: StepInputs | None = None
@@ -60,9 +60,9 @@ class LastMoments(msgspec.Struct):
     traced_steps: list[int] = []
     """Numbers of the newest traced steps, at most `_STEPS`."""
     exit: Exit | None = None
-    """End of the process, as the helper process saw it; ``None``: unknown."""
+    """End of the training process, as the helper process saw it; ``None``: unknown."""
     place: Place | None = None
-    """Place among the ranks that train together; ``None``: the run trained alone."""
+    """Rank of this process and number of ranks that train together; ``None``: the run trained alone."""
     failed_with: Failure | None = None
     """Order in which the ranks ended, if the training ended badly. Only rank 0's helper
     process knows it; ``None`` in other processes."""

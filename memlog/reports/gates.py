@@ -52,14 +52,15 @@ class Gate(msgspec.Struct, frozen=True):
     figure: str
     comparison: Comparison
     amount: float
-    """Change to compare with, in the figure's unit. If ``share``: a fraction of the first run's figure."""
+    """Limit of a run's change. It is a fraction of the first run's figure if ``share`` is True, else an
+    amount in the figure's unit."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
         """Return True if the gate's condition is true for a run.
 
         Args:
-            first: The first run's figure; not 0 if ``share``.
+            first: The first run's figure. If ``share`` is True, it must not be 0.
             value: The run's figure.
         """
         change = (value - first) / first if self.share else value - first

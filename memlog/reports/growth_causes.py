@@ -32,23 +32,23 @@ class Growth(NamedTuple):
     """Growth of the memory that ran out."""
 
     of: str
-    """Name of the memory that ran out, to begin a sentence."""
+    """Name of the memory that ran out, as the first words of a sentence."""
     steps: int
     size: int
     """Bytes of growth."""
     files: int
-    """Part of the growth that is pages of mapped files, in bytes."""
+    """Bytes of the growth that are pages of mapped files."""
     own: int | None
     """Growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
     freed: int | None
-    """Bytes that were freed with the failed step; ``None``: unknown."""
+    """Bytes that became free when the failed step ended; ``None``: unknown."""
     idle: int
     """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
     """Growth since the run's first step, in bytes. ``idle`` is compared with this growth, because blocks can
     become unused in any step."""
     lasting: bool
-    """True if the memory grew throughout."""
+    """True if the memory kept growing over the last steps, or over the second half of them."""
 
     @property
     def is_of_files(self) -> bool:
@@ -84,7 +84,7 @@ class GrowthCauses:
 
     @cached_property
     def growth(self) -> Growth | None:
-        """Growth over the last steps; ``None`` if it is too small, or over too few steps."""
+        """Growth over the last steps; ``None`` if the growth is too small, or if there are too few steps."""
         return _growth(self._moments)
 
     @cached_property
@@ -122,7 +122,7 @@ class GrowthCauses:
         return failure.requested < _SMALL_REQUEST * self._unexplained
 
     def why_the_place_is_chance(self) -> Iterator[str]:
-        """Yield one line on the place of the failure, if `failed_by_chance`; otherwise nothing."""
+        """If `failed_by_chance`, yield a line: the program line that made the request is not the cause."""
         failure = self._moments.failure
         if failure is None or not self.failed_by_chance:
             return
@@ -212,7 +212,11 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return growth over few steps; ``None`` if it is too small, or if more came after the last step."""
+    """Return growth over fewer than `_LEAST_STEPS` steps.
+
+    ``None`` if the growth is too small, if the steps became larger, or if memory grew more after the last
+    step than before.
+    """
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None
@@ -275,7 +279,10 @@ def _is_full(failure: OutOfMemory | None) -> bool:
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """Return the levels without the plateau at the limit that C code makes after failed allocations."""
+    """Return the memory in use after each step, up to the step at which memory became full.
+
+    C code can go on after a failed allocation. In this case, memory stays at its limit for many steps.
+    """
     top = series[-1] - _FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]

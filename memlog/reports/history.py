@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 _MOST = 240
-"""Maximum number of intervals. Beyond it, every two neighbours are joined."""
+"""Maximum number of intervals. If there are more, every two neighbours become one interval."""
 _SHOWN = 120
 """Maximum number of values that `History.values` returns."""
 
@@ -37,7 +37,10 @@ class History:
 
 
 def highest_of(values: list[int], count: int) -> list[int]:
-    """Return the highest value of each of ``count`` equal parts; all values if there are fewer."""
+    """Split values into ``count`` equal parts and return the highest value of each part.
+
+    If there are not more than ``count`` values, return all values.
+    """
     if len(values) <= count:
         return list(values)
     edges = [round(at * len(values) / count) for at in range(count + 1)]

@@ -46,8 +46,6 @@ class LabelFold:
 
 
 class _Levels:
-    """The last and the largest of several values. Unknown values are skipped."""
-
     def __init__(self) -> None:
         self.last: int | None = None
         self.largest: int | None = None

@@ -1,8 +1,8 @@
-"""Find steps that became larger before a bad end, or a sudden jump after the last step.
+"""Find steps that became larger before a bad end, or a sudden rise of memory after the last step.
 
 The test for growing steps counts records. A record is a step that peaked higher than every step before. If
-steps come in random order, as with batches of random length, step number k is a record with probability 1/k,
-independently of the others (Foster and Stuart 1954). If steps grow, nearly every step is a record.
+steps come in random order, as with batches of random length, step number k is a record with probability 1/k.
+These events are independent (Foster and Stuart 1954). If steps grow, nearly every step is a record.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ excess is not chance."""
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use."""
 _MOST = 0.5
-"""Share of the rise in peaks. Larger steps explain the rise if they make up at least this share."""
+"""Share of the rise in peaks. Larger steps explain the rise if they cause at least this share of it."""
 _FAR = 2
-"""Minimum ratio of a sudden jump to the most memory that an earlier step needed."""
+"""Minimum ratio of a sudden rise to the most memory that an earlier step allocated and freed again."""
 
 
 class Sudden(NamedTuple):
-    """Jump of memory after the last complete step, far above the need of any earlier step."""
+    """Rise of memory after the last complete step, far above what any earlier step allocated and freed."""
 
     step: int
     """Number of the last complete step."""
     took: int
-    """Bytes allocated after that step."""
+    """Bytes allocated after the last complete step."""
     needed: int
-    """Most bytes by which an earlier step's peak was above the memory in use at the end of the same step."""
+    """Upper bound of the most bytes that a recorded step allocated and freed again."""
 
 
 def rise(moments: LastMoments) -> str | None:
@@ -65,7 +65,10 @@ def rise(moments: LastMoments) -> str | None:
 
 
 def sudden(moments: LastMoments) -> Sudden | None:
-    """Find a jump after the last step, far above the need of earlier steps; ``None`` if there is none."""
+    """Return the rise of memory after the last complete step, if it is sudden.
+
+    ``None`` if the rise is unknown, or if it is not far above what earlier steps allocated and freed again.
+    """
     series = levels(moments)
     highest = failing_peak(moments.failure, moments.steps[-1] if moments.steps else None)
     if not series or highest is None or any(each.mark is None for each in series):
@@ -79,7 +82,7 @@ def sudden(moments: LastMoments) -> Sudden | None:
 
 
 def why_steps_grew(moments: LastMoments) -> Iterator[str]:
-    """Yield one line on steps that became larger, or else on a sudden jump; nothing if there was neither."""
+    """Yield one line on steps that became larger, or else on a sudden rise; nothing if there was neither."""
     larger = rise(moments)
     jump = sudden(moments)
     if larger is not None:

@@ -7,27 +7,27 @@ from statistics import median_low
 from memlog.events import Batch
 
 _MOST = 512
-"""Maximum number of intervals of a series. Beyond it, every two neighbours are joined."""
+"""Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
-"""Maximum difference between a steady level and the last level, as a share of the last level."""
+"""Maximum difference between steady memory and the memory after the last step, as a share of the latter."""
 _LEAST_TOLERANCE = 8 * 1024**2
-"""Bytes by which a steady level can always differ from the last level, because allocators and the interpreter
-take and return pages."""
+"""Bytes by which steady memory can always differ from the memory after the last step, because allocators and
+the interpreter take and return pages."""
 _DRIFT = 1024**2
-"""Maximum rise, in bytes, of a steady level's median from one third of the steps to the next. If both rises
-are greater, the level counts as slowly rising. A single jump causes only one such rise."""
+"""Maximum rise, in bytes, of steady memory's median from one third of the steps to the next. If both rises
+are greater, memory counts as slowly rising. A single jump causes only one such rise."""
 LEAST_STEPS = 10
-"""Minimum number of steps over which a level can count as steady."""
+"""Minimum number of steps over which memory can count as steady."""
 _LEAST_PART = 4
-"""A level counts as steady only if it is steady over the last quarter of the run's steps. Over fewer steps,
-it can be growth that pauses."""
+"""Divisor of the number of steps: memory counts as steady only if it was steady over the last quarter of the
+steps. If memory was steady over fewer steps, its growth may only pause."""
 HOST = "host"
 
 
 class LevelFold:
     """Memory in use after the steps, of the process and of each device.
 
-    Of each interval of steps, only the lowest level is kept, because garbage and caches raise the level only
+    Only the lowest value of each interval of steps is kept, because garbage and caches raise the values only
     for a while.
     """
 
@@ -41,7 +41,9 @@ class LevelFold:
             self._add(device.name, event.step, device.allocated)
 
     def steady_since(self, name: str) -> int | None:
-        """Return the step since which a level is steady; ``None`` if it is not steady or has too few steps.
+        """Return the step since which memory is steady; ``None`` if memory is not steady.
+
+        Memory does not count as steady over too few steps.
 
         Args:
             name: `HOST`, or a device's name.
@@ -60,7 +62,7 @@ class LevelFold:
 
 
 class _Levels:
-    """Lowest level in each interval of steps; all intervals have the same width."""
+    """Lowest memory in use in each interval of steps; all intervals have the same width."""
 
     def __init__(self) -> None:
         self._width = 1

@@ -10,7 +10,7 @@ from memlog.reports.final_state import LastMoments
 
 
 class Reading(NamedTuple):
-    """Memory in use after a step, and the peak with its source, in bytes."""
+    """Memory in use after a step, the step's peak, and the source of the peak. Sizes are bytes."""
 
     level: int
     peak: int | None
@@ -29,12 +29,15 @@ class Level(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Highest known bytes in use in this step."""
+        """Highest number of bytes that are known to be in use in this step."""
         return self.level + (self.own or 0)
 
 
 def levels(moments: LastMoments) -> list[Level]:
-    """Return the levels after the last steps: of the device that failed, or else of the process."""
+    """Return the memory in use after each of the last steps, and bounds of the step's peak.
+
+    If an allocation failed, this is the memory of its device. Otherwise, it is the memory of the process.
+    """
     device = "host" if moments.failure is None else moments.failure.device
     found: list[Level] = []
     for step in moments.steps:
@@ -84,7 +87,7 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
 
 
 def memory_name(failure: OutOfMemory | None) -> str:
-    """Return the name of the memory that ran out, to begin a sentence."""
+    """Return the name of the memory that ran out, as the first words of a sentence."""
     if failure is None or failure.device == "host":
         return "The process's memory"
     return f"The memory on {failure.device}"

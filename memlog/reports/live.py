@@ -37,7 +37,7 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None
     """Limit on the process with its child processes, or the device's capacity."""
     history_bytes: list[int]
-    """At most 120 values, from the first step to the last. Each is the highest of some successive steps."""
+    """At most 120 values, from the first step to the last. Each value is the highest of several steps."""
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     directory: str
     names: list[str]
-    """Name passed to ``init``, followed by names and ids of the trackers' runs."""
+    """Name passed to ``init``, followed by the names and ids that the run has in trackers."""
     status: RunStatus
     step: int | None
     """Last step; ``None``: there was none."""
@@ -73,7 +73,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the newest event, in ISO 8601."""
     memory: list[LiveMemory]
     verdict: str
-    """The most important finding with its growth and forecast, or a sentence that nothing grew."""
+    """The most important finding with its growth and forecast, else a sentence saying that nothing grew."""
     findings: list[FindingFacts]
     alerts: list[AlertFacts]
     """The newest alerts, at most `ALERTS_SHOWN`, the newest last."""
@@ -85,7 +85,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRun:
-    """Follower of one run's journal.
+    """Reader of one run's journal while the run goes on.
 
     Args:
         run: The run.

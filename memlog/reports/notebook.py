@@ -25,7 +25,7 @@ def trace_html(recording: RecordedTrace) -> str:
 
 
 def _framed(html: str, title: str) -> str:
-    """Return a page in a frame of its own, so that it and the notebook don't change each other's style."""
+    """Return a page in a frame of its own. The frame separates the page's style from the notebook's style."""
     return (
         f'<iframe title="{escape(title)}" sandbox="allow-scripts" '
         f'style="width:100%;height:{_HEIGHT}px;border:0" srcdoc="{escape(html)}"></iframe>'

@@ -20,12 +20,12 @@ _SPARE = 0.05
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """Observations of another process on a trainer that ended without an end event."""
+    """Observations about a training process that ended without an end event, made by another process."""
 
     writer: Literal["helper", "sync"]
     oom_kills: int | None = None
-    """Number of processes that the kernel killed for memory in the trainer's control group during the run;
-    ``None``: unknown."""
+    """Number of processes in the trainer's control group that the kernel killed during the run, for lack of
+    memory; ``None``: unknown."""
 
 
 class Suspicion(NamedTuple):
@@ -41,7 +41,7 @@ class Suspicion(NamedTuple):
 
 
 def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
-    """Judge whether lack of memory ended a run, by its journal and by the observations of another process."""
+    """Judge whether lack of memory ended a run, from its journal and from another process's observations."""
     failure = moments.failure
     if failure is not None and failure.signal is None:
         return Suspicion("certain")

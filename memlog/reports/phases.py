@@ -108,7 +108,7 @@ class _Phases:
 
 
 def known_peak(peak: PhasePeak) -> str:
-    """Return the highest peak of a label's phases as text; a lower bound if the exact peak is unknown."""
+    """Return the highest peak of a label's phases as text, with "at least" if it is only a lower bound."""
     size = format_bytes(peak.at_least_bytes)
     return size if peak.exact_bytes == peak.at_least_bytes else f"at least {size}"
 

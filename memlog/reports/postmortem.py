@@ -1,6 +1,7 @@
 """Write the post-mortem report: failed request, free memory, memory by category and layer, advice.
 
-The report depends only on the journal, the worst traced step, and observations of the process that writes it.
+The report depends on three things only: the journal, the worst traced step, and what the process that writes
+the report has observed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ def report(
 
     Args:
         moments: The run's last steps and its end, from its journal.
-        witness: Observations of another process.
+        witness: Observations that another process made about the training process.
         predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-        diagnostics: Counts the error if a part of the report fails. The other parts are still written.
+        diagnostics: Counter of errors. If writing a part of the report fails, the error is counted, and the
+            other parts are written. ``None``: errors are not counted.
     """
     diagnostics = diagnostics or Diagnostics()
     suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
@@ -206,7 +208,6 @@ def _holders(moments: LastMoments) -> Iterator[str]:
 
 
 def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    """Yield sentences on the newest traced step, and say that it does not explain the run's end."""
     trace = moments.trace
     if trace is not None:
         yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")
@@ -305,7 +306,6 @@ def _trend(moments: LastMoments) -> str:
 
 
 def _levels(step: Batch) -> dict[str, int | None]:
-    """Return the bytes in use after a step, of the process and of each device."""
     return {
         "the process's memory": step.rss,
         **{device.name: device.allocated for device in step.devices},
@@ -327,7 +327,6 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
 
 
 def _has_peaks(steps: Iterable[Batch]) -> bool:
-    """Return True if the process's own peak is known for at least one of the steps."""
     return any(step.rss_peak_source == "exact" for step in steps)
 
 
@@ -346,7 +345,7 @@ def _peak(step: Batch) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table as one block: blank lines must separate it from other blocks."""
+    """Return a Markdown table. The caller must separate it by blank lines from the text around it."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines)

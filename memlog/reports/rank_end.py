@@ -39,7 +39,6 @@ def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
 
 
 def _ended_before(moments: LastMoments) -> RankEnd | None:
-    """Return the end of the rank that ended first; ``None`` if that is this rank, or is unknown."""
     if moments.place is None or moments.failed_with is None:
         return None
     first = moments.failed_with.first

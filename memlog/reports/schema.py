@@ -42,7 +42,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     pid: int | None
     backends: list[str]
-    """Trackers that were passed to ``init``. If empty, memlog uses those in which the user opened a run."""
+    """Trackers that were passed to ``init``. If empty, memlog uses those trackers in which the user
+    opened a run."""
     devices: dict[str, DeviceFacts]
     parameters: dict[str, str]
 
@@ -65,10 +66,9 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None
     source: PeakSource | None
     step: int | None
-    """The last complete step when the peak was read; ``None`` if it was not read at a step."""
+    """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
     evaluation: int | None
-    """Number of the call of a loss function at which the peak was read; ``None`` if it was not read at such
-    a call."""
+    """Number of the loss function's call at which the peak was read; ``None`` if there was no such call."""
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     value: float | None
     evaluation: int | None
-    """The call of a loss function at which the rule was judged; ``None`` if it was judged at a step."""
+    """Number of the loss function's call at which the rule was judged; ``None`` if judged at a step."""
     epoch: int | None
 
     @property
@@ -172,7 +172,7 @@ class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
-    """Last and largest of several sizes or changes of memory."""
+    """The last and the largest of several values: sizes in memory, or changes of memory."""
 
     last_bytes: int | None
     largest_bytes: int | None
@@ -214,7 +214,7 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     exact_bytes: int | None
     """Highest of the phases' exactly known peaks; ``None``: the peak counter rose in no phase."""
     exact_step: int | None
-    """Last completed step when the phase with ``exact_bytes`` ended."""
+    """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
     """Lower bound of the phases' highest peak: the larger of ``exact_bytes`` and the highest reading."""
     made_the_peak: bool
@@ -230,7 +230,7 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     """Seconds of all phases together, including the phases within them."""
     within: list[str]
-    """Labels of the phases around the last one, the outermost first."""
+    """Labels of the phases that contained the last phase of this label, the outermost first."""
     peaks: dict[str, PhasePeak]
     """Peaks by ``host`` (the resident set) or the device's name (allocated bytes)."""
 
@@ -246,7 +246,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Name that the run had in the tracker when memlog found the run; ``None`` if unknown."""
     offset: int = 0
-    """The session's step minus the step in the tracker's run, because that run counts its own steps."""
+    """memlog's step number minus the tracker's step number. The tracker's run counts its own steps."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +271,7 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
     unjudged: dict[str, str]
-    """Alert rules that could not be judged at any time in the run, each with the reason."""
+    """Reasons why alert rules could not be judged at any time in the run, by rule."""
     journal_queued: bool | None
     """True if the journal was written through a queue because the file system was slow."""
 
@@ -296,7 +296,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, MetricSummary]
     peaks: dict[str, Peak]
     verdict: str
-    """The most important finding in one sentence, or a sentence that nothing grew."""
+    """The most important finding in one sentence, else a sentence which says that nothing grew."""
     findings: list[FindingFacts]
     """Findings, the most important first."""
     alerts: list[AlertFacts]

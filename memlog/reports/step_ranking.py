@@ -17,13 +17,14 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Minimum extra memory in use at a far larger step, as a share of the traced step's peak in tensors."""
+"""Minimum extra memory in use at a far larger step, as a share of the bytes that tensors held at the traced
+step's peak."""
 _GROWN = 0.1
 """Minimum extra memory in use at a far larger step, as a share of the memory in use at the traced step. Both
 this minimum and `_FURTHER` apply."""
 _RECENT = 64
-"""Number of newest steps that are kept. A traced step is looked up among them, because the event about its
-trace comes later than the step."""
+"""Number of newest steps that are kept. A traced step is searched for among these steps, because the event
+about a trace comes after the event about the traced step."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -33,10 +34,10 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if this step was traced, too. Then memory other than tensors makes the difference."""
+    """True if the larger step was traced, too. Then memory other than tensors makes the difference."""
     inputs: str | None = None
-    """Inputs of the step with their shapes. If they are unknown, the text has the inputs and the number of
-    the newest earlier step whose inputs are known. ``None`` if there is no such step."""
+    """Text with the larger step's inputs and their shapes. If these are unknown, the text has the inputs and
+    the number of the newest earlier step with known inputs. ``None`` if there is no earlier step either."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -76,7 +77,8 @@ class RankingFold:
     def __init__(self) -> None:
         self._traced: set[int | None] = set()
         self._at: dict[int, Batch | _Failure] = {}
-        """The traced steps by number. If the journal lacks the step: the next recorded or failed step."""
+        """Event of each traced step, by step number. If the journal lacks the step, the value is the next
+        recorded step or failed allocation."""
         self._awaited: set[int] = set()
         """Numbers of the traced steps that are not in `_at` yet."""
         self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)
@@ -130,10 +132,11 @@ class RankingFold:
         return len(self._traced)
 
     def level(self, event: Trace, device: str) -> _Level | None:
-        """Return the memory in use at a traced step; ``None``: unknown.
+        """Return bounds on the peak of a traced step; ``None``: unknown.
 
-        If the journal lacks the traced step, this is the level of the next recorded or failed step. If the
-        traced step has no number because it did not end, it is that of the newest recorded or failed step.
+        If the journal lacks the traced step, return the bounds for the next recorded or failed step. If the
+        traced step has no number because it did not end, return the bounds for the newest recorded or failed
+        step.
 
         Args:
             event: The event about the traced step.
@@ -149,7 +152,7 @@ class RankingFold:
         return None if moment is None else _level(moment, device)
 
     def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
-        """Return the largest step; ``None`` if its memory in use was not far above that of a traced step.
+        """Return the largest step; ``None`` if it did not need far more memory than a traced step.
 
         Args:
             at: Memory in use at the traced step.
@@ -201,7 +204,7 @@ def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[
 
 
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
-    """Return the level of the step that ran out of memory on this device; ``None`` if unknown."""
+    """Return bounds on the peak of the step that ran out of memory on this device; ``None`` if unknown."""
     highest = failing_peak(failure, last)
     if highest is None or last is None or failure.device != device:
         return None

@@ -17,7 +17,7 @@ _MAX_BYTES = 64 * 1024**2
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the cache: a summary, and the memlog version and journal that it was made from."""
+    """Content of the cache: a summary, the version of memlog that made it, and the journal's file sizes."""
 
     version: str
     sizes: dict[str, int]
@@ -33,7 +33,7 @@ class SummaryCache:
         self._sizes = {path.name: path.lstat().st_size for path in run.path.glob("*.jsonl")}
 
     def load(self, *, alive: bool) -> Summary | None:
-        """Return the summary; ``None`` if none is cached, or it is outdated."""
+        """Return the cached summary; ``None`` if there is none, or if the cached one is outdated."""
         try:
             kept = msgspec.json.decode(read_plain(self._run.path, _FILE, _MAX_BYTES), type=_Kept)
         except (OSError, *UNDECODABLE):

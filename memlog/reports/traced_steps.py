@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""Factor by which a step's peak must exceed the peak of the worst step so far, to become the worst step."""
+"""Ratio of a step's peak to the worst step's peak, above which the step becomes the worst step."""
 
 
 class TraceFold:

@@ -1,4 +1,4 @@
-"""Verdict on a run's memory: the most important finding, or a sentence that nothing grew."""
+"""Verdict on a run's memory: the most important finding, or a sentence which says that nothing grew."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, the most important first. If some have the same kind and place, keep only the newest.
+    """Return findings, the most important first.
 
-    Growth comes before waste that does not grow. After that, findings with a known cause come first, then
-    those with the nearest limit, then those with the fastest growth.
+    Of several findings with the same kind and the same ``where``, only the newest is kept.
+
+    Findings about growth come before findings about waste that does not grow. Within each group, known causes
+    come first. After that, the order is: the limit that can be reached first, then the fastest growth.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)
@@ -65,7 +67,7 @@ def beyond(verdict: str, alerts: Iterable[AlertFacts]) -> list[AlertFacts]:
 
 
 def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
-    """Return one line on a failed allocation: where, after which step, and how much was requested.
+    """Return one line on a failed allocation: the place, the last complete step, and the requested size.
 
     Args:
         failure: The failed allocation.

@@ -47,8 +47,8 @@ class VerdictFold:
     ) -> str:
         """Return the verdict: how the run ended, if it ended badly, and the most important finding.
 
-        Without findings, it is a sentence on the memory of the first accelerator, or of the process if there
-        is no accelerator.
+        If nothing was found, the verdict has a sentence on the memory of the first accelerator. If the run
+        has no accelerator, the sentence is on the memory of the process.
 
         Args:
             status: The run's status.

@@ -20,7 +20,7 @@ _LARGEST = 2**62
 
 
 class WorstStep(NamedTuple):
-    """A traced step."""
+    """Worst traced step, as the tracer saved it."""
 
     event: Trace
     """The event that was published about the step."""
@@ -31,7 +31,7 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
     """Return the traced step that needed most memory.
 
     Raises:
-        TraceNotFoundError: No step was traced, or its file can't be read.
+        TraceNotFoundError: No step was traced, or the file with the worst traced step can't be read.
     """
     try:
         kept = read_plain(run.path, run.worst_step.name, MAX_BYTES)

@@ -67,7 +67,7 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
 
 
 def _headline(runs: TwoRuns) -> str:
-    """Return one sentence that compares the runs by one figure: the first of `_HEADLINES` that both have."""
+    """Return one sentence that compares the runs by the first figure of `_HEADLINES` that both runs have."""
     first, second = runs.names
     for name, what in _HEADLINES.items():
         figure = runs.figures.figures.get(name)

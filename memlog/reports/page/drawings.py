@@ -34,7 +34,7 @@ CATEGORIES = (
     "other",
     "undecided",
 )
-"""Categories in the order in which they are stacked; the index is the number of the colour."""
+"""Categories in the order in which they are stacked. A category's index is the number of its colour."""
 
 
 def color(category: str) -> str:
@@ -94,7 +94,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 
 def curve_class(curve: Curve, number: int) -> str:
-    """Return the CSS class of a line: by its kind, or by its number if several lines are of one kind."""
+    """Return a line's CSS class: from ``number`` if the line is a rank's or a run's, else the line's kind."""
     if curve.label.startswith("rank ") or curve.label.startswith("run "):
         return f"n{number % 8}"
     return curve.kind
@@ -204,7 +204,7 @@ def _chosen(
 
 
 def _points(chart: Chart, curve: Curve) -> list[tuple[int, int]]:
-    """Return the points of a line to draw: at most `_MOST`, each the highest of some successive points."""
+    """Return at most `_MOST` points of a line. Each of them is the highest of several successive points."""
     known = [
         (at, value) for at, value in zip(chart.x, curve.high, strict=True) if value is not None
     ]

@@ -59,7 +59,7 @@ class RunSeries(msgspec.Struct, frozen=True):
     """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[Mark]
     omitted: int
-    """Number of marks, not of the kinds in `UNLISTED`, beyond the first `_MOST_MARKS` of each kind."""
+    """Number of marks beyond the first `_MOST_MARKS` of each kind, without the kinds in `UNLISTED`."""
     traces: list[Trace]
     """Events about the traced steps, oldest first."""
 
@@ -94,7 +94,7 @@ class SeriesFold:
         self._counts: Counter[MarkKind] = Counter()
         self._traces: list[Trace] = []
         self._steps: dict[str, int] = {}
-        """Last step that each process recorded, by process."""
+        """Number of the last step that each process recorded, by the process's name."""
 
     def take(self, process: str, event: Event) -> None:
         """Add an event of a process, in the journal's order."""

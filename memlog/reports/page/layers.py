@@ -13,7 +13,7 @@ from memlog.trace.records import RecordedTrace
 from memlog.trace.result import with_parents
 
 _MOST_NODES = 4_000
-"""Maximum number of nodes of a tree. Beyond it, the smallest nodes are joined."""
+"""Maximum number of nodes of a tree. If there are more, the smallest nodes are merged."""
 _DEEPEST = 64
 """Maximum depth of nested layers. A trace from an untrusted file can be nested deeper."""
 _ROWS = 15
@@ -26,7 +26,7 @@ class Node(msgspec.Struct):
     name: str
     """Last part of the layer's path, or the category's name."""
     size: int = 0
-    """Bytes, with those of all nodes below."""
+    """Bytes of this node and of all nodes below it."""
     category: str = ""
     """Category of memory; empty if the node is a layer."""
     kind: str = ""
@@ -90,7 +90,7 @@ def event_tree(event: Trace) -> Node | None:
 
 
 def layer_rows(trace: RecordedTrace) -> list[LayerRow]:
-    """Return the layers and program lines that held most at the peak, the largest first."""
+    """Return the layers and program lines that held most memory at the peak, the largest first."""
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))
     held: dict[str, dict[str, int]] = {}
     for share in trace.result.shares:
@@ -124,7 +124,7 @@ def _last_part(path: str, above: str) -> str:
 
 
 def _bounded(root: Node) -> Node:
-    """Sort the nodes by size. If there are too many, join the smallest nodes."""
+    """Sort the nodes by size. If there are too many, merge the smallest nodes."""
     sizes = sorted((node.size for node in nodes(root)), reverse=True)
     least = sizes[_MOST_NODES] if len(sizes) > _MOST_NODES else 0
     for node in nodes(root):

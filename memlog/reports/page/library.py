@@ -36,7 +36,7 @@ def load_library(announce: Callable[[str], object] | None = None) -> Library:
     """Read the page's scripts and styles.
 
     Args:
-        announce: Called with one line of text before uPlot is fetched; ``None``: uPlot is not fetched.
+        announce: Function that gets one line of text before uPlot is fetched; ``None``: uPlot is not fetched.
             Without uPlot, the charts are drawings that can't be zoomed.
     """
     folder = None

@@ -34,8 +34,8 @@ from memlog.trace.records import RecordedTrace
 Announce = Callable[[str], object]
 
 _MOST_EVENTS = 200_000
-"""Maximum number of events of a traced step for which savings are predicted. With so many events, the
-prediction takes about a second."""
+"""Maximum number of events of a traced step. If the step has more, no savings are predicted, because the
+prediction would take more than about a second."""
 
 
 def html(
@@ -49,8 +49,8 @@ def html(
     Args:
         what: A run (it can still be running), a reader that has read a part of the run's journal, or a traced
             step.
-        announce: Called with one line of text before uPlot is fetched, if this installation lacks uPlot;
-            ``None``: uPlot is not fetched. Without uPlot, the charts can't be zoomed.
+        announce: Function that gets one line of text before uPlot is fetched. uPlot is fetched if this
+            installation lacks it. ``None``: uPlot is not fetched. Without uPlot, the charts can't be zoomed.
     """
     library = load_library(announce)
     if isinstance(what, RecordedTrace):
@@ -138,7 +138,6 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
 
 
 def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
-    """Return the worst traced step. If its file can't be read, return the figures in the journal only."""
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
@@ -177,7 +176,7 @@ def _data(series: RunSeries, step: TracedStep | None = None) -> bytes:
 
 
 def _packed(step: TracedStep) -> dict[str, Any]:
-    """Return a step's title and its layers as arrays, which are a third as long in JSON as objects."""
+    """Return a step's title and layers. Layers are arrays: in JSON, objects are three times as long."""
 
     def pack(node: Node) -> list[Any]:
         return [

@@ -22,7 +22,7 @@ _POSTMORTEM = "postmortem.md"
 _HELPS = "\n## What would help\n"
 _MOST_TEXT = 256 * 1024
 LISTED = 100
-"""Maximum number of alerts, of phases and of marks that a list shows."""
+"""Maximum number of rows of each list: of alerts, of phases, or of marks."""
 _TRACED_ROWS = 60
 
 

@@ -10,7 +10,7 @@ import msgspec
 CurveKind: TypeAlias = Literal["level", "peak", "reserved", "tree"]
 
 MOST_POINTS = 2_000
-"""Maximum number of intervals of a chart. Beyond it, every two neighbours are joined."""
+"""Maximum number of intervals of a chart. If there are more, every two neighbours become one interval."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class CurveFold:
     """Lowest and highest values of several lines over the same intervals.
 
     Args:
-        most: Maximum number of intervals. Beyond it, every two neighbours are joined.
+        most: Maximum number of intervals. If there are more, every two neighbours become one interval.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -124,7 +124,7 @@ def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int 
     Args:
         name: Identity of the new chart.
         title: Title of the new chart.
-        charts: The charts, each by the label of its line in the new chart.
+        charts: The charts. Each key is the label of the chart's line in the new chart.
         limit: Bytes available; ``None``: unknown.
     """
     width = max(chart.width for chart in charts.values())
