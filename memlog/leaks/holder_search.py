@@ -35,13 +35,13 @@ number were even, the new list would have the address of an earlier list. The ne
 list that no longer grows.
 """
 _TRACED: Final = 5
-"""Number of steps in each of the two halves of a run of ``tracemalloc``."""
+"""Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
 """Maximum fraction of the search's time that one step may take. The search continues in the next step."""
 _MOST_AT_ONCE: Final = 3.0
 """Maximum processor seconds for which the search holds up one step."""
 _ENOUGH: Final = 0.5
-"""Minimum fraction of the growth that holders have to explain. Below it, ``tracemalloc`` runs."""
+"""Minimum fraction of the growth that holders have to explain. Below this fraction, ``tracemalloc`` runs."""
 
 
 class HolderSearch:
@@ -52,7 +52,7 @@ class HolderSearch:
     Args:
         budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
         diagnostics: Counter of memlog's own errors.
-        rate: Growth to be explained in bytes per step. If it is 0, ``tracemalloc`` does not run.
+        rate: Growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run.
         watched: Number of iterations whose storages are watched.
         later: Steps between the watched iterations and the search for storages that are still alive.
     """
@@ -119,7 +119,7 @@ class HolderSearch:
         return self._holders
 
     def stop(self) -> None:
-        """End the search now, and remove its hooks, modes and references. A second call is harmless."""
+        """End the search, and remove its hooks, modes and references. A second call is harmless."""
         self._finished = True
         watch, self._watch = self._watch, None
         if watch is not None:

@@ -48,7 +48,7 @@ _SECONDS: Final = 0.1
 """Maximum processor seconds for measuring one graph."""
 _MAX_PENDING: Final = 256
 _MAX_MARKS: Final = 2000
-"""Maximum number of nodes of one pass that get a hook."""
+"""Maximum number of nodes of one forward pass's graph that get a hook."""
 _MAX_LINES: Final = 64
 _CALL_SECONDS: Final = 3e-6
 """Approximate seconds that the hooks take for each call of a module."""
@@ -230,7 +230,7 @@ def _is_plain() -> bool:
 
 
 def _mark(output: Any, running: _Pass) -> list[Any]:
-    """Add the pass's hook to the last nodes of a module's outputs, and return these nodes.
+    """Add the pass's hook to the last graph node of each output of a module, and return these nodes.
 
     Nodes that were made before this pass are left out.
     """

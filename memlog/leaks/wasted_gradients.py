@@ -18,7 +18,8 @@ _FIRST = 8
 _FACTOR = 8
 """Factor by which the number of steps grows from one look at all parameters to the next."""
 _SHARE = 0.005
-"""Maximum fraction of the run's time that such looks may have taken. Beyond it, there is no further look."""
+"""Maximum fraction of the run's time for looking at all parameters. Above this fraction, no further look
+begins."""
 
 
 class WastedGradients:
@@ -27,7 +28,7 @@ class WastedGradients:
     No method raises.
 
     Args:
-        publish: Takes the findings.
+        publish: Function called with each finding.
         diagnostics: Counter of memlog's own errors.
     """
 
