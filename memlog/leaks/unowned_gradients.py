@@ -59,8 +59,8 @@ class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
     Only the identity of the parameter is kept, without a weak reference. ``torch.utils.swap_tensors`` refuses
-    tensors that have weak references. A conversion of
-    a module to another type or device can call this function.
+    tensors that have weak references. A conversion of a module to another type or
+    device can call this function.
     """
 
     parameter: int

@@ -53,7 +53,7 @@ def _point(axis: Axis, index: int, after: int) -> Point:
 
 
 def odd_points() -> list[Point]:
-    """Return points that some tracker can't store: odd names, values and indices."""
+    """Return points with odd names, values and indices. Each can't be stored in at least one tracker."""
     names = (
         "",
         " ",
