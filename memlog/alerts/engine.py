@@ -58,7 +58,7 @@ def engine_for(
 
 
 def host_limit(pid: int) -> int | None:
-    """Return the bytes that a process and the processes that share its limits may use together.
+    """Return the bytes that a process may use, together with the processes that share its limits.
 
     Returns:
         The machine's memory or the smallest limit of the process's control groups, whichever is smaller;
@@ -75,8 +75,8 @@ class AlertEngine:
         publish: Function called with each alert, on the thread of the event that caused the alert.
         diagnostics: Log for the message that a limit is unknown.
         limit: Bytes to which ``%`` in a rule about the host refers; ``None``: unknown.
-        cooldown: Minimum seconds between two alerts of one rule about the same device or host, in the events'
-            own time.
+        cooldown: Minimum seconds between two alerts of one rule about the same device or host, measured by
+            the events' timestamps.
         on_alert: Function called with each alert after its publication.
         files: Function that returns how many bytes of this process's resident set are pages of mapped files;
             ``None`` if unknown. Growth of these bytes does not count for ``grows`` rules.
@@ -125,7 +125,7 @@ class AlertEngine:
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
-        """Restore alerts of an earlier helper process, so that their rules do not fire again at once."""
+        """Restore alerts that an earlier helper process raised. Their rules then do not fire again at once."""
         for watch in self._watches:
             for alert in alerts:
                 if alert.rule == watch.text:

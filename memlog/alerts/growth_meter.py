@@ -65,8 +65,9 @@ class GrowthMeter:
     Args:
         rule: A rule with a `Growth`.
         threshold: Growth that raises an alarm, in the unit of the levels.
-        cooldown_us: Microseconds after an alarm. Within this time, new growth raises another alarm only if
-            the growth is much faster than the last growth, or rises above the last growth's highest level.
+        cooldown_us: Microseconds after an alarm in which further growth hardly ever raises another alarm. It
+            does so only if it is much faster than the last growth, or rises above the last growth's highest
+            level.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:

@@ -12,12 +12,13 @@
     AMOUNT      32 GiB   80%   0.4 (only for fragmentation)
     LEVEL       info  warning  error   (default: warning)
 
-Growth must last. It is judged over the larger of the numbers after ``/`` and ``for``, but over at least 20
-steps or three epochs (see `memlog.growth`).
+Growth must last (see `memlog.growth`). The number of steps or epochs over which growth is judged is the
+larger of the numbers after ``/`` and ``for``. It is at least 20 steps or three epochs.
 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
-"MB" is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine
-has), to the device's capacity, or, for fragmentation, to 1.
+"MB" is 1024² bytes. For a figure of the host, ``%`` refers to the memory that the host's control group
+allows (or that the machine has). For a figure of a device, ``%`` refers to the device's capacity. For
+fragmentation, ``%`` refers to 1.
 
 If an unquoted rule begins with a level, YAML reads it as a mapping. If the rule ends with ``as error``
 instead, YAML reads it as text.

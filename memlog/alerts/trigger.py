@@ -23,7 +23,7 @@ class Trigger:
     Args:
         rule: The rule. It has the direction, and the number of steps for which the condition must hold.
         threshold: Threshold in the values' unit.
-        cooldown_us: Minimum microseconds between two alerts, in the events' own time.
+        cooldown_us: Minimum microseconds between two alerts, measured by the events' timestamps.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:

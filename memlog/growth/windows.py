@@ -93,7 +93,7 @@ class LevelScales:
         """Return the finest window that has lost no level since an index.
 
         Args:
-            since: The index; ``None``: return the finest of all windows.
+            since: Index; ``None``: return the finest of all windows.
             least: Minimum number of levels in the window.
 
         Returns:

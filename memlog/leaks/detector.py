@@ -1,8 +1,8 @@
 """Detector of growth: a subscriber that judges every series of the memory readings it receives.
 
 In the trainer's process, the detector judges at each step the process's anonymous memory, its shared memory
-and the memory of each device. In the helper process, it judges the memory of each child process and the
-shared memory of all child processes, at each `Sample` event. No series includes mapped
+and the memory of each device. In the helper process, it judges at each `Sample` event the memory of each
+child process, and the shared memory of all child processes together. No series includes mapped
 files. Before growth of the trainer's process is suspected, Python's young garbage is collected. Before such
 growth is confirmed, all garbage is collected.
 """
@@ -356,9 +356,9 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        The whole growth is estimated in two ways: from the figures of the C library's allocator, and from
-        ``rate``, the growth of the process per step. The larger estimate is used, because the allocator's
-        figures do not show the memory that Python manages for small objects.
+        The whole growth is estimated in two ways. One estimate uses the figures of the C library's allocator.
+        The other estimate uses ``rate``, the growth of the process per step. The larger estimate is used,
+        because the allocator's figures do not show the memory that Python manages for small objects.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

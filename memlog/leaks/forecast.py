@@ -1,4 +1,4 @@
-"""Forecast of the step at which a growing series reaches its limit, and the bytes left until the limit."""
+"""Forecast of the step at which a growing series fills the memory, and the bytes that are left until then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series of levels without the steps in which memlog's own search took memory."""
+"""Series of memory levels without the steps in which memlog's own search took memory."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Gaps:
     def _close(self, after: list[Level]) -> list[Level]:
         """Close the gap, and return the levels after it, shifted to continue the levels before it.
 
-        The shift is the difference between the median of the first levels after the gap and the median of the
-        last levels before it. A single level is not used, because it can be a spike.
+        The shift is the difference of two medians: the median of the first levels after the gap, minus the
+        median of the last levels before the gap. Single levels are not compared, because they can be spikes.
         """
         count = len(self._newest)
         before = median(each.level for each in self._newest)

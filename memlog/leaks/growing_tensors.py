@@ -41,7 +41,7 @@ class SizesAtEnds:
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:
-        """Return a holder for each site that joins tensors and whose result is larger in each iteration.
+        """Return a `Holder` for each site that joins tensors and whose result is larger in each iteration.
 
         Sites of other operations are left out. Their results are larger only because their inputs are larger.
         """

@@ -113,7 +113,7 @@ class HolderReport:
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return the holders, the largest first. Only the first call finds any."""
+        """Return descriptions of the owners, the fastest growth first. Only the first call finds any."""
         try:
             return self._find()
         finally:

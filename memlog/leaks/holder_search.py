@@ -1,4 +1,4 @@
-"""Search for the holders of growing memory, over some steps of training.
+"""Search for the holders of growing memory, such as variables and containers, over some steps of training.
 
 1. Watch the storages that a few whole iterations make. An iteration lasts from the end of one optimizer step
    to the end of the next.
@@ -115,7 +115,7 @@ class HolderSearch:
         return self._complete
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return the holders found so far, the largest first."""
+        """Return the holders found so far, the fastest growth first. Those from ``tracemalloc`` come last."""
         return self._holders
 
     def stop(self) -> None:

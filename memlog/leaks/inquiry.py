@@ -23,7 +23,8 @@ _LEAST_SECONDS = 4.0
 """Processor seconds that a search may take even in a short run. A search looks at all objects three times.
 Each look takes 0.4 to 1 s for half a million objects."""
 _COUNT_SECONDS = 0.3
-"""Maximum processor seconds for adding up the sizes of all tensors. Beyond it, the sum is unknown."""
+"""Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
+unknown."""
 _MOST_SEARCHES = 3
 """Maximum number of searches of a run."""
 _PART = 0.25
@@ -46,7 +47,7 @@ class _Figures(NamedTuple):
 
 
 class GrowthInquiry:
-    """Receiver of the detector's news about this process and its devices.
+    """Receiver of suspected, confirmed and withdrawn growth of this process and its devices.
 
     The search for holders begins when growth is suspected, so that it usually ends before the growth is
     confirmed. The holders found are published only after the growth is confirmed.

@@ -1,8 +1,8 @@
 """Evaluation without ``no_grad``: forward passes that record graphs that no backward pass uses.
 
-While the watch is on, global hooks notice each outermost call of a module in evaluation mode with gradients
-enabled. During such a call, the last node of each output of the module and of its submodules gets a hook. A
-backward pass calls this hook. The hook belongs to the graph and is freed with the graph. So memlog keeps
+While the watch is on, global hooks notice each outermost call of a module in evaluation mode, if gradients
+are enabled. During such a call, the last node of each output of the module and of its submodules gets a hook.
+A backward pass calls this hook. The hook belongs to the graph and is freed with the graph. So memlog keeps
 nothing alive. It knows for each forward pass whether a backward pass used a part of the graph, and whether
 the graph is freed.
 

@@ -66,7 +66,7 @@ class WastedGradients:
             self._look_for_unused(step)
 
     def finish(self, step: int | None) -> None:
-        """Judge a last time, and remove all hooks and modes from torch."""
+        """Judge a last time, and remove all hooks and modes of the search from torch."""
         with self._diagnostics.contained("looking for unused gradients"):
             if self._unused is not None and step is not None:
                 self._unused.judge(step)

@@ -95,7 +95,7 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
 
     The mode does not measure workspaces. Backward passes run without the mode. While any dispatch mode is
     active, torch computes some derivatives in another way (``isTensorSubclassLike`` in torch's sources). The
-    last bits of these derivatives can then differ.
+    last bits of these derivatives can differ from a run without a mode.
     """
 
     def begin(self) -> None:

@@ -140,7 +140,7 @@ class Backend(Protocol):
         """Return the run that the user has open on this thread, within microseconds and without imports."""
 
     def connection(self) -> Connection:
-        """Return the address and environment with which the client would connect from this process now."""
+        """Return the address and environment with which the client would connect from this process."""
 
     def prepare(self) -> None:
         """Do slow work in the helper process that needs no connection, such as importing the client."""
@@ -162,8 +162,8 @@ class JoinableBackend(Backend, Protocol):
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
         """Return the run with this id and all its data; ``None`` if memlog can't write to the run.
 
-        The call takes microseconds and imports nothing. An `InProcessBackend` then gets the run in
-        `InProcessBackend.open_in_process`.
+        The call takes microseconds and imports nothing. If the backend is an `InProcessBackend`, memlog
+        then passes the run to `InProcessBackend.open_in_process`.
 
         Args:
             run_id: The tracker's own id of the run.

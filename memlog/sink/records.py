@@ -12,8 +12,8 @@ LOCAL = "local"
 """Name of the built-in backend: the journal itself. It needs no sink."""
 
 OFFLINE = "offline:"
-"""Prefix of the address of a run that the tracker's client has written to a folder for a later upload. The
-folder follows: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+"""Prefix of a run's address, if the tracker's client has written the run to a folder for a later upload. The
+folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
 """Parameters that each session sends at its end. Some trackers never change a parameter. If several sessions
 write to one run there, the first session's values stay, and memlog prints no warning."""

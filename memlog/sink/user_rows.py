@@ -40,10 +40,10 @@ class Rows(Protocol):
 
 
 class InProcessRun(Protocol):
-    """Writer to a user's run from the trainer's process. It leaves the user's own values unchanged.
+    """Writer in the trainer's process that adds memlog's data to a user's run.
 
-    The writer is created on the user's thread. If the tracker's client raises an exception in a call by the
-    user, the user gets that exception.
+    The user's own values stay unchanged. The writer is created on the user's thread. If the tracker's client
+    raises an exception in a call by the user, the user gets that exception.
     """
 
     run_id: str

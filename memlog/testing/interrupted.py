@@ -1,4 +1,4 @@
-"""A sink whose calls fail at a point that a test chooses."""
+"""A sink in which one call fails. The test chooses the call."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
 
     Args:
         root: Folder for the run's folder.
-        foreign: Lines of a newer memlog to add at the end of the journal.
+        foreign: Lines to add at the end of the journal, as a newer memlog would write them.
     """
     run = new_run(root)
     journal = JournalWriter(
