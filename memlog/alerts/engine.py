@@ -2,7 +2,7 @@
 
 The alerts depend only on the rules, the host's limit, the events, and the sizes of mapped files and garbage
 in the process. The trainer's process judges its own memory and its devices' memory. The helper process judges
-the memory of the process tree and of the machine, because it reads these figures.
+the memory of the process tree and of the machine, because the helper process reads these figures.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class AlertEngine:
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
-        """Restore alerts that an earlier helper process raised. Their rules then do not fire again at once."""
+        """Restore alerts of an earlier helper process, so that these rules do not fire again at once."""
         for watch in self._watches:
             for alert in alerts:
                 if alert.rule == watch.text:

@@ -40,7 +40,7 @@ class _Look(NamedTuple):
     span: float
     """Epochs or steps that the window covers."""
     lasts: bool
-    """True if the level grew in the whole window, at least as fast as the rule requires."""
+    """True if the level grew throughout the window, and at least as fast as the rule requires."""
 
 
 _NOTHING = _Look(0.0, 0.0, 0.0, lasts=False)

@@ -58,7 +58,7 @@ _UNUSED = 0.6
 """Minimum ratio of the growth of the allocator's unused memory to the whole growth. Above this ratio, the
 growth is reported as `FREE_LISTS`."""
 _LONG = 64
-"""Minimum number of steps for which a child process must have grown when it ends. Shorter growth is confirmed
+"""Minimum duration, in steps, of the growth of a child process that has ended. Shorter growth is confirmed
 only if an earlier process of the same role grew, too."""
 
 _HEAP_STEPS = 2
@@ -257,8 +257,8 @@ class GrowthDetector:
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
 
-        A DataLoader's worker can end after one epoch, after only a few readings. So its growth is confirmed
-        if the growth lasted long, or if an earlier process of the same role also grew until its end.
+        A DataLoader's worker can end after one epoch, after only a few readings. So growth is confirmed in
+        two cases: it lasted long, or an earlier process of the same role also grew until the end.
         """
         suspected = watch.pending
         news = watch.end()

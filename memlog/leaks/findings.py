@@ -15,7 +15,7 @@ _SURE = 100
 third."""
 _NARROW = 1 / 3
 _FRAGMENTS = 400
-"""Minimum number of steps for which an allocator's unused memory has to grow before there is a finding."""
+"""Minimum duration, in steps, of reported growth of an allocator's unused memory."""
 
 
 class _Text(NamedTuple):
@@ -86,9 +86,9 @@ class GrowthFindings:
         self._fragmented: set[str] = set()
 
     def __call__(self, growth: Suspicion) -> None:
-        """Publish a finding about a growth, unless it is too uncertain.
+        """Publish a finding about a growth, unless the growth is too uncertain.
 
-        Growth of the process's memory is published only if it is certain.
+        Growth of the trainer's process is published only if it is certain.
 
         Growth of an allocator's unused memory is published one time, and only if it has lasted long. Even in
         healthy programs, small free pieces of the heap add up for a while.

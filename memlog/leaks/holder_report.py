@@ -27,14 +27,14 @@ _MAX_TARGETS: Final = 16
 """Maximum number of graphs whose owners are searched for. It is also the maximum number of sites, and the
 maximum number of containers. Those that keep the most memory are chosen."""
 _MAX_VIEWS: Final = 4
-"""Maximum number of tensors of one storage whose owners are searched for."""
+"""Maximum number of tensors, among those that share one storage, whose owners are searched for."""
 _MAX_SHARERS: Final = 64
 """Maximum number of tensors, among those that share one graph, whose owners are searched for."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
 _LEAST: Final = 64.0
-"""Minimum bytes per step that an owner has to gain before it is reported."""
+"""Minimum growth of a reported owner, in bytes per step."""
 _SEVERAL: Final = 2
 """Minimum number of watched iterations whose storages an owner keeps. With fewer, the owner is reported only
 if it keeps graphs or has a container that grows."""

@@ -37,9 +37,10 @@ list that no longer grows.
 _TRACED: Final = 5
 """Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""Maximum fraction of the search's time that one step may take. The search continues in the next step."""
+"""Maximum fraction of the search's whole time that the search adds to one step. It continues in the next
+step."""
 _MOST_AT_ONCE: Final = 3.0
-"""Maximum processor seconds for which the search holds up one step."""
+"""Maximum processor seconds that the search adds to one step."""
 _ENOUGH: Final = 0.5
 """Minimum fraction of the growth that holders have to explain. Below this fraction, ``tracemalloc`` runs."""
 

@@ -155,7 +155,7 @@ class SeriesWatch:
         return Growth(since, total / span, min(rates), max(rates), level, total)
 
     def drop(self) -> None:
-        """Forget the suspicion and all levels. Call it if something harmless explains the growth so far."""
+        """Forget the suspicion and all levels. Call this if something harmless explains the growth so far."""
         self._found, self._is_told = None, False
         self._levels.clear()
 
@@ -170,7 +170,7 @@ class SeriesWatch:
             self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 
     def _judge(self, window: LevelWindow, sigmas: float) -> Growth | None:
-        """Return the growth of a window's newest regime; ``None`` if it does not matter or was reported."""
+        """Return the growth of a window's newest regime. Return ``None`` if it is too small or was reported."""
         level = window.levels[-1]
         wanted = max(_wanted(level, self.free), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)

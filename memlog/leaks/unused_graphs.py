@@ -39,9 +39,9 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 _FEWEST: Final = 3
-"""Minimum number of a line's graphs that were freed unused before the line is reported."""
+"""Minimum number of graphs of a reported line that were freed and never used."""
 _LEAST_BYTES: Final = 4 * MIB
-"""Minimum median size of a line's graphs, in bytes, before the line is reported."""
+"""Minimum median size of a reported line's graphs, in bytes."""
 _MEASURED: Final = 5
 """Maximum number of graphs of one line that are measured."""
 _SECONDS: Final = 0.1
