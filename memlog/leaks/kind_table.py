@@ -14,7 +14,7 @@ _Kind = TypeVar("_Kind")
 class KindTable(Generic[_Kind]):
     """Table that maps types to kinds, and selects objects by the kind of their type.
 
-    The user of the table defines the kinds, such as one kind for all subclasses of ``torch.Tensor``.
+    ``kind_of`` defines the kinds, for example one kind for all subclasses of ``torch.Tensor``.
 
     Types are compared by identity. They are not hashed, because hashing can run the code of a metaclass.
 

@@ -37,7 +37,7 @@ _SETTLED: Final = 5
 """Number of levels after which any chain of owners ends the search. In these levels, only a chain through a
 growing container ends the search."""
 _MAX_FRONTIER: Final = 400
-"""Maximum number of objects of one level whose referrers are searched."""
+"""Maximum number of objects in one level whose referrers are searched for."""
 _MAX_REFERRERS: Final = 4000
 """Maximum number of referrers of one level that are looked at."""
 _LAST_RESORTS: Final = (FunctionType, GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -50,7 +50,7 @@ class Root(NamedTuple):
         kind: ``local``, ``global``, ``class``, ``unnamed``, or ``cycle`` (garbage that waits for the
             collector).
         name: Name of the variable or class; empty for other kinds.
-        place: Name of the function or module that has the variable or class.
+        place: Name of the function or module to which the root belongs; empty if unknown.
         file: File of this function or module; empty if unknown.
     """
 
@@ -73,7 +73,7 @@ class Chain(NamedTuple):
 
 
 class OwnerSearch:
-    """Search for the owners of objects. It keeps all objects that it reaches alive.
+    """Search for the owners of objects. The search keeps alive all objects that it reaches.
 
     Args:
         budget: Time that the search may take.
@@ -125,7 +125,8 @@ class OwnerSearch:
     def _is_settled(self, number: int, level: int) -> bool:
         """Return whether a chain was found that is good enough to end the search for an object.
 
-        In the first levels, only a chain through a growing container is good enough. Later, any chain is.
+        In the first levels, only a chain through a growing container is good enough. In later levels, any
+        chain is.
         """
         if level >= _SETTLED:
             return self._best(number) is not None

@@ -170,7 +170,7 @@ class SeriesWatch:
             self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 
     def _judge(self, window: LevelWindow, sigmas: float) -> Growth | None:
-        """Return the growth of a window's newest regime. Return ``None`` if it is too small or was reported."""
+        """Return the growth of a window's newest regime; ``None`` if it is too small or was reported."""
         level = window.levels[-1]
         wanted = max(_wanted(level, self.free), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)

@@ -58,9 +58,8 @@ _base: Any = torch._C.TensorBase
 class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
-    Only the identity of the parameter is kept, without a weak reference. ``torch.utils.swap_tensors`` refuses
-    tensors that have weak references. A conversion of a module to another type or
-    device can call this function.
+    Only the identity of the parameter is kept, without a weak reference. A conversion of a module to another
+    type or device can call ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
     """
 
     parameter: int

@@ -57,8 +57,8 @@ class InProcessRun(Protocol):
 
         Args:
             before: Function called on the user's thread just before the run ends. It can write to the run.
-            after: Function called on the user's thread after the run has ended normally. Both functions raise
-                nothing.
+            after: Function called on the user's thread after the run has ended normally. Neither function
+                raises.
         """
 
     def watch_rows(self, rows: Rows) -> int | None:
