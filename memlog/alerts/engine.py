@@ -2,7 +2,7 @@
 
 The alerts depend only on the rules, the host's limit, the events, and the sizes of mapped files and garbage
 in the process. The trainer's process judges its own memory and its devices' memory. The helper process judges
-the memory of the process tree and of the machine, because it reads these figures.
+the memory of the process tree and of the machine, because the helper process reads these figures.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def engine_for(
 
     Args:
         rules: All rules.
-        publish: Called with each alert.
-        diagnostics: Logs that a limit is unknown.
+        publish: Function called with each alert.
+        diagnostics: Log for the message that a limit is unknown.
         pid: The trainer's process id. ``%`` in a rule about the host refers to this process's `host_limit`.
-        on_alert: Called with each alert after it was published.
+        on_alert: Function called with each alert after its publication.
         files: See `AlertEngine`.
         sampled: True to judge the rules of the helper process; False to judge those of the trainer's process.
     """
@@ -58,7 +58,7 @@ def engine_for(
 
 
 def host_limit(pid: int) -> int | None:
-    """Return the bytes that a process and the processes that share its limits may use together.
+    """Return the bytes that a process may use, together with the processes that share its limits.
 
     Returns:
         The machine's memory or the smallest limit of the process's control groups, whichever is smaller;
@@ -72,14 +72,14 @@ class AlertEngine:
 
     Args:
         rules: The rules.
-        publish: Called with each alert, on the thread of the event that caused the alert.
-        diagnostics: Logs that a limit is unknown.
+        publish: Function called with each alert, on the thread of the event that caused the alert.
+        diagnostics: Log for the message that a limit is unknown.
         limit: Bytes to which ``%`` in a rule about the host refers; ``None``: unknown.
-        cooldown: Minimum seconds between two alerts of one rule about the same device or host, in the events'
-            own time.
-        on_alert: Called with each alert after it was published.
-        files: Returns the bytes of this process's resident set that are pages of mapped files; ``None`` if
-            unknown. Growth of these bytes does not count for ``grows`` rules.
+        cooldown: Minimum seconds between two alerts of one rule about the same device or host, measured by
+            the events' timestamps.
+        on_alert: Function called with each alert after its publication.
+        files: Function that returns how many bytes of this process's resident set are pages of mapped files;
+            ``None`` if unknown. Growth of these bytes does not count for ``grows`` rules.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class AlertEngine:
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
-        """Restore alerts of an earlier helper process, so that their rules do not fire again at once."""
+        """Restore alerts of an earlier helper process, so that these rules do not fire again at once."""
         for watch in self._watches:
             for alert in alerts:
                 if alert.rule == watch.text:
@@ -202,14 +202,15 @@ class _Watch:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return the growth without Python's uncollected garbage; ``None`` if the rest raises no alert."""
+        """Return the growth without Python's garbage; ``None`` if this growth is too small for an alert."""
         if self._rule.figure != "host.rss":
             return growth
         found = collect_garbage()
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 
     def _of_files(self, event: Reading) -> int:
-        """Return the bytes of mapped files, which the kernel can drop. They don't count as growth."""
+        """Return the bytes of mapped files, which don't count as growth; 0 if the rule judges no growth."""
+        # The kernel can drop the pages of mapped files.
         if self._rule.growth is None:
             return 0
         if isinstance(event, Sample):
@@ -275,7 +276,7 @@ _NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
 
 
 def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
-    """Return the types of the events that have a rule's values."""
+    """Return the types of the events that contain the values that a rule judges."""
     if rule.sampled:
         return (Sample,)
     if rule.growth is None:
@@ -284,7 +285,7 @@ def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
 
 
 def _index(event: Reading, rule: Rule) -> int | None:
-    """Return an event's index on the axis of a rule; ``None`` if the event has no such index."""
+    """Return the event's step or epoch, whichever the rule counts; ``None`` if the event has none."""
     if isinstance(event, Evaluation):
         return None
     if rule.growth is not None and rule.growth.axis == "epoch" and isinstance(event, Epoch):

@@ -15,18 +15,19 @@ LEAST_STEPS = 20
 """Minimum number of steps over which a rule is judged. With fewer, growth in warm-up would raise an alarm."""
 LEAST_EPOCHS = 3
 _LONGER = 2
-"""Number of additional windows, longer than those that a rule needs. They show growth that comes in
-large, rare jumps, and growth that is hidden by noise."""
+"""Number of windows beyond the windows that a rule needs. These longer windows show growth that comes in
+large, rare jumps, and growth that noise hides in shorter windows."""
 _LOOKS = 8
-"""Divisor that gives the number of new levels after which a window is judged again, from the number of levels
-that are judged."""
+"""Divisor of the number of levels that are judged. The quotient is the number of new levels after which a
+window is judged again."""
 _OVER = 0.5
-"""Fraction of a rule's threshold. Growth below this fraction of the threshold counts as no growth."""
+"""Fraction of a rule's threshold. Growth below this fraction counts as no growth."""
 _GARBAGE = 0.25
 """Minimum fraction of the growth that a garbage collection must free. If it frees less, the whole growth is
 reported."""
 _LARGER = 2
-"""Factor by which growth must be faster than at the last alarm to raise a new alarm at once."""
+"""Minimum ratio of the rate of growth to the rate at the last alarm. From this ratio on, growth raises a new
+alarm at once."""
 
 
 class _Look(NamedTuple):
@@ -39,7 +40,7 @@ class _Look(NamedTuple):
     span: float
     """Epochs or steps that the window covers."""
     lasts: bool
-    """True if the level grew in the whole window, at least as fast as the rule requires."""
+    """True if the level grew throughout the window, and at least as fast as the rule requires."""
 
 
 _NOTHING = _Look(0.0, 0.0, 0.0, lasts=False)
@@ -50,7 +51,7 @@ class _Alarm(NamedTuple):
 
     pace: float
     window: int
-    """Number of the window that showed the growth."""
+    """Index of the window that showed the growth; 0 is the shortest window."""
     time_us: int
 
 
@@ -63,9 +64,10 @@ class GrowthMeter:
 
     Args:
         rule: A rule with a `Growth`.
-        threshold: The rule's growth, in the levels' unit.
-        cooldown_us: Microseconds after an alarm. Within this time, new growth raises another alarm only if it
-            is much faster, or if it goes above the level that the last growth reached.
+        threshold: Growth that raises an alarm, in the unit of the levels.
+        cooldown_us: Microseconds after an alarm in which further growth hardly ever raises another alarm. It
+            does so only if it is much faster than the last growth, or rises above the last growth's highest
+            level.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -90,10 +92,10 @@ class GrowthMeter:
         self._span = 0.0
         self._collected: tuple[int, int] | None = None
         self.judged = False
-        """True as soon as there have been enough levels to judge."""
+        """True as soon as a window has been judged."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
-        """Take the level at an epoch or step; return the growth if it raises an alarm.
+        """Judge the level at an epoch or step; return the growth if the growth raises an alarm.
 
         Args:
             level: Value of the rule's figure.
@@ -129,8 +131,8 @@ class GrowthMeter:
     def without_garbage(self, freed: int, left: int) -> float | None:
         """Return the last alarm's growth without garbage; withdraw the alarm if the result is too small.
 
-        Garbage can hide a leak. So the result is at least the growth of the bytes in use between the last
-        garbage collection and this one.
+        Garbage can hide a leak. So the result is at least the growth of the bytes in use from the previous
+        garbage collection to this one.
 
         Args:
             freed: Bytes that a garbage collection has just freed.
@@ -200,8 +202,8 @@ def _reach(rule: Rule) -> int:
 class _Window(LevelWindow):
     """The newest levels of a series, judged by one rule.
 
-    The first window of a `GrowthMeter` holds the levels themselves. In every later window, a level is the
-    lowest of `JOINED` levels of the window before it.
+    The shortest window of a `GrowthMeter` holds the levels themselves. Each level in a longer window is the
+    lowest of `JOINED` levels in the next shorter window.
 
     Args:
         reach: Epochs or steps that the judged levels must cover.
@@ -214,7 +216,7 @@ class _Window(LevelWindow):
         super().__init__()
 
     def look(self, wanted: float, *, cursory: bool) -> _Look | None:
-        """Judge the newest levels; return ``None`` if there are too few levels or too few new ones.
+        """Judge the newest levels; return ``None`` if there are too few levels, or too few new levels.
 
         Args:
             wanted: The rule's growth per epoch or step.

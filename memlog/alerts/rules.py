@@ -12,15 +12,16 @@
     AMOUNT      32 GiB   80%   0.4 (only for fragmentation)
     LEVEL       info  warning  error   (default: warning)
 
-Growth must last. It is judged over the larger of the numbers after ``/`` and ``for``, but over at least 20
-steps or three epochs (see `memlog.growth`).
+Growth must last (see `memlog.growth`). The number of steps or epochs over which growth is judged is the
+larger of the numbers after ``/`` and ``for``. It is at least 20 steps or three epochs.
 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
-"MB" is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine
-has), to the device's capacity, or, for fragmentation, to 1.
+"MB" is 1024² bytes. For a figure of the host, ``%`` refers to the memory that the host's control group
+allows (or that the machine has). For a figure of a device, ``%`` refers to the device's capacity. For
+fragmentation, ``%`` refers to 1.
 
-If an unquoted rule begins with a level, YAML reads it as a mapping. If it ends with ``as error`` instead,
-YAML reads it as text.
+If an unquoted rule begins with a level, YAML reads it as a mapping. If the rule ends with ``as error``
+instead, YAML reads it as text.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Growth(msgspec.Struct, frozen=True):
     axis: GrowthAxis
 
     def __str__(self) -> str:
-        """Return the period as text: ``epoch``, ``100 steps``."""
+        """Return the period as text, such as ``epoch`` or ``100 steps``."""
         return self.axis if self.every == 1 else f"{self.every} {self.axis}s"
 
 
@@ -75,11 +76,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     share: bool = False
     """True if ``amount`` is a fraction of the limit."""
     amount_text: str
-    """The amount as the user wrote it: ``32 GiB``."""
+    """The amount as the user wrote it, such as ``32 GiB``."""
     growth: Growth | None = None
     """The period of a ``grows`` rule; ``None``: the rule compares values, not their growth."""
     hold: int = 1
-    """Number of steps (epochs, for growth per epoch) for which the condition has to hold."""
+    """Number of steps for which the condition has to hold; if the rule judges growth per epoch, number of
+    epochs."""
     level: Level = "warning"
 
     @property
@@ -89,7 +91,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attribute(self) -> str:
-        """Last part of the figure's name: ``rss``, ``allocated``."""
+        """Last part of the figure's name, such as ``rss`` or ``allocated``."""
         return self.figure.partition(".")[2]
 
     @property

@@ -1,6 +1,7 @@
 """Decision whether a rule fires.
 
-A rule fires one time when a value crosses the threshold, and not again while the values stay near it.
+A rule fires one time when a value crosses the threshold, and not again while the values stay near the
+threshold.
 """
 
 from __future__ import annotations
@@ -8,20 +9,21 @@ from __future__ import annotations
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Fraction of the threshold by which a value must be back on the other side before the rule fires again."""
+"""Minimum distance of a value from the threshold, as a fraction of the threshold. The rule can fire again
+only after a value on the harmless side at this distance or farther."""
 
 
 class Trigger:
     """State of one rule for one series of values.
 
     The rule fires at the first value beyond the threshold. If ``rule.hold`` is above 1, it fires when the
-    values have been beyond the threshold for that many steps. It fires again only if a value has clearly been
-    back on the other side, and if ``cooldown_us`` has passed.
+    values have been beyond the threshold for that many steps. The rule fires again only if a value has
+    returned clearly to the other side of the threshold, and if ``cooldown_us`` has passed.
 
     Args:
         rule: The rule. It has the direction, and the number of steps for which the condition must hold.
         threshold: Threshold in the values' unit.
-        cooldown_us: Minimum microseconds between two alerts, in the events' own time.
+        cooldown_us: Minimum microseconds between two alerts, measured by the events' timestamps.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -58,7 +60,7 @@ class Trigger:
         return True
 
     def has_fired(self, time_us: int) -> None:
-        """Restore the state after an alert that an earlier helper process raised at this time."""
+        """Restore the state after an alert, which an earlier helper process raised at ``time_us``."""
         self._armed, self._fired_us = False, time_us
 
     def _has_held(self, index: int | None) -> bool:

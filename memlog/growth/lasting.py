@@ -3,8 +3,8 @@
 After each training step the same objects should be alive. Warm-up, a jump, a swing and the filling of a
 cache come to an end; a leak does not. So a window of levels counts as growing only if all of these hold:
 
-- The window has four parts. The median and the lowest level of each part are above those of the part before.
-  A jump raises only one part, and a swing that is shorter than a part raises none.
+- The window has four parts. The median and the lowest level of each part are above those of the previous
+  part. A jump raises only one part, and a swing that is shorter than a part raises none.
 - The last rise is at least half the mean rise, so the growth does not fade out.
 - The time since the highest level was reached is at most twice the longest time between two new highs. So the
   growth has not stopped.
@@ -33,27 +33,28 @@ FEW = 10
 """Minimum number of levels that are split into four parts. Fewer levels are split into parts of one level."""
 _PARTS = 4
 _STEADY = 0.5
-"""Each rise must be more than this share of the required rise. The last rise must be at least this share of
-the mean rise. A rise is the difference between the medians of two neighbouring parts."""
+"""Minimum ratio of each rise to the required rise, and of the last rise to the mean rise. A rise is the
+difference between the medians of two neighbouring parts."""
 _LOWEST = 0.25
-"""The lowest level must rise from each part to the next by more than this share of the required rise. The
-share is less than `_STEADY`, because lowest levels are noisier than medians."""
+"""Minimum ratio of a rise of the lowest level to the required rise. The rise is from each part to the next
+part. The ratio is less than `_STEADY`, because lowest levels are noisier than medians."""
 _HIGHS = 12
-"""A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
+"""Divisor of the whole growth. A level is a new high if it exceeds the last high by more than the
+quotient."""
 _PATIENCE = 2
 """Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
 is larger, the growth counts as stopped."""
 SIGMAS = 5
-"""Default minimum of a growth, in standard deviations of the levels around the trend."""
+"""Default of the minimum growth, in standard deviations of the levels around the trend."""
 _SIGMAS_OF_FOUR_FIFTHS = 1.2816
 """Standard deviations on either side of the mean that contain four fifths of a normal distribution."""
 
 
 class Trend(NamedTuple):
-    """Growth of levels, from the median of the first part to the median of the last part."""
+    """Trend of levels, computed from the median of their first part and the median of their last part."""
 
     pace: float
-    """Growth per level."""
+    """Mean growth from one level to the next."""
     level: float
     """Median of the last part."""
 
@@ -92,7 +93,7 @@ def keeps_growing(levels: Sequence[float], wanted: float, sigmas: float = SIGMAS
 
 
 def _parts(levels: Sequence[float]) -> list[Sequence[float]]:
-    """Split the levels into parts of equal size. Leave out the oldest levels that don't fill the parts."""
+    """Split the levels into parts of equal size. If they can't be split evenly, drop the oldest."""
     count = _PARTS if len(levels) >= FEW else len(levels)
     size = len(levels) // count
     first = len(levels) - count * size
@@ -104,7 +105,7 @@ def _rises(levels: Sequence[float]) -> list[float]:
 
 
 def _has_stopped(levels: Sequence[float], by: float) -> bool:
-    """Return True if the highest level is older than twice the longest time between two new highs.
+    """Return True if the time since the highest level exceeds twice the longest time between two new highs.
 
     A level is a new high if it exceeds the last high by more than ``by``.
     """

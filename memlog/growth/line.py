@@ -1,14 +1,14 @@
 """Rate of growth of memory levels, with a confidence interval that is valid for autocorrelated levels.
 
-The rate is Sen's slope (the median of the slopes between all pairs; Theil 1950, Sen 1968,
-doi:10.1080/01621459.1968.10480934) of the medians of eight blocks. Medians ignore spikes, and the slope
-ignores a deviating block.
+The levels are divided into eight blocks. The rate is Sen's slope of the blocks' medians: the median of the
+slopes between all pairs of medians (Theil 1950, Sen 1968, doi:10.1080/01621459.1968.10480934). Medians ignore
+spikes, and the slope ignores a deviating block.
 
 Each memory level depends on the levels before it, so the usual interval is far too narrow. The medians of
 whole blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). So the interval
-is Student's for the slope of a line through these medians. It is widened by the first autocorrelation of the
-medians' distances from the line, as an AR(1) process requires (von Storch 1999,
-doi:10.1007/978-3-662-03744-7_2).
+is computed with Student's distribution, for the slope of a line through these medians. The interval is
+widened by the first autocorrelation of the medians' distances from the line, as an AR(1) process requires
+(von Storch 1999, doi:10.1007/978-3-662-03744-7_2).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MOST_SIMILAR = 0.7
 """Maximum autocorrelation that widens the interval. Larger values are cut to this maximum, because the
 autocorrelation of eight medians is uncertain."""
 _CERTAIN = 0.25
-"""Minimum ratio of the interval's lower end to the rate. Below it, the growth is not certain."""
+"""Minimum ratio of the interval's lower end to the rate. Below this ratio, the growth is not certain."""
 
 
 class Line(NamedTuple):
-    """Line through the medians of blocks."""
+    """Line through the medians of blocks of levels."""
 
     rate: float
     """Slope of the line, per index."""
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """True if the interval lies well above zero."""
+        """True if the rate's interval lies well above zero."""
         return self.rate - self.error > _CERTAIN * abs(self.rate)
 
     def at(self, index: float) -> float:
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 
 def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
-    """Return Sen's line through the medians of eight blocks, with its interval.
+    """Return Sen's line through the medians of eight blocks, with the interval of its rate.
 
     Args:
         indexes: Steps of the levels, ascending.

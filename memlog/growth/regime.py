@@ -7,8 +7,8 @@
 3. *Decision.* The regime counts as growing if all of these are true:
 
    - The levels grow throughout the regime (`memlog.growth.lasting`).
-   - The interval lies well above zero.
-   - The second half grows at least 0.7 times as fast as the first half.
+   - The rate's interval lies well above zero.
+   - The second half of the levels grows at least 0.7 times as fast as the first half.
    - The rate is at least the required rate.
 """
 
@@ -26,9 +26,9 @@ _FADING = 0.7
 _GROUPS = 16
 """Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
-"""Distance from the line, in spreads of the levels around the line. A group of levels belongs to the regime
-if its median is at most this far from the line. The distance is increased by the uncertainty of the line's
-slope."""
+"""Maximum distance of a group's median from the line, in multiples of the levels' spread around the line. A
+group at a larger distance does not belong to the regime. The uncertainty of the line's slope increases the
+maximum."""
 
 
 class Growth(NamedTuple):
@@ -43,7 +43,7 @@ class Growth(NamedTuple):
     level: float
     """Level of the fitted line at the last index."""
     total: float
-    """Growth from the regime's first level to its last level."""
+    """Growth of the fitted line from the regime's first index to its last index."""
 
 
 def find_growth(
@@ -81,7 +81,7 @@ def find_growth(
 def _may_grow(indexes: Sequence[int], levels: Sequence[float], wanted: float, least: int) -> bool:
     """Return False if the newest levels are hardly above the levels before them.
 
-    In nearly all calls of `find_growth`, this fast check makes the slow ones unnecessary.
+    In nearly all calls of `find_growth`, this fast check makes the slow checks unnecessary.
     """
     part = least // 4
     rise = median(levels[-part:]) - median(levels[-least : part - least])

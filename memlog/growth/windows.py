@@ -6,17 +6,19 @@ from collections import deque
 from itertools import islice
 
 MOST = 128
-"""Maximum number of levels in a window. Beyond it, a new level replaces the oldest."""
+"""Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
 _SCALES = 3
 """Number of windows of a series. Each window covers four times as many levels as the window before it. The
 last window covers 2,048 levels."""
 JOINED = 4
-"""Number of levels of a window that become one level of the next, longer window. The lowest of them is
-used."""
+"""Number of levels in a window that give one level of the next, longer window: the lowest of them."""
 
 
 class LevelWindow:
-    """The newest levels at one scale.
+    """The newest levels of a series at one scale.
+
+    At the finest scale, a level is one reading. At each coarser scale, a level is the lowest of `JOINED`
+    levels of the next finer scale.
 
     Attributes:
         indexes: Steps or epochs of the levels.
@@ -45,12 +47,12 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Replace the newest level with another reading at the same index, if that reading is lower."""
+        """Lower the newest level to ``level``, another reading at the same index, if ``level`` is less."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 
     def joined(self) -> float | None:
-        """Return the lowest of the newest `JOINED` levels, for the next window.
+        """Return the level to add to the next, longer window: the lowest of the newest `JOINED` levels.
 
         Return ``None`` if the newest level does not complete a group of `JOINED` levels.
         """
@@ -67,7 +69,7 @@ class LevelScales:
 
     @property
     def finest(self) -> LevelWindow:
-        """The window in which no levels are joined."""
+        """The window that holds every reading as a level of its own."""
         return self.windows[0]
 
     def clear(self) -> None:
@@ -88,14 +90,14 @@ class LevelScales:
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
-        """Return the finest window that reaches back to an index, or that still holds all levels.
+        """Return the finest window that has lost no level since an index.
 
         Args:
-            since: The index; ``None``: return the finest of all windows.
+            since: Index; ``None``: return the finest of all windows.
             least: Minimum number of levels in the window.
 
         Returns:
-            The window; ``None`` if it has too few levels, or if no window reaches back to the index.
+            The window; ``None`` if it has too few levels, or if every window has lost levels since the index.
         """
         for window in self.windows:
             if len(window.levels) < least:
@@ -105,10 +107,7 @@ class LevelScales:
         return None
 
     def highest_before(self, index: int) -> float | None:
-        """Return the highest level before an index in the longer windows; ``None`` if there is no such level.
-
-        The finest window is left out.
-        """
+        """Return the highest level before an index; ``None`` if there is none. Skip the finest window."""
         return max(
             (
                 level

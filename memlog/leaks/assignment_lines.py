@@ -1,4 +1,4 @@
-"""Lines of the program that add to a variable or an attribute."""
+"""Statements of the program that add to a variable or an attribute, such as ``losses.append(loss)``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from memlog._internal.source_name import source_name
 
 _MAX_BYTES: Final = 400_000
-"""Maximum number of characters of a source file that is parsed. Parsing it takes about 100 ms."""
+"""Maximum number of characters of a source file that is parsed. Parsing so many takes about 100 ms."""
 _ADDING: Final = frozenset(
     (
         "append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put", "put_nowait",
@@ -57,13 +57,14 @@ def added_groups(file: str) -> list[Addition]:
 
 
 def replaced(file: str, line: int) -> str:
-    """Return the variable or attribute that a statement sets to a value computed from its old value.
+    """Return the variable or attribute that a statement replaces by a value made from the old value.
 
-    Return an empty string if there is none.
+    For ``self.table = concat([self.table, rows])``, return ``self.table``. Return an empty string if the new
+    value is not made from the old value.
 
     Args:
         file: Path of the file, as in ``co_filename`` of its code.
-        line: A line of the statement, such as ``self.table = concat([self.table, rows])``.
+        line: Number of any line of the statement.
     """
     for node in _nodes(file):
         if isinstance(node, (ast.Assign, ast.AugAssign)) and _covers(node, line):
@@ -83,7 +84,7 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 
 def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
-    """Return the calls of a method.
+    """Return the calls of methods whose name begins with a match of ``method``.
 
     Calls in loops and functions come first, because they can run repeatedly.
     """
@@ -126,7 +127,6 @@ def _addition(node: ast.AST, name: str) -> list[Addition]:
 
 
 def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
-    """Yield the single targets of an assignment, also those within tuples and lists."""
     for node in nodes:
         if isinstance(node, (ast.Tuple, ast.List)):
             yield from _targets(node.elts)
@@ -135,7 +135,6 @@ def _targets(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
 
 
 def _mentions(value: ast.AST, name: str) -> bool:
-    """Return whether an expression refers to the variable or attribute ``name``."""
     return any(_is_named(node, name) for node in ast.walk(value))
 
 

@@ -20,7 +20,7 @@ from memlog.leaks.time_budget import TimeBudget
 
 _MAX_NODES: Final = 30_000
 _MAX_PACKED: Final = 200
-"""Maximum number of objects that are looked at in the value that a pack hook returned."""
+"""Maximum number of objects that are searched for tensors in the value that a pack hook returned."""
 _STOPS: Final = (type, ModuleType, FrameType, CodeType)
 NODE_BYTES: Final = 450
 """Approximate bytes of a graph's node without its saved tensors."""
@@ -33,11 +33,11 @@ class KeptGraph(NamedTuple):
     """Storages that the graph of one tensor keeps.
 
     Attributes:
-        holder: The tensor, or a node of the graph that has a Python object.
+        holder: The tensor that keeps the graph, or the Python object of the node that keeps the graph.
         operation: Name of the graph's last node.
         storages: Bytes of each storage that nodes of the watched iterations have saved, by the storage's
             identity.
-        nodes: Number of nodes of the watched iterations.
+        nodes: Number of the graph's nodes that the watched iterations made.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         sharers: Other tensors and nodes whose graphs have nodes in common with this graph, the newest first.
     """
@@ -51,11 +51,11 @@ class KeptGraph(NamedTuple):
 
 
 class GraphWalk:
-    """Walk through the graphs of a program. Each node counts for the tensor from which it is first reached.
+    """Walk through the graphs of a program. Each node counts for the first tensor from which it is reached.
 
     Args:
         first_node: Sequence number of the first node of the watched iterations. Older nodes are not visited.
-        end_node: Sequence number after the last node of the watched iterations.
+        end_node: First sequence number after the watched iterations.
         budget: Time that the walk may take.
     """
 
@@ -68,7 +68,7 @@ class GraphWalk:
         self._has_tracebacks = torch.is_anomaly_enabled()
 
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
-        """Return the graphs of live tensors that contain nodes of the watched iterations."""
+        """Return the graphs that live tensors keep and that contain nodes of the watched iterations."""
         found = []
         with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:

@@ -1,9 +1,9 @@
 """Containers that grow, and the sizes of the elements that they gain.
 
-A census is the lengths of all containers, by identity. A container counts as growing if it became longer from
-the first census to the last, and again after the last census. CPython's collector tracks neither a
-``bytearray`` nor a dictionary that holds only numbers and strings. A census finds such containers through the
-objects that refer to them.
+A census records the length of each container, by the container's identity. A container counts as growing if
+it became longer from the first census to the last, and again after the last census. CPython's collector
+tracks neither a ``bytearray`` nor a dictionary that holds only numbers and strings. A census finds such
+containers through the objects that refer to them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAX_COUNTED: Final = 300_000
 _MAX_REACHED: Final = 20_000
 """Maximum number of objects that are visited to measure the elements of one container."""
 _HUGE: Final = 200_000
-"""Maximum number of elements of a container whose references are followed. Following them takes 10 ms."""
+"""Maximum number of elements of a container that is searched for other containers. The search takes 10 ms."""
 _SAMPLE: Final = 4
 """Number of a container's newest elements whose size is measured."""
 _SHARED: Final = (
@@ -89,7 +89,8 @@ class Growth(NamedTuple):
 
     Attributes:
         container: The container.
-        base: Member of `memlog._internal.inert_access.CONTAINERS`: the container's type or a base of it.
+        base: Member of `memlog._internal.inert_access.CONTAINERS`: the container's type or a base class of
+            the type.
         gained: Number of elements that the container has gained since the first census.
     """
 
@@ -149,7 +150,7 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
 
 
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
-    """Return the containers that grew between the censuses in ``before`` and have grown again since then.
+    """Return the containers that grew from the first census to the last, and again since the last census.
 
     Args:
         objects: All objects that the collector tracks.
@@ -184,13 +185,13 @@ class ElementSize(NamedTuple):
 
 
 def element_size(growth: Growth, budget: TimeBudget) -> ElementSize:
-    """Return the mean size of a container's newest elements.
+    """Return the mean size of a container's newest elements, including their share of the container's memory.
 
     The size includes all objects to which the newest elements refer. It excludes objects to which older
     elements also refer. It excludes objects that an element does not own, such as its class.
 
     Args:
-        growth: The container.
+        growth: The container that grows.
         budget: Time that the measurement may take.
     """
     slot = _SLOTS[growth.base]
@@ -208,7 +209,7 @@ def element_size(growth: Growth, budget: TimeBudget) -> ElementSize:
 
 
 class _Reach:
-    """Size of all objects that can be reached from given objects. Each object counts a single time.
+    """Size of all objects that can be reached from given objects. Each object counts once.
 
     Attributes:
         objects: Bytes of Python objects and arrays.

@@ -1,10 +1,10 @@
 """Detector of growth: a subscriber that judges every series of the memory readings it receives.
 
 In the trainer's process, the detector judges at each step the process's anonymous memory, its shared memory
-and the memory of each device. In the helper process, it judges at each sample the memory of each child
-process and the shared memory of all child processes. No series includes mapped files. Before growth of the
-trainer's process is suspected, Python's young garbage is collected. Before such growth is confirmed, all
-garbage is collected.
+and the memory of each device. In the helper process, it judges at each `Sample` event the memory of each
+child process, and the shared memory of all child processes together. No series includes mapped
+files. Before growth of the trainer's process is suspected, Python's young garbage is collected. Before such
+growth is confirmed, all garbage is collected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ALLOCATED = ".allocated"
 FRAGMENTED = ".fragmented"
 
 _HOST_FLOOR = 4 * MIB
-"""Minimum growth on the host, in bytes, that counts. The C library takes memory in pieces of such a size."""
+"""Minimum growth on the host, in bytes, that counts. The C library takes memory in pieces of about this
+size."""
 _DEVICE_FLOOR = MIB / 2
 _FRAGMENTED_FLOOR = 64 * MIB
 """Minimum growth of a device's fragmented memory, in bytes, that counts. The device's allocator reserves
@@ -43,20 +44,21 @@ _CHILD_FLOOR = 8 * MIB
 """Minimum growth of a child process, in bytes, that counts. It is larger than `_HOST_FLOOR`, because the
 growth of a child process is judged by fewer readings."""
 _STEPS = 24
-"""Minimum number of readings before growth is judged, if memory is read at each step."""
+"""Minimum number of readings before growth is judged, for a series that is read at each step."""
 _SAMPLES = 10
-"""Minimum number of readings before growth is judged, if memory is read at each sample. Samples are several
-steps apart."""
+"""Minimum number of readings before growth is judged, for a series that the helper process reads. Several
+steps lie between two such readings."""
 _GARBAGE = 0.25
-"""Minimum ratio of collected garbage to a growth before the garbage is considered as the growth's cause."""
+"""Minimum ratio of the collected garbage to the growth. Below this ratio, garbage is not the growth's
+cause."""
 _COLLECTING = 2.0
 """Processor seconds that collections of old garbage may take even in a short run. In a long run, they may
 take 1 % of the run's time."""
 _UNUSED = 0.6
-"""Minimum ratio of the growth of the allocator's unused memory to the whole growth, before the growth is
-reported as `FREE_LISTS`."""
+"""Minimum ratio of the growth of the allocator's unused memory to the whole growth. Above this ratio, the
+growth is reported as `FREE_LISTS`."""
 _LONG = 64
-"""Minimum number of steps for which a child process must have grown when it ends. Shorter growth is confirmed
+"""Minimum duration, in steps, of the growth of a child process that has ended. Shorter growth is confirmed
 only if an earlier process of the same role grew, too."""
 
 _HEAP_STEPS = 2
@@ -76,7 +78,7 @@ class _Collected(NamedTuple):
 
 
 class _DeviceSeries(NamedTuple):
-    """Level of one series of a device, the minimum growth that counts, and the device's bytes in use."""
+    """Level of one series of a device, the minimum growth that counts, and the bytes that are not free."""
 
     ending: str
     level: int
@@ -95,7 +97,7 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
 
 
 def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
-    """Return the sum of a process's growth and of other processes' growth."""
+    """Return the sum of the growth of several processes."""
     for other in alike:
         growth = growth._replace(
             rate=growth.rate + other.rate,
@@ -125,16 +127,18 @@ class GrowthDetector:
 
     Args:
         pid: Process id of the trainer.
-        on_confirmed: Called when growth has lasted. The growth of the process is reported as
+        on_confirmed: Function called when growth has lasted. Growth of the trainer's process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
-            Later growth can be reported under the other name. Growth of ``host.free_lists`` and of a device's
-            fragmented memory often ends by itself. So such growth is judged again after it was confirmed.
-            Each time it is confirmed again, there is another call.
-        on_suspicion: Called earlier, when a series seems to grow. The search for the cause can then begin.
-        on_withdrawn: Called if the suspected growth has not lasted.
-        memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
+            The same process can have growth of both names, one after the other. Growth of ``host.free_lists``
+            and of a device's fragmented memory often ends by itself. So confirmed growth of these two is
+            judged again, and each new confirmation causes another call.
+        on_suspicion: Function called earlier, when a series seems to grow. The search for the cause can then
+            begin.
+        on_withdrawn: Function called if the suspected growth has not lasted.
+        memory: Function that returns this process's anonymous and shared bytes at the end of the newest step.
             `Batch` events lack these figures, because the journal keeps each step's event small.
-        is_searching: Returns whether memlog's own search took memory of this process in the newest step.
+        is_searching: Function that returns whether memlog's own search took memory of this process in the
+            newest step.
     """
 
     def __init__(
@@ -196,10 +200,10 @@ class GrowthDetector:
         self._piles.take(step, children)
 
     def finish(self) -> None:
-        """Judge all series a last time, and confirm growth that lasts until now.
+        """Judge all series a last time, and confirm growth that has lasted until the last step.
 
-        The figures of the last step are used, not the current ones. By now, the program's functions have
-        returned, and can have freed everything.
+        The figures of the last step are used. Since that step, the program's functions have returned, and can
+        have freed everything.
         """
         self._is_ending = True
         self._take_host(self._gaps.rest())
@@ -253,8 +257,8 @@ class GrowthDetector:
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
 
-        A DataLoader's worker can end after one epoch, after only a few readings. So its growth is confirmed
-        if the growth lasted long, or if an earlier process of the same role also grew until its end.
+        A DataLoader's worker can end after one epoch, after only a few readings. So growth is confirmed in
+        two cases: it lasted long, or an earlier process of the same role also grew until the end.
         """
         suspected = watch.pending
         news = watch.end()
@@ -269,10 +273,10 @@ class GrowthDetector:
             self._report_child(role, watch, News("withdrawn", suspected))
 
     def _report_child(self, role: str, watch: SeriesWatch, news: News | None) -> None:
-        """Report a child process's growth, unless growth of the same kind of process was reported already.
+        """Report a child process's growth, unless growth of a process of the same kind was reported before.
 
-        Processes of one kind share the cause of their growth. Growth that is `LARGER` times as fast as the
-        reported growth is reported again.
+        Processes of one kind, such as all workers of a DataLoader, share the cause of growth. Growth that is
+        `LARGER` times as fast as the reported growth is reported again.
         """
         if news is None:
             return
@@ -319,8 +323,8 @@ class GrowthDetector:
         """Collect garbage. Return True if the garbage explains a growth.
 
         Much garbage can hide a leak. So the bytes in use after this collection are also compared with the
-        bytes in use after the previous collection. With ``old``, old garbage is collected, too, if there is
-        time left for such collections.
+        bytes in use after the previous collection. If ``old`` is true, old garbage is collected, too, unless
+        such collections have used up their time.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()
@@ -352,9 +356,9 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        The whole growth is estimated in two ways: from the figures of the C library's allocator, and from
-        ``rate``, the growth of the process per step. The larger estimate is used, because the allocator's
-        figures do not show the memory that Python manages for small objects.
+        The whole growth is estimated in two ways. One estimate uses the figures of the C library's allocator.
+        The other estimate uses ``rate``, the growth of the process per step. The larger estimate is used,
+        because the allocator's figures do not show the memory that Python manages for small objects.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

@@ -7,17 +7,19 @@ from collections.abc import Callable
 from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
-"""Factor for findings whose kind and place are those of an earlier finding. Such a finding gets an alert of
-its own only if its rate is at least the earlier rate times this factor."""
+"""Minimum ratio of a finding's rate to the rate of an earlier finding of the same ``kind`` and ``where``.
+Below this ratio, the newer finding gets no alert."""
 
 
 class FindingAlerts:
-    """Subscriber that publishes an alert for each new finding. Trackers get these alerts like those of rules.
+    """Subscriber that publishes an alert for each new finding.
+
+    Trackers get these alerts and the alerts of rules in the same way.
 
     Args:
-        publish: Takes the alerts.
-        on_alert: Called with each alert after it was published.
-        on_new: Called with each new finding before its alert is published.
+        publish: Function called with each alert.
+        on_alert: Function called with each alert after its publication.
+        on_new: Function called with each new finding before its alert is published.
 
     Attributes:
         findings: The findings so far.
@@ -49,7 +51,7 @@ class FindingAlerts:
 
 
 def _is_known(finding: Finding, before: Finding) -> bool:
-    """Return True if an earlier finding has the same kind and place, and growth is not twice as fast now."""
+    """Return True if ``before`` has the same ``kind`` and ``where``, and the rate has not doubled since."""
     if (finding.kind, finding.where) != (before.kind, before.where):
         return False
     if finding.rate is None or finding.kind == "larger_steps":

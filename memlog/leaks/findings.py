@@ -11,10 +11,11 @@ from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
-"""Minimum number of steps before growth counts as certain, if its rate is known to within a third."""
+"""Minimum number of steps for which certain growth has lasted. Its rate must also be known to within a
+third."""
 _NARROW = 1 / 3
 _FRAGMENTS = 400
-"""Minimum number of steps for which an allocator's unused memory has to grow before there is a finding."""
+"""Minimum duration, in steps, of reported growth of an allocator's unused memory."""
 
 
 class _Text(NamedTuple):
@@ -74,10 +75,10 @@ _TEXTS = {
 
 
 class GrowthFindings:
-    """Receiver of confirmed growth. It publishes a finding about each growth.
+    """Receiver of confirmed growth. It publishes a finding about each growth that is certain enough.
 
     Args:
-        publish: Takes the findings.
+        publish: Function called with each finding.
     """
 
     def __init__(self, publish: Callable[[Event], object]) -> None:
@@ -85,9 +86,9 @@ class GrowthFindings:
         self._fragmented: set[str] = set()
 
     def __call__(self, growth: Suspicion) -> None:
-        """Publish a finding about a growth, unless it is too uncertain.
+        """Publish a finding about a growth, unless the growth is too uncertain.
 
-        Growth of the process's memory is published only if it is certain.
+        Growth of the trainer's process is published only if it is certain.
 
         Growth of an allocator's unused memory is published one time, and only if it has lasted long. Even in
         healthy programs, small free pieces of the heap add up for a while.
@@ -103,7 +104,7 @@ class GrowthFindings:
 
 
 def finding_of(growth: Suspicion) -> Finding:
-    """Return a finding that says that a series grows. It names no cause."""
+    """Return a finding that reports the growth of a series and names no cause."""
     text, where = _text_of(growth.series)
     others = f", and of {growth.others} more like it," if growth.others else ""
     title = f"{text.what.format(where)}{others} grows"

@@ -1,4 +1,4 @@
-"""Forecast of the step at which a growing series reaches its limit, and the bytes left until the limit."""
+"""Forecast of the step at which a growing series fills the memory, and the bytes that are left until then."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from memlog.probes.cgroup import read_cgroup, read_file_pages
 from memlog.probes.tree import available_memory
 
 _WIDEST = 2.0
-"""Maximum ratio of the highest to the lowest estimate of the steps until the limit. Beyond it, there is no
-forecast."""
+"""Maximum ratio of the highest to the lowest estimate of the steps until the limit. Above this ratio, there
+is no forecast."""
 _FURTHEST = 1_000_000
-"""Maximum number of steps until a limit that is forecast. Slower growth does not matter."""
+"""Maximum number of steps until the limit. Above it, there is no forecast, because such slow growth does not
+matter."""
 
 
 def steps_left(growth: Growth, free: float) -> tuple[float, float]:

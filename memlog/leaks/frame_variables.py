@@ -61,7 +61,7 @@ def all_objects() -> list[Any]:
 def _running_frames() -> Iterator[FrameType]:
     """Yield the frames of running functions except memlog's, the innermost first.
 
-    If frames of other threads must not be read, yield only this thread's frames.
+    Before Python 3.13 (`LIVE_LOCALS` is false), yield only this thread's frames.
     """
     threads = tuple(sys._current_frames().values()) if LIVE_LOCALS else (sys._getframe(),)
     for innermost in threads:

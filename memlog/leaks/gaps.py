@@ -1,4 +1,4 @@
-"""Series of levels without the steps in which memlog's own search took memory."""
+"""Series of memory levels without the steps in which memlog's own search took memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memlog.growth import Growth
 
 _ENOUGH = 12
-"""Number of levels after a gap before the series is continued without the gap."""
+"""Number of levels that must follow a gap before the gap is removed from the series."""
 
 _JOINED = 6
 """Number of levels on either side of a gap that are compared."""
@@ -36,9 +36,10 @@ class Gaps:
 
     def __init__(self) -> None:
         self._shift = Level(0, 0)
-        """Steps and bytes to subtract from a level that was measured."""
+        """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """One pair for each shift: the shifted step from which the shift applies, and its number of steps."""
+        """A pair for each shift: the last shifted step before the shift, and the number of steps to
+        subtract."""
         self._newest: deque[Level] = deque(maxlen=_JOINED)
         """The newest shifted levels. During a gap, these are the levels before the gap."""
         self._waiting: list[Level] = []
@@ -46,7 +47,7 @@ class Gaps:
         self._after = 0
 
     def take(self, step: int, level: int, *, left_out: bool) -> Sequence[Level]:
-        """Take a level. Return the levels that can be judged now, without the gaps.
+        """Take a level. Return the levels that can be judged after this call, shifted to close the gaps.
 
         Args:
             step: Number of the step.
@@ -67,15 +68,15 @@ class Gaps:
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return a growth that was found in shifted levels, with its true first step and level."""
+        """Return growth that was found in shifted levels, with the first step and the level as measured."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 
     def _close(self, after: list[Level]) -> list[Level]:
         """Close the gap, and return the levels after it, shifted to continue the levels before it.
 
-        The shift is the difference between the median of the first levels after the gap and the median of the
-        last levels before it. A single level is not used, because it can be a spike.
+        The shift is the difference of two medians: the median of the first levels after the gap, minus the
+        median of the last levels before the gap. Single levels are not compared, because they can be spikes.
         """
         count = len(self._newest)
         before = median(each.level for each in self._newest)

@@ -14,7 +14,7 @@ from memlog.leaks.holders import Holder
 from memlog.leaks.watched_storages import Site, WatchedStorage
 
 _JOINS: Final = re.compile("cat|stack|append|pad")
-"""Operations that join a tensor to others."""
+"""Pattern in the names of operations that join tensors."""
 _LEAST_ENDS: Final = 3
 """Minimum number of iterations over which a tensor has to become larger."""
 _EVEN: Final = 0.5
@@ -22,7 +22,7 @@ _EVEN: Final = 0.5
 
 
 class SizesAtEnds:
-    """Bytes that each site's newest storages have at the end of each watched iteration."""
+    """Bytes of the newest storages made at each `Site`, recorded at the end of each watched iteration."""
 
     def __init__(self) -> None:
         self._ends: list[Counter[Site]] = []
@@ -41,9 +41,9 @@ class SizesAtEnds:
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:
-        """Return a holder for each site that joins tensors, if the joined tensor is larger in each iteration.
+        """Return a `Holder` for each site that joins tensors and whose result is larger in each iteration.
 
-        Sites of other operations are left out: their results are larger only because their inputs are.
+        Sites of other operations are left out. Their results are larger only because their inputs are larger.
         """
         if len(self._ends) < _LEAST_ENDS:
             return []
@@ -52,7 +52,7 @@ class SizesAtEnds:
         return [_holder(site, rate) for site, rate in rates.items() if rate > 0]
 
     def _rate(self, site: Site) -> float:
-        """Return the bytes per iteration by which a site's storages become larger; 0 if they don't."""
+        """Return the bytes per iteration by which a site's storages grow; 0 if they do not grow evenly."""
         rises = [after[site] - before[site] for before, after in pairwise(self._ends)]
         mean = fmean(rises)
         return mean if self._ends[0][site] and min(rises) >= _EVEN * mean else 0.0

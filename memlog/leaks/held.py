@@ -1,4 +1,4 @@
-"""Memory that owners keep."""
+"""Memory that each owner keeps alive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Held(NamedTuple):
 
 
 def with_equals_joined(held: Iterable[Held]) -> list[Held]:
-    """Join the items whose growing containers have the same description."""
+    """Return ``held``, with items joined if their growing containers have the same description."""
     groups: dict[object, Held] = {}
     for one in held:
         owner, growth = one.owner, one.growth

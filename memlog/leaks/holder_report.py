@@ -24,24 +24,27 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Maximum number of graphs whose owners are searched for. The same maximum applies to sites, and to
-containers. The largest are chosen."""
+"""Maximum number of graphs whose owners are searched for. It is also the maximum number of sites, and the
+maximum number of containers. Those that keep the most memory are chosen."""
 _MAX_VIEWS: Final = 4
-"""Maximum number of tensors of one storage whose owners are searched for."""
+"""Maximum number of tensors, among those that share one storage, whose owners are searched for."""
 _MAX_SHARERS: Final = 64
-"""Maximum number of tensors with the same graph whose owners are searched for."""
+"""Maximum number of tensors, among those that share one graph, whose owners are searched for."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
 _LEAST: Final = 64.0
-"""Minimum bytes per step that an owner has to gain before it is reported."""
+"""Minimum growth of a reported owner, in bytes per step."""
 _SEVERAL: Final = 2
-"""Minimum number of watched iterations from which an owner must keep storages. With fewer, the owner is not
-reported, unless it keeps graphs or has a container that grows."""
+"""Minimum number of watched iterations whose storages an owner keeps. With fewer, the owner is reported only
+if it keeps graphs or has a container that grows."""
 
 
 class _Target(NamedTuple):
-    """An object whose owner is searched for, and all memory that objects of the same sort keep.
+    """An object whose owner is searched for, and all memory that similar objects keep.
+
+    Similar objects have graphs with the same last operation and number of nodes, or storages that were made
+    at the same `Site`.
 
     Attributes:
         holders: Tensors, or one autograd node. The owner of any of them is the target's owner.
@@ -110,7 +113,7 @@ class HolderReport:
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return the holders, the largest first. Only the first call finds any."""
+        """Return descriptions of the owners, the fastest growth first. Only the first call finds any."""
         try:
             return self._find()
         finally:
@@ -229,9 +232,10 @@ class HolderReport:
         return next((one for one in owners if addition(one) is not None), owner)
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
-        """Return each target's chain of owners; ``None`` for a target without one.
+        """Return each target's chain of owners; ``None`` for a target without a chain.
 
-        If no tensor of the target has a chain, the chain of a numpy array that shares its memory is used.
+        If no tensor of the target has a chain, use the chain of a numpy array that shares memory with a
+        tensor.
         """
         objects = [one for target in targets for one in target.holders]
         found = dict(zip(map(id, objects), search.chains(objects), strict=True))
@@ -274,7 +278,8 @@ class HolderReport:
     ) -> None:
         """Add the memory that a target keeps to its owner's group.
 
-        Storages in ``taken`` are counted already, so they are left out. The new ones are added to ``taken``.
+        Storages in ``taken`` are counted already, so they are left out. The new storages are added to
+        ``taken``.
         """
         key: object = target.is_gradient
         if owner is not None:
@@ -314,9 +319,9 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return ``held`` with the memory that growing containers gain besides the tensors already found.
+        """Return ``held``, completed by the memory that growing containers gain in other objects.
 
-        Containers whose owner is not yet in ``held`` are added.
+        Containers whose owner is not in ``held`` are added.
         """
         measured = {id(one.growth.container): one for one in containers}
         found = []

@@ -1,4 +1,4 @@
-"""Search for the holders of growing memory, over some steps of training.
+"""Search for the holders of growing memory, such as variables and containers, over some steps of training.
 
 1. Watch the storages that a few whole iterations make. An iteration lasts from the end of one optimizer step
    to the end of the next.
@@ -35,13 +35,14 @@ number were even, the new list would have the address of an earlier list. The ne
 list that no longer grows.
 """
 _TRACED: Final = 5
-"""Number of steps in each of the two halves of a run of ``tracemalloc``."""
+"""Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""Maximum fraction of the search's time that one step may take. The search continues in the next step."""
+"""Maximum fraction of the search's whole time that the search adds to one step. It continues in the next
+step."""
 _MOST_AT_ONCE: Final = 3.0
-"""Maximum processor seconds for which the search holds up one step."""
+"""Maximum processor seconds that the search adds to one step."""
 _ENOUGH: Final = 0.5
-"""Minimum fraction of the growth that holders have to explain. Below it, ``tracemalloc`` runs."""
+"""Minimum fraction of the growth that holders have to explain. Below this fraction, ``tracemalloc`` runs."""
 
 
 class HolderSearch:
@@ -52,7 +53,7 @@ class HolderSearch:
     Args:
         budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
         diagnostics: Counter of memlog's own errors.
-        rate: Growth to be explained in bytes per step. If it is 0, ``tracemalloc`` does not run.
+        rate: Growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run.
         watched: Number of iterations whose storages are watched.
         later: Steps between the watched iterations and the search for storages that are still alive.
     """
@@ -115,11 +116,11 @@ class HolderSearch:
         return self._complete
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return the holders found so far, the largest first."""
+        """Return the holders found so far, the fastest growth first. Those from ``tracemalloc`` come last."""
         return self._holders
 
     def stop(self) -> None:
-        """End the search now, and remove its hooks, modes and references. A second call is harmless."""
+        """End the search, and remove its hooks, modes and references. A second call is harmless."""
         self._finished = True
         watch, self._watch = self._watch, None
         if watch is not None:

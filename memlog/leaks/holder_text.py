@@ -1,4 +1,4 @@
-"""Sentences about holders."""
+"""Titles, evidence and remedies of findings about the holders of growing memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
 _MOSTLY: Final = 0.5
-"""Minimum fraction of the kept bytes that a layer must have made before its name is printed."""
+"""Minimum fraction of the kept bytes that a layer has made. Below this fraction, the layer is not named."""
 
 
 def holder_of(held: Held, steps: int) -> Holder:

@@ -28,7 +28,7 @@ class Holder(NamedTuple):
     """Holder of memory that grows.
 
     Attributes:
-        kind: Kind of cause.
+        kind: Kind of cause, such as ``kept_graph``.
         title: Sentences that name the holder and the memory that it keeps.
         where: File and line, such as ``train.py:31``; ``None`` if unknown.
         bytes_per_step: Bytes that the holder gains per step; 0 if unknown.

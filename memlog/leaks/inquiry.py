@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch
 
 _LEAST_SECONDS = 4.0
-"""Processor seconds that a search may take even in a short run. The search looks at all objects three times.
+"""Processor seconds that a search may take even in a short run. A search looks at all objects three times.
 Each look takes 0.4 to 1 s for half a million objects."""
 _COUNT_SECONDS = 0.3
-"""Maximum processor seconds for adding up the sizes of all tensors. Beyond it, the sum is unknown."""
+"""Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
+unknown."""
 _MOST_SEARCHES = 3
 """Maximum number of searches of a run."""
 _PART = 0.25
-"""Minimum fraction of the growth that a holder has to explain before it is reported."""
+"""Minimum fraction of the growth that a reported holder explains."""
 _EXPLAINED = 0.5
 """Minimum fraction of the growth that all holders together have to explain. Below it, a second search
 begins. A cause that is found by elimination has to explain this fraction, too."""
 _WATCHED, _LATER = 12, 13
-"""Lengths of a second search: the number of iterations that it watches, and the number of steps from these to
-the search for storages that are still alive. The long watch also finds memory that is kept only every few
-steps."""
+"""Arguments ``watched`` and ``later`` of a second `HolderSearch`. It watches more iterations than the first
+search, so that it also finds memory that is kept only every few steps."""
 
 
 class _Figures(NamedTuple):
@@ -47,15 +47,16 @@ class _Figures(NamedTuple):
 
 
 class GrowthInquiry:
-    """Receiver of the detector's news about this process and its devices.
+    """Receiver of suspected, confirmed and withdrawn growth of this process and its devices.
 
     The search for holders begins when growth is suspected, so that it usually ends before the growth is
     confirmed. The holders found are published only after the growth is confirmed.
 
     Args:
-        publish: Takes the findings.
+        publish: Function called with each finding.
         diagnostics: Counter of memlog's own errors.
-        is_traced: Returns whether the current step is traced. The search then waits.
+        is_traced: Function that returns whether the tracer traces the current step. No search begins in a
+            traced step.
         begun: Start of the run in seconds, as `time.monotonic` returns it.
     """
 
@@ -82,11 +83,11 @@ class GrowthInquiry:
 
     @property
     def searching(self) -> bool:
-        """True while the search for holders watches steps."""
+        """True while a search for holders runs."""
         return self._search is not None
 
     def ends(self) -> None:
-        """Remember that the program has ended. Memory that its functions held can be free now."""
+        """Remember that the program has ended. Memory that its functions held can have been freed."""
         self._is_ending = True
 
     def suspected(self, growth: Suspicion) -> None:
@@ -103,7 +104,7 @@ class GrowthInquiry:
             self._growth, self._holders = None, ()
 
     def confirmed(self, growth: Suspicion) -> None:
-        """Publish the growth with its cause, now or as soon as the search has ended."""
+        """Publish the growth with its cause. If the search still runs, publish when the search has ended."""
         if not _has_holders(growth):
             self._publish_without_cause(growth)
             return
@@ -131,7 +132,7 @@ class GrowthInquiry:
             self._report(self._confirmed)
 
     def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
-        """Begin a search, with the lengths ``watched`` and ``later`` of a `HolderSearch`, or its defaults."""
+        """Begin a search. ``lengths`` can be the arguments ``watched`` and ``later`` of `HolderSearch`."""
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
         from memlog.leaks.holder_search import HolderSearch  # noqa: PLC0415 - it loads parts of torch

@@ -12,7 +12,9 @@ _Kind = TypeVar("_Kind")
 
 
 class KindTable(Generic[_Kind]):
-    """Table of types and their kinds, which selects objects by the kind of their type.
+    """Table that maps types to kinds, and selects objects by the kind of their type.
+
+    ``kind_of`` defines the kinds, for example one kind for all subclasses of ``torch.Tensor``.
 
     Types are compared by identity. They are not hashed, because hashing can run the code of a metaclass.
 

@@ -1,4 +1,4 @@
-"""Tensors and autograd nodes that have a Python object, found by one pass over all tracked objects."""
+"""Search for tensors and autograd nodes among the objects that the garbage collector tracks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class LiveTensors:
         roots: Tensors with a graph, and autograd nodes that have a Python object, the newest first. Each root
             is a tuple: sequence number of the graph's last node, the tensor or node, and the graph's last
             node. Graphs whose last node is older than ``first_node`` are left out.
-        own: Containers of this object that refer to tensors. They are not the program's.
+        own: Containers in which this object holds the tensors. A search for the tensors' owners must ignore
+            them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LiveTensors:
 
     @property
     def own(self) -> list[Any]:
-        """Return the containers of this object."""
+        """Return the containers in which this object holds the tensors."""
         return [self.by_storage, *self.by_storage.values(), self.roots, *self.roots]
 
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:

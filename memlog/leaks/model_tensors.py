@@ -20,10 +20,10 @@ _base: Any = torch._C.TensorBase
 
 
 class ModelTensors:
-    """Parameters and optimizers that exist when this object is made. Later ones can be a leak.
+    """Parameters and optimizers that exist when this object is made. Those that are made later can be a leak.
 
-    Only the identity of each parameter is kept. ``torch.utils.swap_tensors`` refuses tensors that have weak
-    references. Conversions of modules to another type or device can call this function.
+    Only the identity of each parameter is kept, without a weak reference. A conversion of a module to another
+    type or device can call ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
 
     Args:
         objects: All objects that the collector tracks.

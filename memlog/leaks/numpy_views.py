@@ -18,7 +18,7 @@ def views_of(
 ) -> dict[int, list[Any]]:
     """Return the arrays that share memory with tensors, by the tensor's identity.
 
-    The collector does not track arrays, so a search for referrers does not find them as owners of tensors.
+    The garbage collector does not track arrays, so a search for referrers does not find arrays as owners.
 
     Args:
         objects: All objects that the collector tracks.

@@ -34,10 +34,10 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
-"""Number of levels in which only a chain through a growing container ends the search. After these levels, any
-chain ends it."""
+"""Number of levels after which any chain of owners ends the search. In these levels, only a chain through a
+growing container ends the search."""
 _MAX_FRONTIER: Final = 400
-"""Maximum number of objects of one level whose referrers are searched."""
+"""Maximum number of objects in one level whose referrers are searched for."""
 _MAX_REFERRERS: Final = 4000
 """Maximum number of referrers of one level that are looked at."""
 _LAST_RESORTS: Final = (FunctionType, GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -50,8 +50,8 @@ class Root(NamedTuple):
         kind: ``local``, ``global``, ``class``, ``unnamed``, or ``cycle`` (garbage that waits for the
             collector).
         name: Name of the variable or class; empty for other kinds.
-        place: Name of the function or module.
-        file: File of the function or module; empty if unknown.
+        place: Name of the function or module to which the root belongs; empty if unknown.
+        file: File of this function or module; empty if unknown.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Chain(NamedTuple):
 
 
 class OwnerSearch:
-    """Search for the owners of objects. All objects that the search reaches stay alive as long as it exists.
+    """Search for the owners of objects. The search keeps alive all objects that it reaches.
 
     Args:
         budget: Time that the search may take.
@@ -102,7 +102,7 @@ class OwnerSearch:
         self._truncated = False
 
     def chains(self, targets: Sequence[Any]) -> list[Chain | None]:
-        """Return the best chain of owners for each object; ``None`` for an object without one.
+        """Return the best chain of owners for each object; ``None`` for an object without a chain.
 
         A chain through a growing container is preferred, then the shortest chain to a name.
         """
@@ -125,7 +125,8 @@ class OwnerSearch:
     def _is_settled(self, number: int, level: int) -> bool:
         """Return whether a chain was found that is good enough to end the search for an object.
 
-        In the first levels, only a chain through a growing container is good enough. Later, any chain is.
+        In the first levels, only a chain through a growing container is good enough. In later levels, any
+        chain is.
         """
         if level >= _SETTLED:
             return self._best(number) is not None
@@ -136,7 +137,7 @@ class OwnerSearch:
         return self._through_preferred(number) or self._named(number)
 
     def _through_preferred(self, target: int) -> Chain | None:
-        """Return the chain through the growing container that is nearest to an object; ``None`` if none."""
+        """Return the chain through the growing container nearest to an object; ``None`` if there is none."""
         above: dict[int, int | None] = {target: None}
         order = [target]
         for number in order:  # the loop appends to `order`
@@ -163,9 +164,9 @@ class OwnerSearch:
         return number
 
     def _expand(self, numbers: list[int]) -> list[int]:
-        """Find the referrers of a level's objects. Return the numbers of the objects of the next level.
+        """Find the referrers of one level's objects. Return the numbers of the next level's objects.
 
-        These are the referrers that were not reached before and are not the end of a chain.
+        The next level consists of the referrers that were not reached before and are not the end of a chain.
         """
         self._truncated |= len(numbers) > _MAX_FRONTIER
         numbers = numbers[:_MAX_FRONTIER]
@@ -195,7 +196,7 @@ class OwnerSearch:
         return [number for number, root in roots if root is None or self._is_passing(root)]
 
     def _named(self, target: int) -> Chain | None:
-        """Return the shortest chain from an object to a name among the objects reached so far."""
+        """Return the shortest chain from an object to a name. Use only the objects in `_reached`."""
         above: dict[int, int | None] = {target: None}
         level = [target]
         best: tuple[int, Root] | None = None
@@ -263,9 +264,10 @@ class OwnerSearch:
         return not self._lines.is_program(root.file), root.kind == "class"
 
     def _last_resort(self, target: int) -> Chain | None:
-        """Return a chain for an object that no name reaches. Its root is a function, a generator or garbage.
+        """Return a chain of owners for an object to which no name in the program leads.
 
-        The result is ``None`` if the search was cut short, or if the object has no known owner.
+        The chain's root can be a function, a generator, garbage, or the outermost known owner. The result is
+        ``None`` if the search was cut short, or if the object has no known owner.
         """
         above: dict[int, int | None] = {target: None}
         order = [target]
@@ -306,7 +308,7 @@ def _class_root(one: Any) -> Root:
 
 
 def _is_looking(referrer: Any) -> bool:
-    """Return whether a referrer is a frame or function of memlog, or an object of a class of memlog."""
+    """Return whether a referrer is memlog's own frame, function or object."""
     if type(referrer) is FrameType:
         return is_memlog(referrer.f_code)
     if type(referrer) is FunctionType:

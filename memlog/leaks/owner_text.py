@@ -1,4 +1,4 @@
-"""Descriptions of owners as a program would write them: ``trainer.metric.preds``."""
+"""Descriptions of owners as a program would write them, such as ``trainer.metric.preds``."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _expressions(chain: Chain) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the last expression, cut off before the first attribute whose name occurs again in it.
+    """Return the part of the last expression before the first attribute that occurs more than once.
 
     For ``last.before.before.value``, the result is ``last``.
     """
@@ -175,7 +175,7 @@ def _function_text(one: Any) -> str:
 
 
 def _step(text: str, owner: Any, child: Any, attributes: set[int]) -> str:
-    """Return the expression of a child of an owner whose expression is ``text``.
+    """Return the expression for ``child``. ``text`` is the expression for ``owner``.
 
     ``attributes`` contains the identities of dictionaries that hold attributes.
     """

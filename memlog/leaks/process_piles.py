@@ -23,16 +23,17 @@ maximum, the growth is not reported, because processes of this kind do end."""
 _PART = 0.5
 """Minimum fraction of the growth that processes started during the growth have to hold."""
 _UNJUDGED = 2
-"""Number of newest readings that are not judged yet."""
+"""Number of the newest readings that wait to be judged."""
 
 ProcessKey = tuple[int, int]
 """Process id, and start of the process (Unix time in microseconds)."""
 OnNews = Callable[[str, SeriesWatch, News, int], object]
-"""Takes the kind of processes, the watch over their memory, the new verdict, and the number of processes."""
+"""Function that takes the kind of processes, the watch over their memory, the new verdict, and the number of
+processes."""
 
 
 def kind_of(role: str) -> str:
-    """Return the kind of a process: its role without the number."""
+    """Return the kind of a process: its role without the number, such as ``DataLoader worker``."""
     return role.rstrip("0123456789 ")
 
 
@@ -50,8 +51,8 @@ class _Kind:
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
         """Take the bytes of the living processes, and judge an earlier reading.
 
-        The newest readings are not judged yet. After its last step, a program ends its processes, and memlog
-        can't know yet that this step was the last.
+        After its last step, a program ends its child processes. memlog can't know at once that a step was the
+        last one. So the newest readings are not judged.
         """
         if self._newest and self._newest[-1][0] == step:
             return None
@@ -79,9 +80,9 @@ class ProcessPiles:
     """Watch over the kinds of child processes.
 
     Args:
-        floor: As for `SeriesWatch`.
-        least: As for `SeriesWatch`.
-        on_news: Called with confirmed growth.
+        floor: Minimum growth that counts, in bytes.
+        least: Minimum number of readings before growth is judged.
+        on_news: Function called when growth is confirmed.
     """
 
     def __init__(self, floor: float, least: int, on_news: OnNews) -> None:

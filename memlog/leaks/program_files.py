@@ -14,7 +14,8 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 def program_files(owner: Owner) -> list[str]:
     """Return source files of the program, the likeliest first.
 
-    These are the files of the owners' classes, of the chain's root, and of running functions.
+    These are the files that define the classes of the owners, the root's function or module, or a running
+    function.
     """
     lines = CallingLines()
     files = [*_class_files(owner), owner.root.file, *_running_files()]

@@ -22,16 +22,18 @@ from memlog.leaks.holders import Holder
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 _FRAMES: Final = 8
-"""Number of frames that are kept of each allocation. The program's line is usually among them."""
+"""Number of frames that ``tracemalloc`` stores for each allocation. The program's line is usually among
+them."""
 _LEAST: Final = 64.0
-"""Minimum bytes per step of a line that is reported."""
+"""Minimum growth of a line that is reported, in bytes per step."""
 _MOST_TRACED: Final = 6 * MIB
-"""Maximum bytes of traces at the end of a step. Beyond it, the trace ends. This many bytes are about 30,000
-allocations, which take 0.5 s to read."""
+"""Maximum bytes that ``tracemalloc`` itself uses at the end of a step. If it uses more, the trace ends. In so
+many bytes, it stores about 30,000 allocations, which take 0.5 s to read."""
 _MOST_IN_STEP: Final = 64 * MIB
-"""Maximum bytes of traces within a step. Beyond it, the trace ends within the step."""
+"""Maximum bytes that ``tracemalloc`` itself uses within a step. If it uses more, the trace ends within the
+step."""
 _LOOK: Final = 0.02
-"""Seconds between checks of the bytes of traces within a step."""
+"""Seconds between checks, within a step, of the bytes that ``tracemalloc`` itself uses."""
 
 
 class _Line(NamedTuple):
@@ -53,7 +55,7 @@ class AllocationTrace:
         self._start = tracemalloc.start
 
     def start(self) -> bool:
-        """Start tracing, and return True. If the program itself traces, do nothing, and return False."""
+        """Start tracing, and return True. If the program itself uses ``tracemalloc``, return False."""
         if not tracemalloc.is_tracing():
             tracemalloc.start(_FRAMES)
             self._started = True
@@ -67,7 +69,7 @@ class AllocationTrace:
 
     @property
     def running(self) -> bool:
-        """True while the trace runs and has at most `_MOST_TRACED` bytes.
+        """True while the trace runs and uses at most `_MOST_TRACED` bytes.
 
         The trace stops running if the program itself starts or stops tracing.
         """
@@ -85,12 +87,12 @@ class AllocationTrace:
         self._start(nframe)
 
     def mark_middle(self) -> None:
-        """Count the bytes that each line holds now, half-way through the trace."""
+        """Count the bytes that each line holds. Call this method half-way through the trace."""
         if self._started:
             self._middle = self._held()
 
     def finish(self, steps: int) -> list[Holder]:
-        """Stop tracing. Return the lines that hold more bytes than half-way, the fastest growth first.
+        """Stop tracing. Return the lines that hold more bytes than at `mark_middle`, the fastest first.
 
         Args:
             steps: Number of steps since `mark_middle`.
@@ -138,7 +140,7 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop the copy of a trace in a forked child. Return False, the new value of its ``_started``."""
+    """Stop the copy of a trace in a forked child. Return False, the new value of the copy's ``_started``."""
     copied = trace()
     if copied is not None:
         copied.stop()

@@ -25,32 +25,37 @@ Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 _SHARE = 0.02 / 100
 """Minimum growth per step that matters, as a fraction of the level: 2 % in 100 steps."""
 _ENOUGH = MIB / 2
-"""Growth per step, in bytes, that matters at any level. At high levels, `_SHARE` would require more."""
+"""Growth per step, in bytes, that matters even at a high level. There, `_SHARE` alone would require more
+growth."""
 _SOON = 20_000
-"""Number of steps. Any growth that reaches the limit within this number of steps matters."""
+"""Number of steps within which growth reaches the limit. Any growth that is so fast matters."""
 _PART = 16
-"""Number of equal parts of a window. The window is judged again when it has one part of new levels."""
+"""Divisor of the number of levels in a window. The quotient is the number of new levels after which the
+window is judged again."""
 _NEW = 4
-"""Minimum number of new levels before a window is judged again. Also the minimum wait, in steps."""
+"""Minimum number of new levels before a window is judged again. Also the minimum number of steps from the
+suspicion to the decision, if memory will be full soon."""
 _SLOWEST = 0.5
 """Minimum ratio of a growth's newer rate to its earlier rate. Below it, the growth has not continued."""
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Minimum growth before it is suspected, in standard deviations of the levels around the trend. Confirmed
+"""Minimum of suspected growth, in standard deviations of the levels around the trend. Confirmed
 growth requires more (`SIGMAS`). With this lower minimum, the search for the cause begins early enough even if
 levels are noisy."""
 _LATER = 16
-"""Minimum number of levels after growth was noticed before these levels are judged by themselves."""
+"""Minimum number of levels since growth was noticed. With fewer, these levels are not judged by
+themselves."""
 _IN_USE = 256
 """Maximum length of `SeriesWatch.in_use`. Beyond it, a new level replaces the oldest."""
 _SHORT = 4
 """Minimum number of levels for `SeriesWatch.short_growth`, which judges a series that ended early."""
 _AGAIN = 16
-"""Maximum number of steps between the two times that growth has to be found before it is suspected."""
+"""Maximum number of steps from the first to the second time that growth is found. Growth is suspected only if
+it is found two times."""
 _WAIT = (64, 256)
-"""Minimum and maximum number of steps from the suspicion to the decision whether growth is confirmed. The
-wait can be shorter than the minimum if memory will be full soon."""
+"""Usual minimum, and maximum, of the number of steps from the suspicion to the decision whether growth is
+confirmed. If memory will be full soon, the number is smaller."""
 
 
 class News(NamedTuple):
@@ -64,7 +69,8 @@ class SeriesWatch:
     """Watch over the growth of one series.
 
     Args:
-        floor: Minimum bytes of growth, from its first step until now. Allocators take memory in such pieces.
+        floor: Minimum growth, in bytes, from the first step of the growth to the newest. Allocators take
+            memory in pieces of about this size.
         least: Minimum number of levels before growth is judged.
     """
 
@@ -79,7 +85,8 @@ class SeriesWatch:
         self.free: float | None = None
         """Newest known number of bytes left until the limit; ``None`` if unknown."""
         self.in_use: deque[tuple[int, int]] = deque(maxlen=_IN_USE)
-        """Steps since growth was suspected, each with its level without the allocator's unused blocks."""
+        """Pairs of a step since growth was suspected, and the step's level without the allocator's unused
+        blocks."""
 
     @property
     def pending(self) -> Growth | None:
@@ -114,7 +121,8 @@ class SeriesWatch:
     def end(self) -> News | None:
         """Judge the series a last time. Return a new verdict; ``None`` if there is none.
 
-        Growth is confirmed if it lasts until now. No more levels may follow.
+        Growth that has lasted until the newest level is confirmed. `take` must not be called after this
+        method.
         """
         suspected, self._is_told = self.pending, False
         found, self._found = self._growth_since(self._found, SIGMAS), None
@@ -147,7 +155,7 @@ class SeriesWatch:
         return Growth(since, total / span, min(rates), max(rates), level, total)
 
     def drop(self) -> None:
-        """Forget the suspicion and all levels. Call it if something harmless explains the growth so far."""
+        """Forget the suspicion and all levels. Call this if something harmless explains the growth so far."""
         self._found, self._is_told = None, False
         self._levels.clear()
 
@@ -157,12 +165,12 @@ class SeriesWatch:
         self._begin(growth, self._levels.finest.indexes[-1], is_told=True)
 
     def delay(self) -> None:
-        """Compute again, from the newest value of `free`, at which step the growth is judged next."""
+        """Recompute the step at which the growth is judged next. The step depends on `free`."""
         if self._found is not None:
             self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 
     def _judge(self, window: LevelWindow, sigmas: float) -> Growth | None:
-        """Return the growth of a window's newest regime; ``None`` if it does not matter or was reported."""
+        """Return the growth of a window's newest regime; ``None`` if it is too small or was reported."""
         level = window.levels[-1]
         wanted = max(_wanted(level, self.free), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)
@@ -179,7 +187,7 @@ class SeriesWatch:
         self._due = step + _wait(growth, self.free, is_told)
 
     def _suspect(self, before: Growth) -> News | None:
-        """Suspect growth that was found one time, if all levels since the growth began still show it."""
+        """Suspect growth that was found once, if all levels since the growth began still show the growth."""
         found = self._growth_since(before, _SUSPECTED)
         self._found = found if found is not None and _continues(found, before) else None
         if self._found is None:
@@ -257,10 +265,11 @@ def _is_due(window: LevelWindow, least: int) -> bool:
 
 
 def _goes_on(levels: LevelScales, since: int, found: Growth, suspected: Growth) -> bool:
-    """Return True if growth has continued, both in all levels and in the levels after it was noticed.
+    """Return True if growth has continued. It must show in two series of levels.
 
-    The later levels are an independent test, because the suspicion was based on the earlier levels alone.
-    ``since`` is the step at which the growth was noticed.
+    The first series contains all levels of the growth. The second series contains only the levels after step
+    ``since``, at which the growth was noticed. The second series is an independent test, because the
+    suspicion was based on the levels before that step. It is judged only if it has at least `_LATER` levels.
     """
     if not _continues(found, suspected):
         return False

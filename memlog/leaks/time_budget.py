@@ -52,20 +52,20 @@ class TimeBudget:
             self._began, self._most = None, math.inf
 
     def take(self, seconds: float) -> None:
-        """Subtract time that other work has taken."""
+        """Subtract the processor seconds that other work has taken."""
         self._left -= seconds
 
     @property
     def left(self) -> float:
         """Seconds left for this block or for all blocks, whichever are fewer.
 
-        The number is negative if the work took longer.
+        The number is negative if the work took too long.
         """
         return min(self.left_in_all, self._most - self._taken())
 
     @property
     def left_in_all(self) -> float:
-        """Seconds left for this block and later blocks together; negative if the work took longer."""
+        """Seconds left for this block and later blocks together; negative if the work took too long."""
         return self._left - self._taken()
 
     def _taken(self) -> float:

@@ -35,9 +35,9 @@ from memlog.tracer import torch_private
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 
 _WATCHED: Final = 3
-"""Number of iterations in each of the two watches."""
+"""Number of iterations that are watched without a pause. After a pause, as many are watched again."""
 _BETWEEN: Final = 24
-"""Minimum number of steps between the two watches."""
+"""Minimum number of steps in the pause between the two groups of watched iterations."""
 _LEAST_BYTES: Final = MIB
 _LEAST_SHARE: Final = 0.02
 """Minimum ratio of the bytes of unowned gradients to the bytes of all parameters' gradients."""
@@ -58,8 +58,8 @@ _base: Any = torch._C.TensorBase
 class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
-    Only the identity of the parameter is kept. ``torch.utils.swap_tensors`` refuses tensors that have weak
-    references. Conversions of modules to another type or device can call this function.
+    Only the identity of the parameter is kept, without a weak reference. A conversion of a module to another
+    type or device can call ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
     """
 
     parameter: int
@@ -249,7 +249,7 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return the gradients that are still the same tensors and have changed 1 to ``most`` times."""
+    """Return the gradients that are still the same tensors and have changed once to ``most`` times since."""
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)
@@ -265,9 +265,10 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
 
 
 def _name(parameters: list[Any]) -> tuple[str, str]:
-    """Return the expression of the owner that all parameters share, and the place of the owner's variable.
+    """Return Python code for the object that owns all the parameters, and the place of the object's variable.
 
-    The place is a text such as "in `main()`", with a space in front. Unknown strings are empty.
+    The code is a text such as ``model.encoder``. The place is a text such as "in `main()`", with a space in
+    front. A text is empty if unknown.
     """
     budget = TimeBudget(_SECONDS)
     with budget.running():

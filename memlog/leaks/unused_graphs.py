@@ -1,8 +1,8 @@
 """Evaluation without ``no_grad``: forward passes that record graphs that no backward pass uses.
 
-While the watch is on, global hooks notice each outermost call of a module in evaluation mode with gradients
-enabled. During such a call, the last node of each output of the module and of its submodules gets a hook. A
-backward pass calls this hook. The hook belongs to the graph and is freed with the graph. So memlog keeps
+While the watch is on, global hooks notice each outermost call of a module in evaluation mode, if gradients
+are enabled. During such a call, the last node of each output of the module and of its submodules gets a hook.
+A backward pass calls this hook. The hook belongs to the graph and is freed with the graph. So memlog keeps
 nothing alive. It knows for each forward pass whether a backward pass used a part of the graph, and whether
 the graph is freed.
 
@@ -39,16 +39,16 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 _FEWEST: Final = 3
-"""Minimum number of a line's graphs that were freed unused before the line is reported."""
+"""Minimum number of graphs of a reported line that were freed and never used."""
 _LEAST_BYTES: Final = 4 * MIB
-"""Minimum median size of a line's graphs, in bytes, before the line is reported."""
+"""Minimum median size of a reported line's graphs, in bytes."""
 _MEASURED: Final = 5
 """Maximum number of graphs of one line that are measured."""
 _SECONDS: Final = 0.1
 """Maximum processor seconds for measuring one graph."""
 _MAX_PENDING: Final = 256
 _MAX_MARKS: Final = 2000
-"""Maximum number of nodes of one pass that get a hook."""
+"""Maximum number of nodes of one forward pass's graph that get a hook."""
 _MAX_LINES: Final = 64
 _CALL_SECONDS: Final = 3e-6
 """Approximate seconds that the hooks take for each call of a module."""
@@ -230,7 +230,7 @@ def _is_plain() -> bool:
 
 
 def _mark(output: Any, running: _Pass) -> list[Any]:
-    """Add the pass's hook to the last nodes of a module's outputs, and return these nodes.
+    """Add the pass's hook to the last graph node of each output of a module, and return these nodes.
 
     Nodes that were made before this pass are left out.
     """

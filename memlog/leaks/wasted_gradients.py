@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
 _FACTOR = 8
-"""Factor by which the number of steps grows from one look at all parameters to the next."""
+"""Ratio of the step of one look at all parameters to the step of the previous look."""
 _SHARE = 0.005
-"""Maximum fraction of the run's time that such looks may have taken. Beyond it, there is no further look."""
+"""Maximum fraction of the run's time for looking at all parameters. Above this fraction, no further look
+begins."""
 
 
 class WastedGradients:
@@ -27,7 +28,7 @@ class WastedGradients:
     No method raises.
 
     Args:
-        publish: Takes the findings.
+        publish: Function called with each finding.
         diagnostics: Counter of memlog's own errors.
     """
 
@@ -65,7 +66,7 @@ class WastedGradients:
             self._look_for_unused(step)
 
     def finish(self, step: int | None) -> None:
-        """Judge a last time, and remove all hooks and modes from torch."""
+        """Judge a last time, and remove all hooks and modes of the search from torch."""
         with self._diagnostics.contained("looking for unused gradients"):
             if self._unused is not None and step is not None:
                 self._unused.judge(step)

@@ -41,8 +41,8 @@ _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 def may_watch() -> bool:
     """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
 
-    If torch's compiler is in use, a mode changes the compiled code. If torch's profiler records, it counts
-    each operation twice while a mode is active.
+    If torch's compiler is in use, a mode changes the compiled code. If torch's profiler records, the profiler
+    counts each operation twice while a mode is active.
     """
     return may_open() and not torch_private.compiler_in_use() and not torch_private.profiling()
 
@@ -95,7 +95,7 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
 
     The mode does not measure workspaces. Backward passes run without the mode. While any dispatch mode is
     active, torch computes some derivatives in another way (``isTensorSubclassLike`` in torch's sources). The
-    last bits of these derivatives can then differ.
+    last bits of these derivatives can differ from a run without a mode.
     """
 
     def begin(self) -> None:
@@ -199,7 +199,7 @@ class StorageWatch:
 
     @property
     def ended(self) -> bool:
-        """True if the watch has ended. If its time was spent, it has ended within an iteration."""
+        """True if the watch has ended. If its time was used up, the watch has ended within an iteration."""
         return self.end_node is not None or self.seconds >= self._most_seconds
 
     def iteration_ended(self) -> None:
@@ -234,7 +234,7 @@ class StorageWatch:
         return self._mode.leave()
 
     def alive(self) -> dict[int, WatchedStorage]:
-        """Return the watched storages that are still alive, by identity."""
+        """Return the watched storages that are alive, by identity."""
         return {key: one for key, one in self._storages.items() if one.reference() is not None}
 
     def note_cycles(self) -> None:

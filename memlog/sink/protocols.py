@@ -12,7 +12,7 @@ from memlog.sink.records import Connection, Point, Resolution, StoredArtifact, T
 
 @runtime_checkable
 class Sink(Protocol):
-    """Writer of points to one run of one tracker. Called from one thread; every method may block.
+    """Writer of points to one run of one tracker. All calls come from one thread. Every method may block.
 
     On failure, a method raises `TrackerUnavailableError` if a later attempt can succeed, and
     `TrackerRejectedError` if no attempt can. Any other exception counts as `TrackerUnavailableError`. If the
@@ -21,7 +21,7 @@ class Sink(Protocol):
     """
 
     durable: bool
-    """True if data is safe after the call that stores it; False if it is safe only after `close`."""
+    """True if data is safe after the call that stores the data; False if data is safe only after `close`."""
     resolution: Resolution
     """``"full"``: every step; ``"bucketed"``: steps are grouped, so that a long run stays small enough."""
     max_points: int
@@ -30,12 +30,12 @@ class Sink(Protocol):
     """Number of points and parameters that the sink has left out so far, by reason."""
 
     def probe(self) -> None:
-        """Check that the tracker can be reached. Must fail within about two seconds if it can't."""
+        """Check that the tracker can be reached. If it can't be reached, raise within about two seconds."""
 
     def open(self) -> TrackerRun:
         """Join the user's run, find the run that an earlier sink opened, or open a new run.
 
-        Another call only returns the run again.
+        Each further call only returns the same run.
         """
 
     def log_points(self, points: Sequence[Point]) -> None:
@@ -57,9 +57,9 @@ class Sink(Protocol):
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Store a file under ``artifact.name`` and ``artifact.kind``.
 
-        A later file of the same name replaces the stored one. ``file`` is a copy that is deleted after the
-        call has returned. If the client reads the file later than that, the sink sets an attribute
-        ``keeps_files`` to True, and gets the run's own file instead of a copy.
+        A later file of the same name replaces the stored file. ``file`` is a copy that memlog deletes after
+        the call has returned. If the client reads the file after that, the sink sets an attribute
+        ``keeps_files`` to True. memlog then passes the run's own file instead of a copy.
         """
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
@@ -117,13 +117,16 @@ class ArtifactStore(Protocol):
             run_id: The tracker's own id of the run.
             artifact: One of the files that `list_artifacts` returned.
             directory: Empty folder.
-            progress: Called with the number of bytes of each part that arrives.
+            progress: Function called with the number of bytes of each part that arrives.
         """
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Part of an integration that the trainer's process imports. The import must not load the client."""
+    """Half of an integration: the half that the trainer's process imports.
+
+    The import must not load the tracker's client.
+    """
 
     name: str
     requires: str
@@ -134,13 +137,13 @@ class Backend(Protocol):
     """True if only the trainer's own process can write to a run that the user has opened."""
 
     def active_run(self) -> TrackerRun | None:
-        """Return the run that the user has open on this thread. Takes microseconds and imports nothing."""
+        """Return the run that the user has open on this thread, within microseconds and without imports."""
 
     def connection(self) -> Connection:
-        """Return the address and environment with which the client would connect from this process now."""
+        """Return the address and environment with which the client would connect from this process."""
 
     def prepare(self) -> None:
-        """Do slow work that needs no connection, such as importing the client, in the helper process."""
+        """Do slow work in the helper process that needs no connection, such as importing the client."""
 
     def open_sink(self, target: Target) -> Sink:
         """Build the sink, in a process of memlog's own.
@@ -159,11 +162,12 @@ class JoinableBackend(Backend, Protocol):
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
         """Return the run with this id and all its data; ``None`` if memlog can't write to the run.
 
-        The call takes microseconds and imports nothing. An `InProcessBackend` then gets the run in
-        `InProcessBackend.open_in_process`.
+        The call takes microseconds and imports nothing. If the backend is an `InProcessBackend`, memlog
+        then passes the run to `InProcessBackend.open_in_process`.
 
         Args:
             run_id: The tracker's own id of the run.
-            uri: Address of the tracker as its client expects it; ``None``: the one that the client uses now.
+            uri: Address of the tracker as its client expects it; ``None``: the address that the client uses
+                now.
             name: Display name; ``None``: unknown.
         """

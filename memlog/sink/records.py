@@ -12,8 +12,8 @@ LOCAL = "local"
 """Name of the built-in backend: the journal itself. It needs no sink."""
 
 OFFLINE = "offline:"
-"""Prefix of the address of a run that the tracker's client has written to a folder for a later upload. The
-folder follows: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+"""Prefix of a run's address, if the tracker's client has written the run to a folder for a later upload. The
+folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
 """Parameters that each session sends at its end. Some trackers never change a parameter. If several sessions
 write to one run there, the first session's values stay, and memlog prints no warning."""
@@ -37,7 +37,7 @@ class Point(msgspec.Struct, frozen=True):
     time_us: int
     """The event's own Unix time in microseconds, so that a replay yields the same point."""
     fold: Fold = "last"
-    """Rule that combines this value with others of the metric. This value may itself be a combination."""
+    """Rule that combines this value with other values of the metric. This value may be a combination, too."""
 
 
 class TrackerRun(msgspec.Struct, frozen=True):
@@ -72,8 +72,8 @@ class Target(msgspec.Struct, frozen=True):
     joined: TrackerRun | None
     """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
     opened: TrackerRun | None = None
-    """Run that an earlier sink opened for this target; ``None``: search for it by ``memlog_run``, or open
-    one."""
+    """Run that an earlier sink opened for this target; ``None``: the sink searches for that run by
+    ``memlog_run``, or opens a run."""
     project: str | None = None
     name: str | None = None
     begun_us: int | None = None
@@ -92,7 +92,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """The `own_id`, followed by a digest of the id of ``beside`` unless that is None."""
+        """The `own_id`. If ``beside`` is not ``None``, a digest of the id of ``beside`` follows."""
         if self.beside is None:
             return self.own_id
         # A digest, because the id of the user's run may already be as long as the tracker allows.
@@ -101,7 +101,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class StoredArtifact(msgspec.Struct, frozen=True):
-    """File of memlog's that a tracker stores."""
+    """File that memlog has uploaded to a tracker."""
 
     name: str
     kind: str

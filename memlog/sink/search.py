@@ -32,7 +32,7 @@ def home_of(backend: Backend) -> Home:
 
 
 def find_backends() -> dict[str, Backend]:
-    """Return, by name, the registered backends whose tracker's client is installed."""
+    """Return the registered backends by name. Leave out those whose client is not installed."""
     found = {}
     for entry in _entry_points():
         try:
@@ -67,7 +67,7 @@ def load_backend(name: str) -> Backend:
 
     Raises:
         UnknownBackendError: No installed package registers that name.
-        MissingExtraError: The client of its tracker is not installed.
+        MissingExtraError: The client of the backend's tracker is not installed.
     """
     entries = {entry.name: entry for entry in _entry_points()}
     if name not in entries:

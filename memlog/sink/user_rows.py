@@ -33,17 +33,17 @@ class Rows(Protocol):
         """Note that the user has committed the row. The user's next values are in another row."""
 
     def give_back(self, points: Sequence[Point]) -> None:
-        """Take back points, because the tracker's client raised and they are not in the row."""
+        """Take back points that are not in the row, because the tracker's client raised an exception."""
 
     def failed(self, error: Exception) -> None:
         """Count an error of the integration. The user's values are then logged without memlog's points."""
 
 
 class InProcessRun(Protocol):
-    """Writer to a user's run from the trainer's process. It leaves the user's own values unchanged.
+    """Writer in the trainer's process that adds memlog's data to a user's run.
 
-    The writer is created on the user's thread. If the tracker's client raises an exception in a call by the
-    user, the user gets that exception.
+    The user's own values stay unchanged. The writer is created on the user's thread. If the tracker's client
+    raises an exception in a call by the user, the user gets that exception.
     """
 
     run_id: str
@@ -53,18 +53,19 @@ class InProcessRun(Protocol):
         """True until the user has ended the run."""
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Register functions that are called when the user ends the run, if the client allows that.
+        """If the client allows it, register functions that are called when the user ends the run.
 
         Args:
-            before: Called on the user's thread just before the run ends, while it can still be written to.
-            after: Called on the user's thread after the run has ended normally. Neither function raises.
+            before: Function called on the user's thread just before the run ends. It can write to the run.
+            after: Function called on the user's thread after the run has ended normally. Neither function
+                raises.
         """
 
     def watch_rows(self, rows: Rows) -> int | None:
         """Begin to add points to the user's rows. Each time the user logs, ask ``rows`` for the points.
 
-        If the user logs a metric of the same name as a point, the user's value wins, in this row and all
-        later ones.
+        If the user logs a metric of the same name as a point, memlog adds no point of that name
+        to this row or to later rows.
 
         Returns:
             The number that the user gave the open row; ``None`` if the user gave none.

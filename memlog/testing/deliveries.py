@@ -26,7 +26,7 @@ class DeliveryContract(TrackerChecks):
     """Tests that a recorded run arrives completely and without duplicates, whichever call fails."""
 
     def test_a_whole_run_arrives_once(self, tmp_path: Path) -> None:
-        """Without failures nothing is stored twice, whether the sink is durable or not."""
+        """If no call fails, nothing is stored twice, whether the sink is durable or not."""
         run = recorded(tmp_path)
         tracked = self._deliver(run, Fault(-1))
         self._has_all_of(run, tracked, Fault(-1), repeated=False)
@@ -52,7 +52,10 @@ class DeliveryContract(TrackerChecks):
         self._has_all_of(run, tracked, Fault(-1), repeated=False)
 
     def _check_each_failure(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
-        """Make each call of an uploader fail in turn; check that another uploader completes the delivery."""
+        """Make one call of an uploader fail, and check that another uploader completes the delivery.
+
+        Repeat this for each call.
+        """
         for at in range(_AT_MOST):
             fault = fault_at(at)
             run = recorded(root / str(at))

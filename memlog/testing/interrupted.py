@@ -1,4 +1,4 @@
-"""A sink whose calls fail at a point that a test chooses."""
+"""A sink in which one call fails. The test chooses the call."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class Fault:
 
     Args:
         at: Number of the call that fails, counted from 0; -1: no call fails.
-        answered: True if the call is executed and only its result is lost; False if it is not executed.
-        error: Creates the exception.
+        answered: True if the failing call is executed and only its result is lost; False if it is not
+            executed.
+        error: Function that creates the exception.
 
     Attributes:
         failed: Name of the method whose call failed; ``None``: no call has failed so far.
@@ -56,7 +57,7 @@ class Fault:
         self.refuses = error is refused
 
     def call(self, method: str, do: Callable[[], _T], points: Sequence[Point] = ()) -> _T:
-        """Execute a call; raise if it is the call that fails."""
+        """Execute a call, or raise if this call is the one that must fail."""
         self._left -= 1
         if self._left != -1:
             return do()

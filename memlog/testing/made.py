@@ -53,7 +53,7 @@ def _point(axis: Axis, index: int, after: int) -> Point:
 
 
 def odd_points() -> list[Point]:
-    """Return points that some tracker can't store: odd names, values and indices."""
+    """Return points with odd names, values and indices. Each can't be stored in at least one tracker."""
     names = (
         "",
         " ",
@@ -95,7 +95,7 @@ def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
 
     Args:
         root: Folder for the run's folder.
-        foreign: Lines of a newer memlog to add at the end of the journal.
+        foreign: Lines to add at the end of the journal, as a newer memlog would write them.
     """
     run = new_run(root)
     journal = JournalWriter(

@@ -155,8 +155,8 @@ class TrackerChecks(TrackerReading):
         Args:
             run: The run.
             points: The points that the sink got.
-            repeated: ``True``: the sink got some of them more than once.
-            ordered: ``True``: the sink got them in this order.
+            repeated: ``True``: the sink got some of the points more than once.
+            ordered: ``True``: the sink got the points in this order.
         """
         wanted = [replace(point, value=self.stored(point.value)) for point in points]
         rows = self.rows(run.run_id)
@@ -171,7 +171,7 @@ class TrackerChecks(TrackerReading):
             assert _by_metric(rows) == _by_metric((p.name, p.index, p.value) for p in wanted)
 
     def _holds_facts(self, run: TrackerRun, facts: Mapping[str, str]) -> None:
-        """Check that the run has these parameters; it may have others."""
+        """Check that the run has these parameters. The run may have other parameters, too."""
         if self._is_shown("parameters"):
             held = self.parameters(run.run_id)
             assert {name: held.get(name) for name in facts} == dict(facts)
@@ -179,7 +179,7 @@ class TrackerChecks(TrackerReading):
     def _holds_alerts(
         self, run: TrackerRun, alerts: Sequence[Alert], *, repeated: bool = False
     ) -> None:
-        """Check that the tracker shows these alerts and no others, each once."""
+        """Check that the tracker shows each of these alerts once, and no other alerts."""
         if self._is_shown("alerts"):
             shown = self.alerts(run.run_id)
             titles = [alert.title for alert in alerts]

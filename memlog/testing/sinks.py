@@ -72,7 +72,7 @@ class OpeningContract(TrackerChecks):
         assert len(opened) == len(statuses)
 
     def test_another_sink_finds_the_run_again(self) -> None:
-        """If an uploader dies, the next uploader continues its run, even if the run's id was not stored."""
+        """If an uploader dies, the next uploader continues the same run, even if its id was not stored."""
         first = self._own()
         run = first.open()
         _log(first, points(5))
@@ -199,7 +199,7 @@ class FailureContract(TrackerChecks):
     """Tests that a sink never loses data silently while its tracker can't be reached."""
 
     def test_an_unreachable_tracker_is_an_error_until_it_is_back(self) -> None:
-        """Every call raises an error that allows another attempt, which succeeds later."""
+        """``probe`` and ``open`` raise `TrackerUnavailableError`. After the outage, calls succeed."""
         sink = self._own()
         run = sink.open()
         with self.down():

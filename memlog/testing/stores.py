@@ -83,7 +83,7 @@ class ArtifactStoreContract:
         raise AssertionError("a missing run is listed as a run without files")
 
     def test_an_unreachable_tracker_is_an_error_until_it_is_back(self, tmp_path: Path) -> None:
-        """The error allows another attempt, which succeeds later. No partial file is left."""
+        """The error allows another attempt. An attempt after the outage succeeds. No partial file is left."""
         run, store = self.run_with(FILES), self.open_store()
         artifacts = store.list_artifacts(run)
         folder = tmp_path / "fetched"
