@@ -99,8 +99,8 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     tracing_set_up_ms: float = 0.0
     """Extra milliseconds of the first two traced steps, which set up tracing."""
     steps: Int | None = None
-    """Number of steps that ``overhead_total_ms`` covers. Only the trainer's last health event has this number;
-    in other health events it is ``None``."""
+    """Number of steps that ``overhead_total_ms`` covers. Only the trainer's last health event has this
+    number; in other health events it is ``None``."""
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):
