@@ -1,7 +1,7 @@
 """The running session, for modules that must not import `memlog.session`.
 
-`memlog.session` sets the running session. The monitors publish events to it. They look the session up at
-every call, so they can be created before ``init`` and used after ``finish``.
+`memlog.session` sets the running session. The monitors publish events to it, and work without a session, too.
+They look the session up at every call. So they can be created before ``init`` and used after ``finish``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import msgspec
 _NO_ID = "none"
 """Id that torchrun gives to a training if the user gives it none."""
 _BATCH_STEP = 4_000_000_000
-"""Lowest id of a SLURM step that SLURM itself starts, such as the batch script. Such a process is no rank."""
+"""Lowest id of a step that SLURM itself starts, such as the batch script. The processes of such a step are no
+ranks."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 

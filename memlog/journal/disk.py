@@ -46,7 +46,7 @@ class Disk:
         return self._slow >= SLOW_WRITES
 
     def try_again(self) -> None:
-        """Count a slow disk as fast. One slow write among the next `WINDOW` writes makes it count as slow."""
+        """Count a slow disk as fast. One slow write among the next `WINDOW` makes the disk count as slow."""
         self._writes, self._slow, self._suspected = 0, SLOW_WRITES - 1, True
 
     def _took(self, ns: int) -> None:

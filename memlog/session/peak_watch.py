@@ -100,7 +100,7 @@ class PeakWatch:
     def sentence(self, host_limit: int | None) -> str | None:
         """Return text with the peak, its limit and its step, and with a traced step's memory categories.
 
-        The peak is the highest peak of all accelerators. If there is no accelerator, it is the process's.
+        The peak is the highest one of all accelerators. If there is no accelerator, it is the process's peak.
         Return ``None`` if no peak is known.
 
         Args:
