@@ -3,7 +3,7 @@
 `Console` prints the events of a session. The functions return the text that monitors print.
 
 Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/monitors.md lists the
-lines that differ from the older monitors' lines. Without an accelerator, a line shows the host's memory.
+lines that differ from the older monitors' lines. If there is no accelerator, a line shows the host's memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Console:
             terminal.err(alert_line(event))
 
     def stop_printing_batches(self) -> None:
-        """Print no more batches, because a monitor of the trainer prints them."""
+        """Print no more lines for batches, because a monitor of the trainer prints such lines."""
         self._left = 0
 
 
@@ -209,9 +209,9 @@ def _change(size: int | None) -> str:
 
 
 class ProgressLine:
-    """Progress of an optimiser on the standard error: one line that is rewritten in a terminal.
+    """Line on standard error that shows an optimiser's progress. In a terminal, the same line is rewritten.
 
-    If the standard error is not a terminal, a new line is printed at most every ten seconds, and at the end.
+    If standard error is not a terminal, a new line is printed at most every ten seconds, and at the end.
 
     Args:
         label: Text at the beginning of the line.

@@ -27,7 +27,7 @@
 
 Each message is one line that ends with the remedy. A wrong alert rule or gate has two more lines, which show
 the position of the mistake. Errors *inside* memlog are never raised while training runs. memlog logs them
-once per cause and counts them in the run's health.
+once per cause and counts them in `memlog.events.Health`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LaunchError(MemlogError):
     """The command passed to ``memlog run`` can't be started.
 
     Attributes:
-        exit_code: Exit code that a shell would give.
+        exit_code: Exit code that a shell would return for this command.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -105,8 +105,8 @@ class DeliveryError(MemlogError):
     """A sink could not deliver data.
 
     Attributes:
-        detail: Full text of the client's error, without credentials, because the message may contain only its
-            beginning. Empty if there is no such text.
+        detail: Full text of the client's error, without credentials; empty if there is no text. The message
+            may contain only the beginning of this text.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:

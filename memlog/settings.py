@@ -1,7 +1,7 @@
 """Settings of a session, combined from several sources.
 
-From the highest priority to the lowest: ``init``'s arguments, its ``config``, the launcher's options, the
-environment, the defaults. No other module reads memlog's own environment variables:
+From the highest priority to the lowest: ``init``'s arguments, its ``config``, the options of ``memlog run``,
+the environment, the defaults. No other module reads these environment variables:
 
 * ``MEMLOG_DIR``: folder for runs (default ``./memlog_runs``);
 * ``MEMLOG_BACKEND``: backends, separated by commas, used if ``init`` names none;
@@ -67,12 +67,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         directory: Folder that contains the runs' folders.
         enabled: If ``False``, memlog installs nothing and records nothing.
         initial_step: Number of the first step, for resumed training.
-        layers: Trace a step from time to time, layer by layer.
+        layers: True to trace a step from time to time, layer by layer.
         budget: Maximum fraction of training time that tracing takes, above 0 and up to 1.
         verbose_batches: Number of the run's first batches for which a line is printed.
-        quiet: Print no line about the run itself; alerts, findings and problems are printed nevertheless.
-        bind_grace: Seconds that a named backend waits after the first step for the user to open a run. Then
-            it opens a run of its own.
+        quiet: True to print no line about the run itself. Alerts, findings and problems are still printed.
+        bind_grace: Seconds, from the first step, in which the user can open a run for a named backend. After
+            this time, memlog opens a run of its own.
         finish_timeout: Maximum seconds that ``finish`` waits for delivery.
         linger: Seconds that the helper process continues to try to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.

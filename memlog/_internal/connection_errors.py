@@ -1,4 +1,4 @@
-"""Short reasons for failed connections, in place of the clients' messages with class names and object ids."""
+"""Short reasons for failed connections, instead of clients' messages with class names and object ids."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reason_of(text: str) -> str | None:
 
 
 def address_in(text: str) -> str | None:
-    """Return the server that a client's message names as unreachable; ``None`` if it names no server."""
+    """Return the unreachable server's address from a client's message; ``None`` if the message names none."""
     found = _POOL.search(text)
     if found is None:
         return None
@@ -58,8 +58,7 @@ def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -
     Args:
         tracker: The tracker's display name, such as ``"MLflow"``.
         address: The tracker's address, which may hold a password (it is removed); ``None``: unknown.
-        text: The client's message. It may name another server: one that the tracker redirects to, or one that
-            stores its files.
+        text: The client's message. It may name another server, for example the tracker's file storage.
         reason: Cause in a few words.
     """
     named = address_in(text)

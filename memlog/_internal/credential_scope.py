@@ -30,12 +30,12 @@ _SECRET = re.compile(
 
 
 class Home(msgspec.Struct, frozen=True):
-    """A tracker's address and credentials as the environment alone gives them."""
+    """A tracker's address and credentials in the user's environment."""
 
     address: str | None
     """The tracker's address; ``None``: the environment names none."""
     credentials: tuple[str, ...] = ()
-    """Variables and files from which the tracker's client would take credentials for any address."""
+    """Variables and files with credentials that the tracker's client would send to any address."""
     own_schemes: frozenset[str] = frozenset()
     """Schemes, such as ``databricks``, of addresses that name no host. Such an address names an entry in
     one of the user's own files."""

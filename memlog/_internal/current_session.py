@@ -1,7 +1,7 @@
-"""The running session, for modules that must not import `memlog.session`: they publish events to it.
+"""The running session, for modules that must not import `memlog.session`.
 
-`memlog.session` sets the running session. The monitors work without a session, too. They look the session up
-at every call, so they can be created before ``init`` and used after ``finish``.
+`memlog.session` sets the running session. The monitors publish events to it, and work without a session, too.
+They look the session up at every call. So they can be created before ``init`` and used after ``finish``.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def on_demand() -> bool:
 
 
 def before_finish(settle: Callable[[float], None]) -> None:
-    """Register a function that publishes pending events; it is called before a session ends.
+    """Register a function that publishes pending events. memlog calls the function before a session ends.
 
     Args:
-        settle: Called with the time limit in seconds.
+        settle: Function that publishes the events. Its argument is the time limit in seconds.
     """
     _before_finish.append(settle)
 
 
 def settle(seconds: float) -> None:
-    """Call every function that `before_finish` registered, each with a time limit in ``seconds``."""
+    """Call every function that `before_finish` registered, each with the time limit ``seconds``."""
     for callback in _before_finish:
         callback(seconds)

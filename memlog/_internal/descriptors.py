@@ -6,10 +6,10 @@ import os
 
 
 class Descriptor:
-    """A descriptor that memlog owns and closes only if its number still refers to its file.
+    """A file descriptor of memlog. memlog closes it only if the number still refers to memlog's file.
 
-    A program that becomes a daemon forks and closes every descriptor. The system then gives the same number
-    to a file of the program's, which memlog must not close.
+    A program that becomes a daemon forks and closes every descriptor. The system then may give the same
+    number to a file of the program. memlog must not close that file.
 
     Args:
         number: An open descriptor, which this object takes over.

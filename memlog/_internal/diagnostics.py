@@ -29,9 +29,9 @@ NOT_NOTICED = (
 
 
 def warn(message: str, to: logging.Logger = logger) -> bool:
-    """Log a warning. Only an exception of a signal handler that ran meanwhile is raised.
+    """Log a warning without raising logging's errors. Raise only exceptions of the user's signal handlers.
 
-    The log handler and its stream are the user's. The stream may be closed, full, or a pipe without a reader.
+    The user's log handler may fail. Its stream may be closed, full, or a pipe without a reader.
 
     Returns:
         False if logging failed.
@@ -79,8 +79,8 @@ class Diagnostics:
             error: The error.
 
         Raises:
-            BaseException: ``error`` itself if a signal handler of the user's raised it, because the user's
-                code expects this exception.
+            BaseException: ``error`` itself, if a signal handler of the user raised it. The user's code
+                expects this exception.
         """
         if raised_by_handler(error):
             try:

@@ -13,7 +13,8 @@ import msgspec
 _NO_ID = "none"
 """Id that torchrun gives to a training if the user gives it none."""
 _BATCH_STEP = 4_000_000_000
-"""Lowest id of the steps that SLURM itself starts, such as the batch script. Their processes are no ranks."""
+"""Lowest id of a step that SLURM itself starts, such as the batch script. The processes of such a step are no
+ranks."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
@@ -56,7 +57,7 @@ _LAUNCHERS = (
 
 
 def place() -> Place | None:
-    """Return this process's place; ``None`` if it trains alone, or if its place is unknown yet.
+    """Return this process's place; ``None`` if the process trains alone or its place is not known yet.
 
     The place comes from the launcher's environment variables, or from torch's process group if one exists.
     """
@@ -149,7 +150,7 @@ def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
 
 
 def _of_the_rendezvous(environment: Mapping[str, str]) -> str:
-    """Return the ranks' rendezvous address; without one, the parent process that they have in common."""
+    """Return the ranks' rendezvous address. If it is unknown, return the ranks' common parent process."""
     port = environment.get("MASTER_PORT")
     return f"{environment.get('MASTER_ADDR', '')}:{port}" if port else _common_parent()
 
@@ -159,9 +160,9 @@ def _common_parent() -> str:
 
 
 def _of_the_process_group() -> Place | None:
-    """Return the place in torch's process group; ``None`` without a group.
+    """Return the place in torch's process group; ``None`` if there is no group.
 
-    Some processes, for example those of `mp.spawn`, have no launcher's variables.
+    No launcher sets variables for some processes, for example those of `mp.spawn`.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     # In a torch built without distributed support the module exists but lacks this function.

@@ -19,16 +19,17 @@ def watched(
     progress: Callable[[int], object],
     on_wait: Callable[[int], object] = lambda _: None,
 ) -> _T:
-    """Run a download in a thread, and report the bytes that arrive meanwhile.
+    """Run a download in a thread, and report the bytes as they arrive.
 
     The thread is a daemon. So the command can end even if the tracker no longer answers.
 
     Args:
-        download: Downloads into ``directory``. Its result is returned, and its exception is raised.
+        download: Function that downloads into ``directory``. Its result is returned, and its exception is
+            raised.
         directory: Folder that contains only this download.
-        progress: Called with the number of bytes that have arrived since the last call.
-        on_wait: Called repeatedly with the number of bytes that have arrived so far. An exception that it
-            raises ends the waiting.
+        progress: Function called with the number of bytes that have arrived since the last call.
+        on_wait: Function called repeatedly with the number of bytes that have arrived so far. If it raises an
+            exception, the waiting ends.
     """
     results: list[_T] = []
     errors: list[BaseException] = []

@@ -1,6 +1,7 @@
 """Detection of ``fork`` by comparing one number, and locks that are created anew in the child.
 
-Comparing process ids would cost a system call at each step. Python calls a function in each child instead.
+A comparison of process ids would cost a system call at each step. Instead, Python calls a function of this
+module in each child, and the function increases the number.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def _forked() -> None:
 
 
 def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
-    """Give every child process a new lock: a thread that held the parent's lock is absent in the child.
+    """Give every child process a new lock: no thread of the child could release a lock held in the parent.
 
     Args:
-        owner: Module or object that has the lock; it is not kept alive.
-        attribute: Attribute of ``owner`` that holds the lock.
-        make: Creates a new lock.
+        owner: Module or object that has the lock. memlog does not keep it alive.
+        attribute: Attribute of ``owner`` that refers to the lock.
+        make: Function that creates a new lock.
     """
     _locks.setdefault(owner, {})[attribute] = make
 

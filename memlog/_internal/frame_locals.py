@@ -28,8 +28,8 @@ _USES_LOCALS_ALONE: Final = ("vars", "dir")
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 _PREPARES: Final = ("PUSH_NULL", "CACHE", "PRECALL")
 _OWN_REFERENCES: Final = 3
-"""Number of references to a frame's dictionary if the program has none: by the frame, by a variable here, and
-by getrefcount's argument."""
+"""Number of references to a frame's dictionary if the program has none. They are those of the frame, of a
+variable in this file, and of getrefcount's argument."""
 
 
 def local_variables(frame: FrameType) -> dict[str, Any]:

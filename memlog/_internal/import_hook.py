@@ -19,7 +19,8 @@ class ImportWatch:
 
     Args:
         names: Full names of modules. The module that is imported first triggers the callback.
-        callback: Takes the module. It must not raise: the exception would reach the user's ``import``.
+        callback: Function called with the module. It must not raise, because the exception would reach the
+            user's ``import``.
     """
 
     def __init__(self, *names: str, callback: "Callable[[ModuleType], object]") -> None:

@@ -62,12 +62,12 @@ def launch() -> Launch | None:
 
 
 def defaults() -> dict[str, Any]:
-    """Return the options that the launcher was given, as defaults for ``init``.
+    """Return the options of ``memlog run`` as defaults for ``init``.
 
     A run without a name gets the script's file name.
 
-    Only the first rank opens a run in a tracker. The other ranks get no backend: they join the run that their
-    script opens, and write their own journals.
+    Only the first rank opens a run in a tracker. The other ranks get no backend. They join the tracker's run
+    that their script opens, and write their own journals.
     """
     given = launch()
     if given is None:

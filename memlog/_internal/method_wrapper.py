@@ -1,4 +1,4 @@
-"""Replacement of another library's method by a function around it."""
+"""Replacement of a library's method by a function that can call the original method."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def wrap_method(owner: type, name: str, around: Method) -> None:
     Args:
         owner: The class.
         name: Name of the method.
-        around: Called in place of the method. Its first argument is the original method; the method's own
-            arguments follow.
+        around: Function called in place of the method. Its first argument is the original method; the
+            method's own arguments follow.
     """
     method = getattr(owner, name)
 

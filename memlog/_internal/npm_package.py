@@ -77,8 +77,8 @@ class NpmPackage:
         """Return the folder of the files: in this install, in the user's cache, or fetched by npm.
 
         Args:
-            announce: Called with one line before the package is fetched; ``None``: do not fetch it, and
-                return ``None`` if the package is missing.
+            announce: Function called with one line before npm fetches the package. ``None``: do not fetch the
+                package, and return ``None`` if it is missing.
 
         Raises:
             FetchError: npm is not installed, failed, or fetched something else.
@@ -99,7 +99,7 @@ class NpmPackage:
     def is_complete(self, folder: Path) -> bool:
         """Return True if ``folder`` has the file `needed` and the file with the licences.
 
-        Then it has all files, because `fetch` moves the whole folder at once.
+        A folder with these two has all files, because `fetch` moves the whole folder at once.
         """
         return (folder / self.needed).is_file() and (folder / LICENSES).is_file()
 

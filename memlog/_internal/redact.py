@@ -60,10 +60,10 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Minimum number of characters of a secret that is removed wherever it occurs in a text, even outside its
-address. Only secrets that contain blanks are removed in this way."""
+"""Minimum number of characters of a secret that is removed even from text that lacks the secret's address.
+Only secrets that contain blanks are removed in this way."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
-"""Characters that URL libraries leave unescaped: each string is one library's choice."""
+"""Characters that URL libraries leave unescaped; one string for each library."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
 _ANY_BLANK = r"(?:\s|\+|%[0-9a-fA-F]{2}|\\(?:[tnrvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))+"
 
@@ -105,7 +105,7 @@ def shell_line(arguments: Sequence[str]) -> str:
 
 
 def bare_address(address: str) -> str:
-    """Return an address, which may contain blanks, without its user, password and secrets in its query."""
+    """Return ``address``, which may contain blanks, without user, password and the secrets in its query."""
     return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
 
 

@@ -21,7 +21,7 @@ MAX_ANSWER = 32 * 1024**2
 """Maximum unpacked bytes of an answer that a client reads into memory. A list of thousands of files has
 2 MiB. Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
-"""Maximum seconds for an answer that is read into memory, or whose client sets no limit."""
+"""Maximum seconds for an answer if the client reads it into memory or sets no time limit."""
 RATE = 1024
 """Number of received bytes that extend an answer's time limit by a second."""
 

@@ -55,7 +55,8 @@ def read_plain(root: Path, name: str, max_bytes: int) -> bytes:
     """Return the content of a file below ``root``.
 
     Raises:
-        OSError: As in `open_plain`, or the file is larger than ``max_bytes``.
+        OSError: The file can't be read, is no regular file, is larger than ``max_bytes``, or a link leads to
+            it.
         ValueError: ``name`` leads out of ``root``.
     """
     with open_plain(root, name) as file:
@@ -72,7 +73,7 @@ def replacing(root: Path, name: str) -> Iterator[BinaryIO]:
     Missing folders are created.
 
     Raises:
-        OSError: the file can't be written, or a folder on its path is a link. The old file is unchanged then.
+        OSError: The new file can't be written, or a folder on its path is a link. The old file is unchanged.
         ValueError: ``name`` leads out of ``root``.
     """
     with _parent(root, name, make=True) as (folder, last):

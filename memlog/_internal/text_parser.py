@@ -1,4 +1,4 @@
-"""Parser for users' short expressions: words, numbers, sizes, and errors with a caret under the mistake.
+"""Parser for short expressions of words, numbers and sizes. Its errors show a caret under the user's mistake.
 
 Alert rules (``host.rss > 80%``) and comparison gates (``device.peak > +5%``) use this parser.
 """

@@ -54,11 +54,11 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     allocated: Int | None
     """Bytes that the layer allocated itself, without its child layers."""
     kept: Int | None
-    """Activations: bytes that the layer's forward, with its child layers, left alive when it returned."""
+    """Activations: bytes that the forward pass of the layer and its child layers left alive at its end."""
     added: Int | None = None
-    """Maximum number of bytes by which one call of the layer's forward, or one uninterrupted part of its
-    backward pass, raised the bytes in use. Child layers are included. ``None`` also for work outside all
-    modules, and in a journal of an older memlog."""
+    """Largest rise, in bytes, of the memory in use during one call of the layer's forward, or during one
+    uninterrupted part of its backward pass. Child layers are included. The value is also ``None`` for work
+    outside all modules, and in a journal of an older memlog."""
     in_series: bool = True
     """True if trackers get this layer's figures as time series. Only a few layers of a run have them."""
 
@@ -70,8 +70,8 @@ class TracedLine(msgspec.Struct, frozen=True, array_like=True):
     """File, line number, function, and the torch function that the line calls, such as
     ``train.py:42 in step: cross_entropy``."""
     at_peak: Int
-    """Bytes that the line held at the step's peak. Bytes that its derivative allocated in the backward pass
-    are included."""
+    """Bytes that the line held at the step's peak. They include bytes that the derivative of the line's
+    operation allocated in the backward pass."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
@@ -95,7 +95,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     duration_us: Int = 0
     """Duration of the traced step."""
     skipped: Int = 0
-    """Number of steps since the run began that were due to be traced, but could not be traced."""
+    """Number of steps that were due to be traced but could not be traced, since the run began."""
     lines: tuple[TracedLine, ...] = ()
     """Lines of the program that held the most bytes outside all modules at the peak, the largest first."""
 
@@ -129,8 +129,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """``"host"``, or the device's name as in metric names."""
     requested: Int | None
     free: Int | None
-    """Free bytes at the failure. On the host, it is a lower bound: the bytes that were free when the process
-    used the most memory."""
+    """Free bytes at the failure. On the host, the value is only a lower bound: the bytes that were free when
+    the process used the most memory."""
     limit: Int | None
     """Total bytes available: the device's capacity, or the smallest limit on the process."""
     limited_by: str | None
@@ -150,7 +150,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """Process in which the allocation failed, such as ``DataLoader worker process 0``; ``None``: the
     trainer itself."""
     raised_as: str | None = None
-    """Error that ended the program, if this failure caused a different error."""
+    """Error that ended the program, if it is not the failed allocation's own error but a result of it."""
     signal: str | None = None
     """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
     machine: Int | None = None

@@ -26,7 +26,7 @@ class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
     time_us: Int
     step: Int
     value: float | None
-    """``None`` if the loss is not a finite number, because JSON can't store infinity or NaN."""
+    """The loss; ``None`` if it is not a finite number, because JSON can't store infinity or NaN."""
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
@@ -35,7 +35,7 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
     time_us: Int
     epoch: Int
     step: Int | None
-    """Last step of the epoch; ``None`` if it had no step."""
+    """Last step of the epoch; ``None`` if the epoch had no step."""
     rss: Int | None
     rss_peak: Int | None
     rss_peak_source: PeakSource | None
@@ -71,7 +71,7 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     step: Int | None = None
-    """Last completed step. ``None`` before the first step, or if the label came after the run's first 50
+    """Last completed step. ``None`` before the first step, and for every label after the run's first 50
     labels. An event without a step gets no metrics."""
 
 
@@ -92,7 +92,7 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     time_us: Int
     label: str
     within: tuple[str, ...]
-    """Labels of the phases around it, the outermost first."""
+    """Labels of the phases that enclose this phase, the outermost first."""
     duration_us: Int
     rss: Int | None
     rss_peak: Int | None
@@ -112,7 +112,7 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Readings of memory that take too long to be made in the trainer's process.
 
-    The helper process makes them about once a second, or earlier if many steps have ended since the last
+    The helper process reads memory about once a second, and earlier if many steps have ended since the last
     sample.
     """
 

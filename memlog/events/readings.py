@@ -42,7 +42,7 @@ class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
     """Highest ``allocated``. ``peak_source`` tells whether it was reached in the event's own period."""
     peak_source: PeakSource | None
     inactive_split: Int | None
-    """Free bytes in the allocator's segments that are partly in use: memory lost to fragmentation."""
+    """Free bytes in those segments of the allocator that are partly in use: memory lost to fragmentation."""
 
 
 class ChildReading(msgspec.Struct, frozen=True, array_like=True):

@@ -26,9 +26,9 @@ class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters")
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
-    """Origin of a run, read by the helper process. A field is ``None`` if its value is unknown.
+    """Origin of a run, which the helper process reads. A field is ``None`` if its value is unknown.
 
-    Trackers get its fields as parameters of the run.
+    Trackers get the fields as parameters of the run.
     """
 
     time_us: Int
@@ -46,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
 
 
 class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
-    """Accelerator that the run uses, published once, before its first reading."""
+    """Accelerator that the run uses. The event is published once, before the device's first reading."""
 
     time_us: Int
     name: str
@@ -86,25 +86,25 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     time_us: Int
     step: Int | None
     overhead_ms: float | None
-    """Mean time per step that memlog took on the trainer's thread since the last health event."""
+    """Mean milliseconds per step that memlog took on the trainer's thread since the last health event."""
     overhead_total_ms: float
     dropped: dict[str, Int]
     faults: dict[str, Int]
     queued: bool = False
     """True if the file system is so slow that the journal is written through a queue."""
     unjudged: dict[str, str] = {}
-    """At the end of the run: alert rules that could not be judged in the whole run, each with the reason."""
+    """Reason why memlog never judged an alert rule, by the rule's text; empty before the end of the run."""
     tracing_ms: float = 0.0
-    """Total extra time of the traced steps, compared with other steps, without ``tracing_set_up_ms``."""
+    """Total milliseconds by which traced steps took longer than others, without ``tracing_set_up_ms``."""
     tracing_set_up_ms: float = 0.0
-    """Extra time of the first two traced steps, which set up tracing."""
+    """Extra milliseconds of the first two traced steps, which set up tracing."""
     steps: Int | None = None
-    """Number of steps that ``overhead_total_ms`` covers; ``None`` in all but the trainer's last health
-    event."""
+    """Number of steps that ``overhead_total_ms`` covers. Only the trainer's last health event has this
+    number; in other health events it is ``None``."""
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):
-    """End of the trainer's process without an `End`, as the helper process saw it."""
+    """End of a trainer's process that wrote no `End` event. The helper process writes this event instead."""
 
     time_us: Int
     code: Int | None

@@ -1,6 +1,7 @@
 """Copy a user's file into the run's folder.
 
-A name belongs to one file of the run, here and in every tracker: a later file of that name replaces it.
+In the run's folder and in every tracker, a name belongs to one file. A later file of that name replaces the
+earlier file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def keep(
         source: The file.
         name: Name of the copy; ``None``: the file's own name. Characters other than letters, digits,
             ``.``, ``_`` and ``-`` become ``_``.
-        kind: One word for its content, such as ``flamegraph``; characters are replaced as in ``name``.
+        kind: One word for the file's content, such as ``flamegraph``; characters are replaced as in ``name``.
         names: Assigns different names to files that the user named differently; ``None``: the name is
             memlog's own and already unique.
 
@@ -64,9 +65,9 @@ def keep(
 
 
 def open_artifact(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
-    """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
+    """Open an artifact's file; ``None`` if it is no plain file in the run's own folder.
 
-    The journal is untrusted, so the path in it may lead out of the folder.
+    The journal is untrusted: it may name a path outside the folder.
     """
     if not artifact.path.startswith(f"{run.artifacts.name}/"):
         return None
@@ -77,7 +78,7 @@ def open_artifact(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
 
 
 def artifact_path(run: RunDirectory, artifact: Artifact) -> Path | None:
-    """Return the path of an artifact's file; ``None`` unless it is a plain file in the run's own folder."""
+    """Return the path of an artifact's file; ``None`` if it is no plain file in the run's own folder."""
     file = open_artifact(run, artifact)
     if file is None:
         return None
@@ -86,7 +87,7 @@ def artifact_path(run: RunDirectory, artifact: Artifact) -> Path | None:
 
 
 def _require_a_file(source: Path) -> None:
-    """Raise ``ValueError`` unless ``source`` is a plain file: reading a device or a pipe may never end."""
+    """Raise ``ValueError`` if ``source`` is no plain file: reading a device or a pipe may never end."""
     if source.is_file():
         return
     if source.is_dir():
@@ -173,7 +174,7 @@ def not_kept(path: object, error: Exception) -> str:
 
 
 def renamed(artifact: Artifact, name: str, kind: str) -> str | None:
-    """Return one line with the new name and kind of a file; ``None`` if both are as given."""
+    """Return one line with the new name and kind of a file; ``None`` if neither was changed."""
     if (artifact.name, artifact.kind) == (name, kind):
         return None
     return (

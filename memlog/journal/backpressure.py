@@ -12,7 +12,7 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of a journal that is too large."""
 EVERY = 1_000
-"""Number of steps without a new peak of which one is written while the journal is too large."""
+"""Number of steps without a new peak after which one step is written while the journal is too large."""
 
 
 class Backpressure:
@@ -22,7 +22,7 @@ class Backpressure:
         directory: The run's folder.
         limit: Maximum bytes of the run's journal; ``None``: no limit. Above the limit, the helper process
             makes the journal smaller. Above 1.5 times the limit, the journal is too large.
-        diagnostics: Counts the steps that are dropped.
+        diagnostics: Counter of the steps that are dropped.
     """
 
     def __init__(self, directory: Path, limit: int | None, diagnostics: Diagnostics) -> None:

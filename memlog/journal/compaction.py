@@ -20,8 +20,8 @@ from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
-"""Function that returns an event's values by name, or ``None`` if the event must be kept. In each window,
-`compact` keeps, for each name, the event with the greatest value."""
+"""Function that returns an event's values by name, or ``None`` if the event must be kept. `compact` keeps the
+event with the greatest value for each name, in each group of consecutive events that it compares."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
@@ -40,13 +40,14 @@ def is_compactable(path: Path) -> bool:
 def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
     """Make a closed segment smaller, and return the number of removed events.
 
-    A segment is closed if a later segment of its process exists. Of each ``window`` consecutive events of one
-    kind, keep the last event and, for each value, the first event in which the value is greatest.
+    A segment is closed if its process has begun a later segment. The function compares each ``window``
+    consecutive events of one type. It keeps the last event and, for each name of a value, the first event in
+    which this value is greatest.
 
     Args:
         path: The segment. `is_compactable` has returned True for it.
-        window: Number of consecutive events of one kind that are compared.
-        levels: Returns the values to compare, or ``None`` for events that must stay.
+        window: Number of consecutive events of one type that are compared.
+        levels: Function that returns the values to compare, or ``None`` for an event that must stay.
         delivered: True if every sink has received the events.
 
     Raises:
@@ -90,8 +91,6 @@ def _kept(lines: Iterable[bytes], window: int, levels: LevelsOf) -> set[int]:
 
 
 class _EventWindow:
-    """Window of consecutive events of one kind."""
-
     def __init__(self) -> None:
         self.events = 0
         self._last = 0

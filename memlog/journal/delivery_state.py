@@ -45,7 +45,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class DeferredRange(msgspec.Struct, frozen=True):
-    """Segments of one process that are not delivered yet, because the tracker refuses their run."""
+    """Undelivered segments of one process. The tracker refuses the run to which these segments belong."""
 
     process: str
     target: str | None
@@ -56,7 +56,7 @@ class DeferredRange(msgspec.Struct, frozen=True):
 
 
 class RunAlerts(msgspec.Struct):
-    """Alerts for one of a tracker's runs."""
+    """Alerts for one run in a tracker."""
 
     alerts: list[Alert] = []
     """The newest alerts, at most `MAX_ALERTS`."""
@@ -65,7 +65,7 @@ class RunAlerts(msgspec.Struct):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A file that is to be uploaded to one of a tracker's runs."""
+    """File to upload to one run in a tracker."""
 
     target: str | None
     """Id of the user's run; ``None``: the sink's own run."""
@@ -73,7 +73,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Outbox(msgspec.Struct):
-    """Alerts and files that are to be uploaded; saved together with the position in the journal."""
+    """Alerts and files to upload; saved together with the position in the journal."""
 
     alerts: dict[str, RunAlerts] = {}
     """Alerts by the user's run id; ``""``: the sink's own run."""
@@ -81,22 +81,22 @@ class Outbox(msgspec.Struct):
 
 
 class UploadState(msgspec.Struct, kw_only=True):
-    """State of the uploader of one run to one backend."""
+    """State of the uploader that delivers one run to one backend."""
 
     backend: str
     stage: Stage = "waiting"
     problem: str | None = None
     """Reason why data is not delivered, in one line."""
     failed_attempts: int = 0
-    """Number of attempts to deliver that failed, since the run began."""
+    """Number of failed attempts to deliver data, since the run began."""
     address: str | None = None
-    """The tracker's address that the trainer's client used, without user and password."""
+    """Address, without user and password, that the trainer's client used for the tracker."""
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
     continued_by: str | None = None
     """memlog's id of the run that continues ``own_run`` after a restart of the training."""
     joined: list[str] = []
-    """Ids of the user's runs that points went to."""
+    """Ids of the user's runs to which points were sent."""
     delivered: int = 0
     """Number of points delivered."""
     provisional: int = 0
@@ -110,7 +110,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     refused: dict[str, str] = {}
     """Reason why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
     beside: list[str] = []
-    """Ids of the user's runs whose remaining points go to a run of the sink's own."""
+    """Ids of the user's runs whose remaining points go to a run that the sink opens."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
 
     def progress(self, place: str) -> Progress:

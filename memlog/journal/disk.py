@@ -20,9 +20,9 @@ _write.restype = ctypes.c_ssize_t
 class Disk:
     """Writer that measures whether the disk is slow.
 
-    ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms
-    or more, which is not the disk's time. So after a first slow write, the later writes of the window keep
-    the GIL, and only their time counts.
+    ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms or
+    more. This time is not the disk's. So after the first slow write among `WINDOW` writes, the rest of these
+    writes keep the GIL. Only slow writes that keep the GIL count.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Disk:
         return self._slow >= SLOW_WRITES
 
     def try_again(self) -> None:
-        """Count a slow disk as fast again. In the next window, one slow write makes it slow again."""
+        """Count a slow disk as fast. One slow write among the next `WINDOW` makes the disk count as slow."""
         self._writes, self._slow, self._suspected = 0, SLOW_WRITES - 1, True
 
     def _took(self, ns: int) -> None:

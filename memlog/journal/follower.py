@@ -10,11 +10,12 @@ from memlog.journal.format import START
 
 
 class Follower:
-    """Reader that returns each event once, with the user's run that it belongs to.
+    """Reader that returns each event once, together with the id of the user's run that gets the event.
 
     Args:
         run: The run's folder.
-        target: Returns the id of the user's run that a segment's events belong to; ``None`` to skip them.
+        target: Function that returns the id of the user's run that gets a segment's events. If it returns
+            ``None``, the events are skipped.
     """
 
     def __init__(self, run: RunDirectory, target: Callable[[Header], str | None]) -> None:
@@ -28,7 +29,7 @@ class Follower:
         self._files = []
 
     def news(self) -> Iterator[tuple[str, Header, Event]]:
-        """Yield the events since the last call, each with the user's run's id and the segment's header."""
+        """Yield each event since the last call, with the id of the user's run and the segment's header."""
         everything = not self._files
         self._files = self._files or self._run.files()
         for file in self._files:
@@ -58,7 +59,7 @@ class _FilePosition:
 
 
 def has_grown(file: JournalFile, at: Position) -> bool:
-    """Return True if there may be events after ``at``. Needs two system calls; reading needs thirty."""
+    """Return True if there may be events after ``at``. This takes two system calls; reading takes thirty."""
     try:
         size = file.path(at.segment).stat().st_size
     except OSError:

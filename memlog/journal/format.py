@@ -18,7 +18,7 @@ MAX_LINE_BYTES = 1024**2
 """Maximum bytes of a line. memlog writes shorter lines, so a longer line is not memlog's."""
 
 MAX_OFFSET = 2**62
-"""Largest offset in a segment. Larger offsets, which a damaged segment can contain, are reduced to it."""
+"""Largest offset in a segment. A larger offset in a damaged segment is reduced to this value."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that decoding raises for data that memlog did not write."""
@@ -28,7 +28,7 @@ Role: TypeAlias = Literal["trainer", "helper", "ranks"]
 _SEGMENT_NAME = re.compile(
     r"(?P<process>(?:trainer|helper|ranks)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
-"""Matches only names that `segment_name` makes, so that a process and a number identify one file."""
+"""Pattern that matches only names made by `segment_name`: a process and a number identify one file."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -71,7 +71,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The tracker's run that a segment's events belong to."""
+    """Run in a tracker to which a segment's events belong."""
 
     run_id: str
     uri: str | None = None
@@ -81,8 +81,8 @@ class Binding(msgspec.Struct, frozen=True):
     link: str | None = None
     """Address of the run's page in the browser, or else the command that shows the run."""
     offset: Int = 0
-    """The session's step minus the step in this run, because each run has a count of its own. Negative if the
-    run's count is ahead."""
+    """The session's step number minus this run's step number. Each run counts its own steps. The offset is
+    negative if the run's number is larger."""
 
 
 def binding_of(run: TrackerRun, offset: int = 0) -> Binding:
@@ -96,7 +96,8 @@ class Compaction(msgspec.Struct, frozen=True):
     """Parameters with which a segment was compacted."""
 
     window: Int
-    """Number of consecutive events of one kind of which only the peaks and the last event were kept."""
+    """Number of consecutive events of one type that were compared. Of these, only the peaks and the last
+    event were kept."""
     begins: Annotated[int, msgspec.Meta(ge=0, le=MAX_LINE_BYTES)]
     """Offset, in bytes, that the first record had before the segment was compacted."""
 

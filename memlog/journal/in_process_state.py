@@ -1,8 +1,8 @@
 """Saved state of an in-process writer, and its meaning for uploaders.
 
 Some trackers (W&B) let only the trainer's process write to the user's run. Then the uploader, in another
-process, skips the events of that run. memlog never writes to a run that the user has finished: if the run
-lacks data, ``memlog sync`` delivers everything to a run of memlog's own.
+process, skips the events of that run. memlog never writes to a run that the user has finished. If such a run
+lacks data, ``memlog sync`` opens another run in the tracker and delivers everything to it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _SUFFIX = ".ride"
 
 
 class InProcessState(msgspec.Struct, kw_only=True):
-    """State of a session's in-process writer to one backend's runs."""
+    """State of the in-process writer that writes one session's data to the user's runs in one backend."""
 
     backend: str
     stage: Stage = "delivering"
     problem: str | None = None
     joined: list[str] = []
-    """Ids of the user's runs that were written."""
+    """Ids of the user's runs to which the writer has written."""
     whole: list[str] = []
-    """Ids of runs to which no data is left to deliver. Such a run has all data, or its data was delivered to
-    a run of memlog's own, or the user has disabled it."""
+    """Ids of the user's runs for which no data is left to deliver. Such a run has all data, its data was
+    delivered to a run that memlog opened, or the user has disabled the run."""
     delivered: int = 0
     """Number of points put into rows. If several steps share a row, the points of each step count."""
     folded: int = 0
-    """Number of steps, evaluations and epochs that have no complete row of their own. They share a row with a
-    later one, or one of their values came after their row was closed."""
+    """Number of steps, evaluations and epochs without a complete row of their own. For example, a step shares
+    its row with a later step, or one of the step's values came after the row was closed."""
     dropped: dict[str, int] = {}
 
     own_run: None = None
@@ -71,7 +71,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
         return state
 
     def mark_delivered(self, run: RunDirectory) -> None:
-        """Save that the data of each joined run was delivered to a run of memlog's own."""
+        """Save that the data of each run in ``joined`` was delivered to a run that memlog opened."""
         self.whole = list(self.joined)
         self.stage, self.problem = "done", None
         self.save(run)

@@ -19,7 +19,7 @@ class WriteQueue:
     """Queue of writes. The queue's own thread runs them in order.
 
     Args:
-        diagnostics: Counts the writes that were dropped because the queue was full.
+        diagnostics: Counter of the writes that were dropped because the queue was full.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -47,7 +47,7 @@ class WriteQueue:
 
     @property
     def is_idle(self) -> bool:
-        """True if every queued operation is done: the caller may then run the next one itself."""
+        """True if every queued operation is done. If so, the caller may run the next operation itself."""
         return self._done == self._put
 
     def end(self) -> None:

@@ -16,9 +16,9 @@ _FIRST_EVENTS = 5
 
 
 def names_of(run: RunDirectory) -> list[str]:
-    """Return the names of a run without memlog's id, each once; ids in trackers come last.
+    """Return each name of a run once, except memlog's id; ids in trackers come last.
 
-    These are the name passed to ``init``, and the name and id of each tracker's run, as memlog found it.
+    These are the name passed to ``init``, and the name and id that memlog found in each tracker.
     """
     opened = [state.own_run for state in read_states(run) if state.own_run is not None]
     bindings = [*_joined(run), *opened]
@@ -27,7 +27,7 @@ def names_of(run: RunDirectory) -> list[str]:
 
 
 def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
-    """Return, by backend, the user's run that was joined last, or else the run that memlog opened."""
+    """Return, by backend, the last of the user's runs that memlog joined, else the run that memlog opened."""
     found = {each.backend: each.own_run for each in read_states(run) if each.own_run is not None}
     # The trainer's headers suffice: the helper process knows no more about a run.
     for file in run.files("trainer"):

@@ -33,7 +33,7 @@ _CANDIDATES = 5
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Seconds by which two readings of one process's start can differ at most."""
+"""Maximum difference, in seconds, between two readings of one process's start."""
 
 
 class RunDirectory:

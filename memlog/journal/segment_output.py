@@ -36,8 +36,9 @@ class SegmentOutput:
     Args:
         directory: The run's folder.
         header: The first segment's header.
-        diagnostics: Counts losses.
-        on_switch: Called after each segment but the first has begun, on the thread that writes.
+        diagnostics: Counter of losses.
+        on_switch: Function called on the writing thread after a segment has begun, except for the first
+            segment.
 
     Raises:
         OSError: The first segment can't be created.
@@ -85,7 +86,7 @@ class SegmentOutput:
     def close(self) -> None:
         """Write all queued lines, and close the segment.
 
-        If `memlog.journal.queue.CLOSE_TIMEOUT` seconds pass first, count the lines that are left as lost.
+        Lines that are not written after `memlog.journal.queue.CLOSE_TIMEOUT` seconds count as lost.
         """
         if self._queue is None or self._queue.close():
             self._file.close()
@@ -200,7 +201,7 @@ class SegmentFile:
             raise
 
     def write(self, line: bytes, put: Put = os.write) -> None:
-        """Write a line by one call of ``put``. The call after a partial write begins with a newline."""
+        """Write a line by one call of ``put``. After a partial write, put a newline before the next line."""
         data = b"\n" + line if self._torn else line
         written = put(self._descriptor.number, data)
         self._torn = written < len(data)

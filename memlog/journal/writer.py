@@ -30,7 +30,7 @@ class JournalWriter:
         initial_step: First step of the run's step axis.
         segment_bytes: Size at which a new segment begins, in bytes.
         limit: Maximum bytes of the run's journal; ``None``: no limit. See `Backpressure`.
-        diagnostics: Counts losses.
+        diagnostics: Counter of losses.
 
     Raises:
         UnwritableDirectoryError: The first segment can't be created.
@@ -80,7 +80,7 @@ class JournalWriter:
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """The trackers' runs that events belong to now, by backend."""
+        """Runs in trackers to which the next events belong, by backend."""
         return self._header.bindings
 
     def append(self, event: Event) -> int:

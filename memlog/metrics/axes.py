@@ -1,4 +1,4 @@
-"""Axis and index of an event, and conversion of steps from the session's count to that of a tracker's run."""
+"""Axis and index of an event, and conversion of the session's step numbers to those of a tracker's run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
 
 
 def in_run(event: Event, offset: int) -> Event | None:
-    """Return an event with its step as a tracker's run counts it.
+    """Return an event with the step number of a tracker's run instead of the session's.
 
     Args:
         event: The event, with the session's step.
@@ -70,7 +70,7 @@ def in_run(event: Event, offset: int) -> Event | None:
 
 
 def alert_in_run(alert: Alert, offset: int) -> Alert:
-    """Return an alert with its step as a tracker's run counts it. The arguments are those of `in_run`.
+    """Return an alert with the step number of a tracker's run. The arguments are those of `in_run`.
 
     Steps in the title and in the text are not converted. If there are any, a remark at the end of the text
     says that they are the session's steps.

@@ -78,9 +78,9 @@ def values(event: Event, *, older: bool = False) -> Iterator[Value]:
 def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
     """Yield those metrics of one event that trackers get. The arguments are those of `values`.
 
-    Of a health event, trackers get only two counts: of lost data, and of memlog's own errors. A count of 0 is
-    left out. The journal has all figures about memlog itself. At the end of the run, trackers get them as
-    parameters (`parameters_of`).
+    From a health event, trackers get only two counts: of lost data, and of memlog's own errors. A count of 0
+    is left out. The journal has all figures of the event. At the end of the run, trackers get these figures
+    as parameters (`parameters_of`).
     """
     if older or not isinstance(event, Health):
         yield from values(event, older=older)

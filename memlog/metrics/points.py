@@ -41,7 +41,7 @@ class Plan(Generic[PositionT]):
 
     Attributes:
         open_since: Position, by axis, of the first event whose points are not final yet. To get the remaining
-            points, feed a new plan with each axis's events from that position on.
+            points, pass the axis's events from this position on to `feed` of a new plan.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Alert rules of a run: those that the trainer's process judges, and alerts from the helper process."""
+"""Alerts of a run. The trainer's process judges some rules; the helper process judges others."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MAX_RULES = 5
 
 
 class AlertJudge:
-    """Judge of the rules that the trainer's process can judge. Also receives the helper process's alerts.
+    """Judge of the rules that the trainer's process can judge, and receiver of the helper process's alerts.
 
     Args:
         alerts: All rules of the run, as text.
         bus: Source of events, and target of alerts.
-        diagnostics: Counts errors.
-        console: Prints the helper's alerts.
-        on_alert: Called with every alert.
-        files: Returns the bytes of this process's resident set that are pages of mapped files; ``None`` if
-            unknown.
+        diagnostics: Counter of errors.
+        console: Printer of the helper's alerts.
+        on_alert: Function called with every alert.
+        files: Function that returns how many bytes of this process's resident set are pages of mapped files;
+            ``None`` if unknown.
 
     Attributes:
-        listener: Receives the helper's alerts; ``None`` if the helper judges no rule.
+        listener: Receiver of the helper's alerts; ``None`` if the helper judges no rule.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
 def print_undelivered(
     run: RunDirectory, outcome: Outcome, waited: float, linger: float, diagnostics: Diagnostics
 ) -> None:
-    """Print the post-mortem's path, if the file exists, and how the trackers get the data that they lack.
+    """Print the path of the post-mortem, if it exists, and how trackers get the data that they still lack.
 
     Args:
         run: The run.

@@ -9,7 +9,7 @@ from memlog.events import Status
 
 
 def status_of(error: BaseException | None) -> Status:
-    """Return ``finished`` without an error, ``killed`` if the run was interrupted, else ``failed``."""
+    """Return ``finished`` for ``None`` or ``sys.exit(0)``, ``killed`` if interrupted, else ``failed``."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "finished"
     return "killed" if isinstance(error, KeyboardInterrupt) or _is_cancelled(error) else "failed"
@@ -19,8 +19,8 @@ def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
     Errors in an interactive shell do not count. At exit, Python does not report that a script has called
-    ``sys.exit(1)``. So such a script counts as finished, unless the exception leaves a session's ``with``
-    block.
+    ``sys.exit(1)``. So such a script counts as finished. It counts as failed if this exception leaves a
+    session's ``with`` block.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 

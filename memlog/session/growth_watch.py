@@ -31,9 +31,10 @@ class GrowthWatch:
     Args:
         bus: Source of events, and target of findings and alerts.
         diagnostics: Counter of memlog's own errors.
-        on_alert: Called with each alert.
-        memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
-        is_traced: Returns whether the current step is traced.
+        on_alert: Function called with each alert.
+        memory: Function that returns the anonymous and the shared bytes of this process at the end of the
+            newest step.
+        is_traced: Function that returns whether the current step is traced.
         layers: True to search steps for gradients that nothing uses, even while memory is steady.
 
     Attributes:

@@ -81,8 +81,8 @@ class PeakWatch:
         """Keep a reading if it is higher than all earlier readings of its kind of memory.
 
         A phase's exact peak also replaces an equal reading, because the phase tells where the peak was. It
-        does not replace an equal reading of another phase. So of nested phases the innermost one is kept,
-        because it ends first.
+        does not replace an equal reading of another phase. The innermost of nested phases ends first, so the
+        innermost phase's reading is kept.
         """
         if peak is None:
             peak, source = size, "sampled"
@@ -100,7 +100,7 @@ class PeakWatch:
     def sentence(self, host_limit: int | None) -> str | None:
         """Return text with the peak, its limit and its step, and with a traced step's memory categories.
 
-        The peak is the highest one of all accelerators or, without an accelerator, that of the process.
+        The peak is the highest one of all accelerators. If there is no accelerator, it is the process's peak.
         Return ``None`` if no peak is known.
 
         Args:

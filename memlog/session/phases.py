@@ -31,7 +31,7 @@ class PhaseReader:
     def read(self, phase: OpenPhase) -> Phase:
         """Read memory now, and return the phase's event.
 
-        The reading ends one window of peak measurement and begins the next.
+        The reading ends one period of peak measurement and begins the next.
         """
         rss, mark = host().figures()
         peak, source = self._window.advance(rss, mark)
@@ -56,7 +56,7 @@ class OpenPhase:
 
     Attributes:
         label: Name of the phase.
-        within: Names of the phases around it, the outermost first.
+        within: Names of the phases that enclose this phase, the outermost first.
         highest: Highest reading of memory in use so far, in bytes, by ``"host"`` or the device's name.
     """
 
@@ -77,8 +77,8 @@ class Phases:
     """Open phases of a session, by thread. No method raises.
 
     Args:
-        publish: Called with each phase that has ended.
-        diagnostics: Counts errors.
+        publish: Function called with each phase that has ended.
+        diagnostics: Counter of errors.
     """
 
     def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
@@ -161,7 +161,7 @@ class phase:  # noqa: N801 - a context manager, used like a function
                 ...
 
     Phases can be nested. A phase also ends if its block raises. Peak counters are only read, never reset.
-    Without a session nothing happens. Never raises.
+    If no session runs, nothing happens. Never raises.
 
     Args:
         name: The phase's name, the same in each iteration.

@@ -76,14 +76,14 @@ class SessionRank:
         Args:
             run: The run.
             begun_us: Start of the run, Unix time in microseconds.
-            tell: Sends a message to the helper process.
+            tell: Function that sends a message to the helper process.
         """
         self._run, self._begun_us, self._tell = run, begun_us, tell
         if self._place is not None:
             self._register(self._place)
 
     def look_again(self) -> None:
-        """Register the run if its rank was unknown until now, as after `mp.spawn`."""
+        """Register the run if its rank was unknown before this call, for example in a child of `mp.spawn`."""
         if self._place is None and (place := distributed.place()) is not None:
             self._place = place
             self._register(place)
@@ -91,9 +91,9 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True if this rank becomes the one with runs in trackers, because no lower rank has a run.
+        """Return True if this rank gets runs in trackers, because no lower rank has a run.
 
-        Only one call returns True. No call does if a lower rank may be on another machine.
+        Only one call returns True. If a lower rank may be on another machine, every call returns False.
 
         The ranks wait for each other in their first step. So after the first step, every rank that begins its
         session before its training loop is registered.

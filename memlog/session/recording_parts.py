@@ -47,9 +47,9 @@ class RecordingParts:
         diagnostics: Counts errors in this process.
         sinks: Sinks that were passed as objects.
         model: The user's model. Its size becomes one of the run's parameters.
-        publish: Called with each phase that has ended.
-        on_alert: Called with every alert.
-        on_in_process: Called when memlog begins to write to a user's run in this process.
+        publish: Function called with each phase that has ended.
+        on_alert: Function called with every alert.
+        on_in_process: Function called when memlog begins to write to a user's run from this process.
 
     Attributes:
         run: The run's folder.

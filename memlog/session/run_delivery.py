@@ -1,4 +1,4 @@
-"""Control, in the trainer's process, of a run's delivery by the helper process and by upload threads."""
+"""Control, in the trainer's process, of the helper process and the upload threads that deliver a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunDelivery:
     Args:
         run: The run's folder.
         settings: Settings of the session.
-        journal: The run's journal. Its `bindings` are the tracker runs that were joined.
+        journal: The run's journal. Its `bindings` are the user's runs in trackers.
         diagnostics: Counts errors.
         in_process: In-process writers, by the name of their backend.
         sinks: Sinks that were passed as objects.
@@ -71,7 +71,7 @@ class RunDelivery:
 
         Args:
             begun_us: Start of the run, Unix time in microseconds.
-            listener: Receives the helper's alerts; ``None``: the helper judges no rule.
+            listener: Receiver of the helper's alerts; ``None``: the helper judges no rule.
             rank: Place of the run among the ranks.
         """
         rank.begin(self._run, begun_us, self.helper.send)

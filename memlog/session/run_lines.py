@@ -1,4 +1,4 @@
-"""Lines printed about a session's runs in trackers: which runs it joined or opened, how to view them."""
+"""Lines printed about a session's runs in trackers: joined runs, opened runs, and how to view them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunLines:
             self._say(f"run {run.id} is recorded in {run.path}: `{run.command('watch')}`")
 
     def joined(self, backend: str, binding: Binding) -> None:
-        """Print that the session has joined a run of the user's; print this once for each run."""
+        """Print that the session has joined the user's run ``binding``. Print this once for each run."""
         self._awaited.discard(backend)
         # A loop may return to the same run many times, for example to the parent of nested runs.
         if (backend, binding.run_id) not in self._joined:
@@ -61,7 +61,7 @@ class RunLines:
     def print_end(
         self, verdict: str | None, peaks: PeakWatch, host_limit: int | None, *, failed: bool
     ) -> None:
-        """Print the last lines: the verdict or the peak, and where to look.
+        """Print the last lines: the verdict or the peak, and how to view the run.
 
         This method is also called while the interpreter exits. So it imports nothing, unless memory ran out.
         Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such
@@ -100,7 +100,7 @@ class RunLines:
     def _links(self, has_data: bool) -> list[str]:
         """Return a line for each tracker's run.
 
-        If there is no such run, return the command that shows memlog's run, unless that run has no data.
+        If there is no such run but memlog's run has data, return the command that shows memlog's run.
         """
         runs = tracker_runs(self._run) if self._run.path.exists() else {}
         if runs:

@@ -265,10 +265,11 @@ def init(
         every: Number of steps from one batch event to the next.
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
             `memlog.alerts.rules` describes the grammar.
-        on_alert: Called with each `memlog.events.Alert`. Alerts about the process or its devices come on
-            the thread that made the step. Alerts of ``host.tree`` and ``host.available`` come from the
-            helper process, on a thread of memlog. memlog counts any exception of the function, even from
-            ``sys.exit``, and training continues. Ctrl-C during the call ends an ordinary loop as usual.
+        on_alert: Function called with each `memlog.events.Alert`. For alerts about the process or its
+            devices, the call is on the thread that made the step. Alerts of ``host.tree`` and
+            ``host.available`` come from the helper process; for them, the call is on a thread of memlog.
+            memlog counts any exception of the function, even from ``sys.exit``, and training continues.
+            Ctrl-C during the call ends an ordinary loop as usual.
             Inside `watch_loss` memlog prints the interruption and does not raise it, because some optimisers
             hang on an exception in their loss.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.

@@ -64,10 +64,11 @@ class TrainerInterface:
     def join_run(
         self, backend: str, run_id: str, *, uri: str | None = None, name: str | None = None
     ) -> None:
-        """Join a tracker's run that a logger holds and that is not the active run of the tracker's library.
+        """Send later events to a tracker's run that a logger holds.
 
-        Later events go to that run, until the user opens another run or this method is called again. If the
-        session uses other backends only, nothing happens. Joining a run twice changes nothing. Never raises.
+        Call this method if the run is not the active run of the tracker's library. Events go to the run until
+        the user opens another run or this method is called again. If the session uses other backends only,
+        nothing happens. Joining a run twice changes nothing. Never raises.
 
         Args:
             backend: Name of the tracker's backend, such as ``"mlflow"``.
