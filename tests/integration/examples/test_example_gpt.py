@@ -137,9 +137,9 @@ def test_a_backend_that_nobody_provides_is_refused_before_anything_runs() -> Non
 def test_the_command_line_is_restored_after_any_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "program.py"
+    program = tmp_path / "train_gpt.py"
     program.write_text("import sys\nraise SystemExit(' '.join(sys.argv[1:]))\n")
-    monkeypatch.setattr(demo_module, "_example", lambda: program)
+    monkeypatch.setattr(demo_module, "__file__", str(tmp_path / "demo.py"))
     before = list(sys.argv)
     result = CliRunner().invoke(demo, ["--backend", "local", "--steps", "3"])
     assert result.output.strip() == "--backend local --steps 3"
