@@ -19,7 +19,7 @@ Hook: TypeAlias = Callable[..., None]
 
 
 def _contained(hook: Hook) -> Hook:
-    """Wrap a hook. The result does nothing without a session, and no error of the hook reaches training."""
+    """Return a hook that does nothing if no session runs, and that never raises."""
 
     @functools.wraps(hook)
     def contained(self: MemlogCallback, *args: Any, **kwargs: Any) -> None:
@@ -34,13 +34,13 @@ def _contained(hook: Hook) -> Hook:
 class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Report the steps and evaluations of ``model.fit`` to the running session.
 
-    Without a session the callback does nothing. A run's steps are numbered from 0, over all epochs and over
+    If no session runs, the callback does nothing. A run's steps are numbered from 0, over all epochs and over
     later calls of ``fit``.
     """
 
     _validation: Any = None
     """Newest phase ``validation`` that a callback of this process began. Keras does not report the end of an
-    evaluation that raised, so the next training or evaluation ends its phase."""
+    evaluation that raised an exception. So the next training or evaluation ends this phase."""
 
     @_contained
     def on_train_begin(self, session: memlog.Session, *_: Any, **__: Any) -> None:

@@ -20,7 +20,7 @@ else:
 
 
 def _contained(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a hook. The result does nothing without a session, and no error of the hook reaches training."""
+    """Return a hook that does nothing if no session runs, and that never raises."""
 
     @functools.wraps(hook)
     def contained(self: MemlogCallback, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ def _contained(hook: Callable[..., None]) -> Callable[..., None]:
 class MemlogCallback(Callback):
     """Report a trainer's steps, its loggers' runs and its phases to the running session.
 
-    Each trainer gets this callback automatically. Without a session the callback does nothing. It stores
+    Each trainer gets this callback automatically. If no session runs, the callback does nothing. It stores
     nothing in checkpoints.
     """
 
@@ -44,12 +44,12 @@ class MemlogCallback(Callback):
     """Id of the session that has joined the loggers' runs."""
 
     def is_first_in(self, trainer: Any) -> bool:
-        """Return True unless the trainer's first `MemlogCallback` is another one."""
+        """Return True if this callback is the trainer's first `MemlogCallback`."""
         return self is next(c for c in [*trainer.callbacks, self] if isinstance(c, MemlogCallback))
 
     @_contained
     def setup(self, trainer: Any, session: memlog.Session, *_: Any, stage: str) -> None:
-        """Join the loggers' runs. If the trainer is about to fit, also count the steps from now on."""
+        """Join the loggers' runs. If the trainer is about to fit, also begin to count its steps."""
         if stage == "fit":
             self.teardown(trainer)
             session.claim_steps()

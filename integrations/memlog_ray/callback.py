@@ -28,9 +28,9 @@ shutdown begins."""
 class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.TrainContextCallback):
     """Record each worker of a Ray Train run.
 
-    The workers use the driver's folder for runs, its tracker's address and its settings. Settings that are
-    passed here override the driver's settings. memlog joins an MLflow run that is open in the driver when the
-    driver calls ``fit``. It also joins a run that the training loop opens.
+    Each worker uses the driver's folder for runs, tracker address and settings. Settings that are passed here
+    override the driver's settings. memlog joins an MLflow run that is open in the driver when the driver
+    calls ``fit``. It also joins a run that the training loop opens.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.

@@ -21,12 +21,12 @@ the user passes them in ``runtime_env``."""
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """State of the driver when it calls ``fit``. The user sets up the trackers in the driver."""
+    """Trackers' addresses and open runs in the driver's process when it calls ``fit``."""
 
     directory: str = ""
     addresses: dict[str, str] = {}
-    """Addresses of the named backends' trackers. Each key is the environment variable that holds the address.
-    memlog may open runs at these addresses."""
+    """Trackers' addresses, by the name of the environment variable that holds the address. memlog may open
+    runs at these addresses."""
     runs: dict[str, TrackerRun] = {}
     """Open runs by backend, except runs to which only the driver's process can write."""
 

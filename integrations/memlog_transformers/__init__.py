@@ -2,7 +2,7 @@
 
 Importing this package changes every ``Trainer`` of the process. A ``Trainer`` gets a `MemlogCallback` when it
 begins to train. Its evaluations and checkpoints are marked as phases. A session imports this package as soon
-as the script has imported ``transformers.trainer``, so the script needs no change. Without a session, each
+as the script has imported ``transformers.trainer``, so the script needs no change. If no session runs, each
 ``Trainer`` works as usual.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["MemlogCallback"]
 class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
     """Report a Trainer's steps to the running session, with the numbers that the Trainer itself logs.
 
-    If the session begins before the training, a Trainer gets this callback automatically. Without a session
+    If the session begins before the training, a Trainer gets this callback automatically. If no session runs,
     the callback prints one line and records nothing.
 
     The number of a step is ``state.global_step``. It counts updates: an update from several batches is one

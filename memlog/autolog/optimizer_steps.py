@@ -1,11 +1,11 @@
 """Detection of optimizer steps in a loop that does not call memlog.
 
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
-clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
-once.
+clock: only its steps count. If one optimizer wraps another, the outer step begins first. So the two nested
+steps count once.
 
-Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
-however many there are.
+All optimizers that step within one backward pass belong to one iteration. An example is one optimizer for
+each parameter.
 
 A step that a ``GradScaler`` skips calls no hook, so it has no event. A micro-batch of an accumulated gradient
 has no event, because it has no optimizer step. A step inside ``torch.compile`` has no event, because reading
@@ -38,14 +38,14 @@ class OptimizerClock:
 
     If optimizers alternate, the first is the clock. Between two steps of the clock, the filter counts the
     steps of other optimizers. If a step of a new optimizer makes this count larger than ever before, the new
-    optimizer may have replaced the clock. So it becomes the clock, and its steps count at once. If the old
-    clock steps again before `INACTIVE_AFTER` such steps, the two optimizers alternate after all. The old
-    clock then becomes the clock again, and as many of its steps are skipped as were counted meanwhile. So the
-    step number is again the number of the old clock's steps.
+    optimizer becomes the clock. Its steps count at once, because it may have replaced the old clock. If the
+    old clock steps again within fewer than `INACTIVE_AFTER` counted steps, the two optimizers alternate. The
+    old clock then becomes the clock again. As many steps of the old clock are skipped as steps of the new
+    optimizer were counted. So the step number is again the number of the old clock's steps.
 
     Args:
-        on_step: Called with the optimizer after each step that counts, on the thread that made the step.
-            Must not raise.
+        on_step: Function called with the optimizer after each step that counts, on the thread that made the
+            step. It must not raise.
 
     Attributes:
         on_step: The function above. It can be replaced at any time.
@@ -164,7 +164,7 @@ class _ClockPeriod:
         return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
     def resume(self, meanwhile: list[_ClockPeriod]) -> None:
-        """Make this optimizer the clock again, after others had replaced it."""
+        """Make this optimizer the clock again. ``meanwhile``: periods in which others were the clock."""
         for period in meanwhile:
             self._to_skip += period.steps
             self.separate += period.steps + period.separate
@@ -181,15 +181,16 @@ class _ClockPeriod:
 
 
 class Autolog:
-    """Installer of an `OptimizerClock` in torch, now or as soon as torch is imported.
+    """Hooks of torch that pass the optimizers' steps to an `OptimizerClock`.
 
-    It also imports memlog's package for Transformers' Trainer (`memlog.autolog.trainers`).
+    The hooks are added when the script imports torch's optimizers, or at once if it has done so. An `Autolog`
+    also imports ``memlog_transformers`` (`memlog.autolog.trainers`).
 
     Args:
-        on_step: Called with the optimizer after each step that counts.
+        on_step: Function called with the optimizer after each step that counts.
 
     Attributes:
-        clock: Decides which steps count.
+        clock: Filter that decides which steps count.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
@@ -245,16 +246,16 @@ _waiting: Autolog | None = None
 
 
 def wait_for_a_session(autolog: Autolog) -> None:
-    """Keep an `Autolog` that was installed before a session begins. The next `listen` takes it over."""
+    """Keep an `Autolog` that was installed before a session begins. The next `listen` returns it."""
     global _waiting  # noqa: PLW0603 - the only writer besides `listen`
     _waiting = autolog
 
 
 def listen(on_step: Callable[[Any], None]) -> Autolog:
-    """Return the `Autolog` that waits for this session, or a new one.
+    """Return the `Autolog` that `wait_for_a_session` has kept; if there is none, a new one.
 
-    If an optimizer's step begins the session, this function is called from a hook of torch. Hooks can't be
-    added while torch runs its hooks. So an `Autolog` that has added its hooks before is used then.
+    If an optimizer's step begins the session, a hook of torch calls this function. Hooks can't be added while
+    torch runs its hooks. In this case, the kept `Autolog` has already added its hooks.
     """
     global _waiting
     autolog, _waiting = _waiting, None

@@ -35,23 +35,25 @@ class RunDetector:
     _backends: Mapping[str, Backend]
     _journal: JournalWriter
     _tell: Callable[[Message], None]
-    """Sends the helper process a message on how to reach the run."""
+    """Function that sends the helper process a message on how to reach the run."""
     _diagnostics: Diagnostics
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
-    """Called on the publishing thread whenever an in-process writer begins to write to a run."""
+    """Function called on the publishing thread when an in-process writer begins to write to a run."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
-    """Called on the publishing thread with each run that was joined, and its backend's name."""
+    """Function called on the publishing thread with the backend's name and each run that was joined."""
     _may_join: Callable[[], bool] = lambda: True
-    """Called when there is a new run. Returns False if only another rank may join the user's runs."""
+    """Function called when there is a new run. It returns False if only another rank may join the user's
+    runs."""
     _opened_own: Callable[[str], bool] = lambda _: False
     """Function that takes a backend's name, and returns whether memlog has opened its own run there."""
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
-    """The run that was joined last, by backend."""
+    """Newest joined run of each backend, by the backend's name."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
-    """Id of the run that was active when `join` joined another run, by backend."""
+    """Active run that memlog does not join, by the backend's name. The value is the id of the run that was
+    active when `join` joined another run."""
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -80,9 +82,9 @@ class RunDetector:
         return joined
 
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
-        """Join a run that a logger holds, until the user opens another run.
+        """Join a run that a logger holds. memlog writes to it until the user opens another run.
 
-        Never raises. If the session uses other backends only, nothing happens.
+        Never raises. If the session does not use this backend, nothing is joined.
 
         Args:
             name: The backend's name.
@@ -134,7 +136,7 @@ class RunDetector:
         return joined
 
     def resolve_active_runs(self) -> None:
-        """Ask each backend for its active run without joining it.
+        """Ask each backend for its active run, but join none.
 
         A backend resolves a run's address when it first sees the run. This must happen before the user
         changes the working directory.

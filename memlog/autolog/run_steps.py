@@ -1,4 +1,4 @@
-"""Step numbers: those of each tracker's run, and those that a trainer gives its steps."""
+"""Step numbers of trackers' runs, and step numbers that a trainer gives to its steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class RunOffsets:
     offset.
 
     Args:
-        opened_own: Takes a backend's name. Returns whether memlog has opened its own run in that backend. If
-            so, memlog's run has the data recorded so far, and the user's first run begins at step 0.
+        opened_own: Function that takes a backend's name, and returns whether memlog has opened its own run
+            there. If so, memlog's run has the data recorded so far, and the user's first run begins at step
+            0.
     """
 
     def __init__(self, opened_own: Callable[[str], bool]) -> None:

@@ -29,14 +29,14 @@ class BatchRecorder:
     """Recorder of steps. It numbers the steps, reads memory at each step, and publishes a batch event.
 
     Args:
-        settings: Which steps to publish, and the first step's number.
-        run_detector: Searches for the user's runs before each event.
+        settings: Settings, such as which steps to publish and the first step's number.
+        run_detector: Detector that searches for the user's runs before each event.
         model: The user's model. Its size becomes one of the run's parameters.
-        before_parameters: Called before the run's parameters are published. Must not raise.
+        before_parameters: Function called before the run's parameters are published. It must not raise.
 
     Attributes:
-        parameters: Publishes the run's parameters and devices.
-        health: Publishes memlog's own cost and errors.
+        parameters: Publisher of the run's parameters and devices.
+        health: Publisher of memlog's own cost and errors.
         host: Reader of the host's memory; holds the figures of the last step.
     """
 
@@ -66,9 +66,9 @@ class BatchRecorder:
         self._numbers = TrainerNumbers()
         self._last: Batch | None = None
         self.after_step: Callable[[int], object] | None = None
-        """Called with the number of each completed step. Must not raise."""
+        """Function called with the number of each completed step. It must not raise."""
         self.check_helper: Callable[[int], object] | None = None
-        """Called after each step with the time, ``time.perf_counter_ns()``. Must not raise."""
+        """Function called after each step with the time, ``time.perf_counter_ns()``. It must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Record a step of the clock's optimizer. Never raises."""
@@ -104,13 +104,13 @@ class BatchRecorder:
         """Let only the caller count the steps until `release`.
 
         Args:
-            only_first: True to do nothing if a step was recorded before.
+            only_first: True: have no effect if the session has recorded a step.
         """
         if not (only_first and self._begun):
             self._claimed = True
 
     def release(self) -> None:
-        """Count optimizer steps again, unless steps were reported by hand before `claim`."""
+        """Count optimizer steps again, except if the caller reported steps by hand before `claim`."""
         self._claimed = False
 
     def count(self, number: object = None) -> tuple[int, Batch | None] | None:
@@ -153,7 +153,7 @@ class BatchRecorder:
 
     @property
     def next_step(self) -> int:
-        """Number of the step that ends next."""
+        """Number that the next completed step gets."""
         return self._next
 
     def warn_if_no_steps(self) -> None:
@@ -230,7 +230,7 @@ class HealthReport:
         self._journal = journal
         self._diagnostics = diagnostics
         self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-        """Returns the seconds that tracing and its set-up have cost. Must not raise."""
+        """Function that returns the seconds that tracing and its set-up have cost. It must not raise."""
         self._spent = self._steps = self._total = self._all_steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
@@ -245,7 +245,7 @@ class HealthReport:
 
         Args:
             step: Last completed step; ``None``: no step is completed.
-            unjudged: At the end of the run, the reason why each rule was never judged, by rule. ``None``: the
+            unjudged: Reasons why alert rules were never judged, by rule, at the end of the run. ``None``: the
                 run has not ended.
         """
         self._total += self._spent

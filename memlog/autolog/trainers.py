@@ -1,7 +1,7 @@
-"""Import of memlog's package for Transformers' Trainer, as soon as the script has imported the Trainer.
+"""Import of ``memlog_transformers`` as soon as the script has imported Transformers' ``Trainer``.
 
-Other trainers' libraries load memlog's callbacks themselves, or the script names the callback. memlog uses no
-entry points for this, because reading them would take milliseconds at every ``init``.
+Other libraries with trainers load memlog's callback themselves, or the script passes the callback. memlog
+uses no entry points for this, because reading them would take milliseconds at every ``init``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PACKAGE = "memlog_transformers"
 
 
 def load_package(_module: object) -> None:
-    """Import memlog's package. Never raises, because the script's own import must not fail."""
+    """Import ``memlog_transformers``. Never raises, because the script's own import must not fail."""
     try:
         __import__(_PACKAGE)
     except Exception as error:  # noqa: BLE001 - see above

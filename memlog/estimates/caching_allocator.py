@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from typing import Final
 
 ROUNDING: Final = 512
-"""Every block's size is a multiple of this number of bytes (``kMinBlockSize``)."""
+"""Number of bytes of which every block's size is a multiple (``kMinBlockSize``)."""
 SMALL: Final = 1024**2
 """Maximum size in bytes of a block in the small pool (``kSmallSize``). The large pool has larger blocks."""
 _SMALL_SEGMENT: Final = 2 * 1024**2

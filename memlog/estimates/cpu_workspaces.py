@@ -36,7 +36,7 @@ from memlog.tracer.tensor_storages import is_sparse
 from memlog.tracer.torch_private import operation_name
 
 _WHOLE: Final = MIB
-"""Bytes of arguments and results up to which an operation is measured as it is."""
+"""Maximum bytes of arguments and results with which an operation is measured in its full shapes."""
 _FEW: Final = 2
 """Minimum number of samples in the smaller of the two batches. Also the minimum side of a matrix, except in
 half precision."""
@@ -63,8 +63,9 @@ _PARAMETERS = frozenset(
 )
 """Names of tensors without samples, in the schemas of torch's operations."""
 _SIZES = frozenset(["N", "size", "sizes", "input_size", "input_sizes", "self_sizes"])
-"""Names of arguments that are the batch size, or a list that begins with it. An operation that relied on
-another such argument would read past a smaller tensor's end; torch has no such operation."""
+"""Names of arguments that are the batch size, or a list that begins with the batch size. In torch, no
+argument with another name holds the batch size. With a smaller batch, an operation with such an argument
+would read past the end of a tensor."""
 
 
 @contextmanager
@@ -107,8 +108,8 @@ class _Dimension(NamedTuple):
     fewest: int
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """Places of the dimension in tensors, by the tensor's `id`. Each place has two numbers: the index of the
-    dimension in the tensor, and the elements that the tensor loses there if ``length`` shrinks by one."""
+    """Where tensors have this dimension, by the tensor's `id`. Each value has two numbers: the index of the
+    dimension in the tensor, and the elements that the tensor loses if ``length`` shrinks by one."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""
@@ -306,10 +307,10 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     """Return the dimensions of the largest tensor, such as a table, the longest dimension first.
 
-    Each dimension is cut in other tensors, too. If a tensor has the same number of dimensions as the largest
-    one, the dimension at the same index is cut. It must have the same length, or be the side of a smaller or
-    larger image. If a tensor has another number of dimensions, the first dimension of the same length is cut.
-    Integer arguments that are multiples of the length are reduced as well.
+    Each dimension is cut in other tensors, too. If a tensor has as many dimensions as the largest tensor, the
+    dimension at the same index is cut. This dimension must have the same length, or be the side of a smaller
+    or larger image. If a tensor has another number of dimensions, the first dimension of the same length is
+    cut. Integer arguments that are multiples of the length are reduced as well.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
     batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}

@@ -15,7 +15,7 @@ _REPEATS = 2
 
 
 class SizeRange(NamedTuple):
-    """Number of bytes of which only a range is known."""
+    """Range that contains an unknown number of bytes."""
 
     low: int
     high: int

@@ -34,7 +34,7 @@ _HUGE = 2**31
 
 
 class Estimate:
-    """Memory of one training step, when the optimizer's state exists already. Sizes are bytes.
+    """Memory of one training step if the optimizer's state exists before the step. Sizes are bytes.
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.
@@ -251,7 +251,7 @@ def estimate(
         step: Function that makes one training step: forward, backward, and the optimizer's step. Its
             parameters can be named ``model``, ``optimizer``, ``batch`` and ``length``; the function gets the
             arguments that it names. It may use autocast, checkpointing and accumulation. It may print
-            ``loss.item()`` and calculate with it, but not decide by a tensor's value. Its other effects, such
+            ``loss.item()`` and calculate with it, but not branch on a tensor's value. Its other effects, such
             as a scheduler's step and printing, really happen.
         model: The model, which can be on the device ``meta``, or a function that makes the model. With a
             function, not even the parameters take memory. ``None``: the first module that the step calls.

@@ -93,7 +93,7 @@ class FakeMode(FakeTensorMode):
         self.convert: Callable[[Tensor], Tensor] | None = None
 
     def __deepcopy__(self, memo: object) -> FakeMode:
-        """Return the mode itself, so that the copy of a fake tensor belongs to it, too."""
+        """Return the mode itself, so that the copy of a fake tensor belongs to the same mode."""
         return self
 
     @classmethod
@@ -200,7 +200,7 @@ def _has_bytes(values: Any) -> bool:
 
 
 def _bytes_in(values: Any) -> int:
-    """Return the bytes that an operation's arguments would take as real tensors, without sparse ones."""
+    """Return the bytes of an operation's arguments as real tensors. Sparse tensors count as 0."""
     return sum(
         bytes_of(one)
         for one in tree_leaves(values)

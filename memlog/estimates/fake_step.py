@@ -71,7 +71,7 @@ def traced_step(
         device: Device whose operations are imitated. ``None``: the CPU, but workspaces are not measured.
 
     Raises:
-        ConfigurationError: The step decides by a tensor's value, or has too many events.
+        ConfigurationError: The step branches on a tensor's value, or has too many events.
     """
     with reasons(), all_on_cpu(), _BEHAVIOUR[device](), unknown_values():
         step()

@@ -30,7 +30,7 @@ _SQUARE, _NARROW, _WIDE = (256, 512, 768), (256, 512), (1024, 1280)
 that are smaller than the states. `_WIDE`: sizes of inputs that are larger than the states. `_SQUARE`: sizes
 of states that are smaller than the inputs, or of both if they are equal."""
 _TALL: Final = (512, 768, 1024)
-"""Sizes to measure, for states that are larger than the inputs."""
+"""Sizes of states to measure if the states are larger than the inputs."""
 _ROW, _BLOCK = 256, 16
 """Numbers of values in a row. oneDNN makes a row longer if its length is a multiple of `_ROW`. It copies a
 row if its length is not a multiple of `_BLOCK`."""
@@ -38,8 +38,8 @@ _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
 _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
-"""Positions, among the backward operation's arguments, of the arguments that the forward operation gets after
-its tensors."""
+"""Positions of the forward operation's arguments after its tensors, among the arguments of the backward
+operation."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
 _NUMBERS: Final = slice(13, 22)
@@ -78,8 +78,8 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
     Args:
         forward: Arguments of the forward operation.
         backward: Arguments of the backward operation; ``None``: it is not measured.
-        chosen: Lengths of the first dimensions, in the order of `_points`. The other dimensions have their
-            own lengths.
+        chosen: Lengths of the first dimensions, in the order of `_points`. The other dimensions keep the
+            lengths that they have in ``forward``.
 
     Returns:
         The allocations and the kept bytes; ``None`` if they can't be measured.

@@ -70,12 +70,12 @@ def estimate_memory(
     Args:
         model: The model, which can be on the device ``meta``. Only its tensors' shapes and types matter.
         loss: Function that gets the model, makes a batch (``torch.randn(…)``) and returns the loss. It may
-            use `torch.autocast` and ``checkpoint``, but not decide by the value of a tensor.
+            use `torch.autocast` and ``checkpoint``, but not branch on a tensor's value.
         optimizer: Function that makes an optimizer from the parameters.
         accumulate: Number of batches whose gradients are added up before the optimizer's step.
 
     Raises:
-        ConfigurationError: ``loss`` decides by a tensor's value.
+        ConfigurationError: ``loss`` branches on a tensor's value.
     """
     mode = FakeMode()
     with Fakes(mode).replace(model, None), mode, reasons():

@@ -1,4 +1,4 @@
-"""Real tensors with the memory layout of fake tensors, with the same lengths or with other lengths."""
+"""Creation of real tensors with the memory layout of fake tensors. The dimensions can have other lengths."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from memlog._internal.units import MIB
 
 MOST: Final = 32 * MIB
-"""Most bytes of real tensors that one operation of an estimate may get and return."""
+"""Maximum bytes of real tensors that one operation of an estimate may get and return."""
 
 
 def real_tensor(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Return zeros with a tensor's memory layout and type. ``shape``: lengths; by default, the tensor's."""
+    """Return zeros with a tensor's layout and type. ``shape``: Lengths; by default, the tensor's."""
     shape = tensor.shape if shape is None else shape
     strides = _strides(tensor, shape)
     return torch.zeros(extent(shape, strides), dtype=tensor.dtype).as_strided(shape, strides)
 
 
 def bytes_of(tensor: Tensor, shape: Sequence[int] | None = None) -> int:
-    """Return the bytes that a tensor of `real_tensor` takes."""
+    """Return the bytes that the result of `real_tensor` takes for the same arguments."""
     shape = tensor.shape if shape is None else shape
     return extent(shape, _strides(tensor, shape)) * tensor.itemsize
 
@@ -36,7 +36,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return the strides of a tensor with other lengths, whose dimensions have the same order in memory.
+    """Return strides for other lengths. The dimensions keep the order that they have in memory.
 
     Each stride changes by the same ratio as the product of the lengths of dimensions with smaller strides.
     """

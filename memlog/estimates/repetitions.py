@@ -1,4 +1,4 @@
-"""Cache of the results of operations on fake tensors, to make equal results again in less time.
+"""Cache of the results of operations on fake tensors. Making an equal result again takes less time.
 
 Results follow from the shapes and types of an operation's arguments. Some operations return tensors that
 always have the shapes of their arguments. For them, one result from torch is enough for all shapes.

@@ -1,4 +1,4 @@
-"""Values of fake tensors. A program may print them and calculate with them, but not decide by them."""
+"""Values of fake tensors. A program may print them and calculate with them, but not branch on them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _READING: Final = frozenset((Tensor.item, Tensor.__format__, Tensor.numpy, Tenso
 
 
 class ValueUsedError(Exception):
-    """Error: the program decides by a tensor's value, which an estimate does not compute."""
+    """Error: the program branches on a tensor's value, which an estimate does not compute."""
 
 
 class UnknownNumber(float):
     """Number that stands for the value of a fake tensor (``loss.item()``).
 
     A calculation with it gives another unknown number. Comparing it, or converting it to `int` or `bool`,
-    raises `ValueUsedError`, because the program would then decide by the value.
+    raises `ValueUsedError`, because the program would then branch on the value.
     """
 
     __hash__ = float.__hash__

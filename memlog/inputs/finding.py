@@ -9,13 +9,13 @@ from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
 
 MUCH_LARGER = 1.5
-"""Ratio from which a step counts as much larger: the memory that it needs, divided by the memory that a usual
-step needs. Memory that is still in use after a step does not count."""
+"""Minimum ratio of the memory that a much larger step needs to the memory that a usual step needs. Memory
+that is still in use after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
 """Minimum difference, in bytes, between the memory that a much larger step and a usual step need."""
 _FAR = 10
-"""Maximum ratio of the bytes left until the limit to the rise of the peak so far. Above it, memlog makes no
-forecast, because the relation may no longer hold."""
+"""Maximum distance from the peak to the limit, as a multiple of the rise of the peak so far. At a larger
+distance memlog makes no forecast, because the relation may no longer hold."""
 
 
 def matters(found: Relation) -> bool:
@@ -68,7 +68,8 @@ def larger_steps(
 def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
     """Return the earliest and the latest step at which the peak is expected to reach the limit.
 
-    The result is ``None`` unless the input grows from step to step and the peak grows in proportion to it.
+    There is a forecast only if the input grows from step to step and the peak grows in proportion. Otherwise,
+    the result is ``None``.
     """
     rise = found.peak - found.usual_peak
     if free is None or not found.rate or not found.is_linear or free > _FAR * rise:

@@ -29,8 +29,8 @@ FEWEST = 6
 _TOLERANCE = 0.1
 """Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
 _MANY = 12, 0.15
-"""Minimum number of different values for which a parabola may be farther from a known peak, and its maximum
-distance then, as a fraction of the peaks' range."""
+"""Number of different values from which a parabola may be farther from a known peak; and the maximum distance
+in this case, as a fraction of the peaks' range."""
 _FALLS = 0.05
 """Maximum bytes by which a fit may fall, as a fraction of the peaks' range. A parabola falls a little if the
 peaks of all small inputs are equal."""
@@ -72,7 +72,7 @@ class Relation(NamedTuple):
     """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
     is_linear: bool
     slope: float
-    """Rise of the fit, in bytes, from one below the dimension's largest value to the largest value."""
+    """Bytes by which the fit rises when the dimension grows by one to its largest value."""
     smallest: int
     largest: int
     step: int

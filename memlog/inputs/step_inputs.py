@@ -46,8 +46,8 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
         frames: The frames of the failure, the outermost first.
 
     Returns:
-        The tensors among the variables of the program's functions outside the model. They are followed by the
-        arguments of the model that are not among them.
+        The tensors among the variables of the program's functions outside the model. Then the model's
+        arguments, if they are not among these variables.
     """
     outside: list[FrameType] = []
     inside: list[FrameType] = []

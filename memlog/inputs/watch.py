@@ -15,10 +15,10 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Minimum ratio of a record peak to the last record peak. The inputs of a step with a record peak are
+"""Ratio to the last record peak from which a peak is a new record. The inputs of the step are then
 published."""
 _RISEN = 1.01
-"""Minimum ratio of a risen peak to the last risen peak. The inputs of a step with a risen peak are read."""
+"""Ratio to the last risen peak from which a peak counts as risen. The inputs of the step are then read."""
 _SHARE = 0.002
 """Maximum fraction of the run's time for reading inputs. Above it, only the inputs of steps with a risen
 or record peak are read."""

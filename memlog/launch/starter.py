@@ -63,7 +63,7 @@ class Starter:
     def forked(self) -> None:
         """Wait for the first step again in the child of a fork. If the child trains, it gets its own run.
 
-        If the script itself began a session, memlog leaves the script's forks alone.
+        If the script itself began a session, this method does nothing.
         """
         if self._began or current_session.on_demand():
             self._autolog.remove()

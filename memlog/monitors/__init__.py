@@ -1,6 +1,6 @@
 """Monitors that a training script creates. They publish events and print lines.
 
-They can be created before ``memlog.init`` and used without it. Without a session they only print.
+They can be created before ``memlog.init``. If no session runs, they only print.
 """
 
 from memlog.monitors.epochs import EpochMemoryMonitor

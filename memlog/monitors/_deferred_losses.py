@@ -18,7 +18,7 @@ _POLL_S = 0.002
 
 
 class DeferredLosses:
-    """Thread that waits for losses on a device; it starts with the first such loss.
+    """Thread that waits for losses that a device still computes. It starts at the first of these losses.
 
     Losses are delivered in order. A loss whose value is known is delivered at once if no earlier loss waits.
     """
@@ -39,7 +39,7 @@ class DeferredLosses:
 
         Args:
             reading: The loss; ``None``: there is no loss, and ``then`` gets ``None``.
-            then: Takes the value.
+            then: Function that takes the value.
         """
         if fork.generation != self._generation:
             self._begin()

@@ -38,7 +38,8 @@ def within(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
 def update_wrapper(wrapper: CallableT, function: Callable[..., Any]) -> CallableT:
     """Give a wrapper the function's name, signature and docstring, as `functools.update_wrapper` does.
 
-    Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
+    Attributes are copied from functions only. Attributes of an ``nn.Module`` would keep the module's
+    parameters alive.
     """
     updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
     functools.update_wrapper(wrapper, function, updated=updated)

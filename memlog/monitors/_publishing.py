@@ -1,7 +1,7 @@
 """Publishing by monitors: events go to the running session, lines to the console.
 
-Without a session lines are printed and events are dropped. With a disabled session nothing is published or
-printed.
+If no session runs, lines are printed and events are dropped. If a disabled session runs, nothing is published
+or printed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from memlog.events import Event
 
 
 class _MonitorHealth(Diagnostics):
-    """Diagnostics that count in the running session's health, or in their own if there is no session."""
+    """Counter of errors in the running session's health; if there is no session, in this object."""
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         running = session()
@@ -35,7 +35,7 @@ HEALTH = _MonitorHealth()
 
 
 def silenced() -> bool:
-    """Return True if a disabled session runs: monitors must do nothing then."""
+    """Return True if a disabled session runs. Monitors must do nothing in this case."""
     publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 

@@ -114,7 +114,6 @@ class EpochMemoryMonitor:
         DEFERRED_LOSSES.deliver(reading, when_known)
 
     def _line_of(self, index: int) -> Batch:
-        """Read this monitor's own device now, for the printed line."""
         point = self._meter.point("")
         return Batch(point.time_us, index, point.rss, None, None, point.devices)
 

@@ -43,10 +43,10 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 
     Returns:
         A callable with the function's name and signature. The callable can be pickled if the function can. A
-        worker process that unpickles it gets the function unwatched. memlog finds the loss in the result: the
-        first item of a tuple or list; ``"loss"``, ``"value"`` or ``"fun"`` of a mapping; the attribute
-        ``loss`` of an object. Of a loss with several elements, memlog takes the mean. The result of an
-        ``async def`` is the awaited value.
+        worker process that unpickles it gets the function unwatched. memlog finds the loss in the function's
+        result: the first item of a tuple or list; ``"loss"``, ``"value"`` or ``"fun"`` of a mapping; the
+        attribute ``loss`` of an object. Of a loss with several elements, memlog takes the mean. If the
+        function is an ``async def``, memlog looks for the loss in the awaited value.
 
     Raises:
         ConfigurationError: ``function`` can't be called.

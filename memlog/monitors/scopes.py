@@ -1,4 +1,4 @@
-"""Monitors of blocks and functions: the change of memory over them, and the peak."""
+"""Monitors of blocks and functions. They record the change of memory, and the peak."""
 
 from __future__ import annotations
 

@@ -31,8 +31,9 @@ class AcceleratorProbe:
     uses two probes.
 
     Args:
-        diagnostics: Counts errors; none is raised.
-        clock: Returns the time in seconds. Devices not in use so far are checked every few seconds.
+        diagnostics: Counter of errors, which are never raised.
+        clock: Function that returns the time in seconds. Devices not in use so far are checked every few
+            seconds.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class HostProbe:
     probes.
 
     Args:
-        diagnostics: Counts errors; none is raised.
+        diagnostics: Counter of errors, which are never raised.
         proc: Folder of processes, on Linux.
     """
 

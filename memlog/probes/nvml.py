@@ -35,7 +35,7 @@ class Nvml:
 
     Args:
         diagnostics: Counts errors of NVML. A machine without NVML is not an error.
-        load: Loads the library; raises OSError if there is none.
+        load: Function that loads the library. It raises OSError if there is none.
     """
 
     def __init__(self, diagnostics: Diagnostics, load: Callable[[str], Any] = ctypes.CDLL) -> None:

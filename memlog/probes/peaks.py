@@ -27,12 +27,12 @@ class PeakWindow:
             mark: Bytes of the high-water mark now.
 
         Returns:
-            The window's peak in bytes and how it was obtained; ``(None, None)`` without a mark.
+            The window's peak in bytes and how it was obtained; ``(None, None)`` if ``mark`` is ``None``.
 
             * The mark rose: the peak lies in this window, ``exact``.
-            * It stayed equal, or this is the first reading: an upper bound, ``watermark``.
-            * It fell, so other code reset it: the peak before the reset is lost, and the highest
-              known value of this window is a lower bound, ``sampled``.
+            * The mark stayed equal, or this is the first reading: an upper bound, ``watermark``.
+            * The mark fell, so other code reset it: the peak before the reset is lost, and the highest known
+              value of this window is a lower bound, ``sampled``.
 
             If the mark was reset and rose to its old value or higher within one window, the reset can't be
             detected. The result is then valid for the time since the reset.

@@ -27,5 +27,5 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 
 def lowest_rank(run: RunDirectory) -> RunDirectory:
-    """Return the run of the lowest rank in the training of ``run``, or ``run`` itself if it trains alone."""
+    """Return the run of the lowest rank in the training of ``run``; ``run`` if it is not registered."""
     return next(iter(ranks_of(run).values()), run)

@@ -23,12 +23,12 @@ Ranks load their data before they begin runs, and can need different times for t
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt of a training that the launcher has restarted.
+    """One start of a training that the launcher has restarted.
 
     Attributes:
         run: Id of this rank's run in the attempt.
         first: Id of this rank's run in the first attempt. The tracker's run is found by this id.
-        steps: Number of steps in the tracker's run at the end of the attempt.
+        steps: Number of steps in the tracker's run when the attempt ended.
     """
 
     run: str
@@ -92,7 +92,7 @@ class Training:
     """Runs of the ranks of one training, found by their registrations.
 
     Args:
-        run: The run of one of the ranks, which is registered.
+        run: Registered run of one of the ranks.
         own: Registration of ``run``.
     """
 
@@ -184,12 +184,12 @@ def steps_of(file: JournalFile, since: Position = START) -> Iterator[int]:
 
 
 def training_of(run: RunDirectory) -> Training | None:
-    """Return the training of a run; ``None`` if it trains alone."""
+    """Return the training of a run; ``None`` if the run is not registered."""
     own = registration_of(run)
     return None if own is None else Training(run, own)
 
 
 def ranks_of(run: RunDirectory) -> dict[int, RunDirectory]:
-    """Return the runs of all ranks of a run's training, by rank; empty if the run trains alone."""
+    """Return the runs of all ranks of a run's training, by rank; empty if ``run`` is not registered."""
     training = training_of(run)
     return {} if training is None else training.search()

@@ -1,4 +1,4 @@
-"""Find the attempt before a restart. The run after the restart continues that attempt's tracker run."""
+"""Search for a rank's run before a restart. The new run continues the old run in the tracker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memlog.ranks.registration import Attempt, Registration, last_step, registra
 
 
 def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
-    """Return the same rank's newest attempt before a restart; ``None`` if there is none.
+    """Return the newest earlier run of a restarted training's rank; ``None`` if there is none.
 
     Args:
         run: The run after the restart, in the same folder of runs.
@@ -36,10 +36,11 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return how much higher a step's number is in memlog's own run in the tracker than in the session.
+    """Return the steps to add to the session's step number for memlog's own run in the tracker.
 
-    If a session begins at step 0 after a restart, its steps continue after the previous attempt's last step.
-    If it begins at a later step, its numbers already include the earlier attempts. The difference is then 0.
+    If the session begins at step 0 after a restart, its steps continue after the previous attempt's last
+    step. If the session begins at a later step, its numbers include the earlier attempts. The result is then
+    0.
     """
     known = registration_of(run)
     if known is None or known.before is None:

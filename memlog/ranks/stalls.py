@@ -47,7 +47,7 @@ class Stalls:
 
     If one rank stalls, all ranks stop at the next exchange of gradients. So a stall is reported only if no
     rank makes steps. The reported ranks are those whose last step is earlier than another rank's, or whose
-    process is stopped or waits in the kernel. If all ranks are such ranks, no rank is reported.
+    process is stopped or waits in the kernel. If this is true of all ranks, no rank is reported.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,8 @@ class Stalls:
 
         Args:
             now: Monotonic time in seconds.
-            state_of: Returns the kernel's letter for the state of a rank's process; ``None``: unknown.
+            state_of: Function that returns the kernel's letter for the state of a rank's process; ``None``:
+                unknown.
         """
         for rank, progress in self._ranks.items():
             if progress.stalled and not progress.is_silent(now):
