@@ -215,6 +215,8 @@ class Autolog:
             self._watches.append(ImportWatch(name, callback=callback))
 
     def _install(self, module: ModuleType) -> None:
+        if not hasattr(module, "register_optimizer_step_post_hook"):
+            return  # another thread is importing torch at this moment; the run goes on without its steps
         self._handles = [
             module.register_optimizer_step_pre_hook(_unless_compiling(module.torch, self._begin)),
             module.register_optimizer_step_post_hook(

@@ -54,6 +54,9 @@ class RunDetector:
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
     """Active run that memlog does not join, by the backend's name. The value is the id of the run that was
     active when `join` joined another run."""
+    _looked_for: set[str] = field(default_factory=set, init=False)
+    """Names of backends that `_look_for` has looked for. It reads files for some milliseconds, and a loop may
+    call `join` at each step."""
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +115,9 @@ class RunDetector:
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
         """Print a line if no backend has this name, or if the backend's client is not installed."""
+        if name in self._looked_for:
+            return
+        self._looked_for.add(name)
         try:
             load_backend(name)
         except MemlogError as error:

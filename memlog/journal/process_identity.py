@@ -42,7 +42,10 @@ def birth_of(pid: int) -> Birth:
     fields = stat.rpartition(")")[2].split()
     if fields[_STATE] in _DEAD:
         raise ProcessLookupError(f"process {pid} is dead")
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:  # a /proc of processes alone, as systemd's ProcSubset=pid mounts it
+        raise PermissionError(str(error)) from error
     return Birth(boot, int(fields[_START]))
 
 

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from memlog.autolog.optimizer_steps import Autolog
+from memlog.autolog.optimizer_steps import OPTIMIZER_MODULE, Autolog
 
 
 class Counter:
@@ -128,6 +129,13 @@ def test_a_step_that_the_grad_scaler_skips_has_no_event(counter: Counter) -> Non
         scaler.step(stepped)
         scaler.update()
     assert counter.steps == 2
+
+
+def test_a_module_that_another_thread_is_importing_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, OPTIMIZER_MODULE, ModuleType(OPTIMIZER_MODULE))
+    Autolog(Counter()).remove()
 
 
 def test_removed_hooks_are_gone() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -38,6 +39,23 @@ def test_a_step_of_the_clock_ends_no_run(
     run = run_of(own(), tmp_path)
     known = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: known(self) + seconds)
+    assert run.is_alive()
+
+
+@LINUX
+def test_without_the_boots_id_a_run_that_writes_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's /proc may have processes alone."""
+    run = run_of(own(), tmp_path)
+    read = Path.read_text
+
+    def absent(path: Path, **options: Any) -> str:
+        if path.name == "boot_id":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return read(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", absent)
     assert run.is_alive()
 
 

@@ -139,6 +139,7 @@ def test_a_folder_that_cannot_be_created_is_an_error_at_once(
         ("./folder", 126, "is a folder"),
         ("./plain", 126, "make it executable"),
         ("./bare", 126, "memlog run -- bash ./bare"),
+        ("", 127, "'' can't be run"),
     ],
 )
 def test_what_can_not_be_run_ends_as_in_a_shell(

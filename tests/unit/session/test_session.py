@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from support.events import EventT, events_in, recorded
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.events import Alert, Batch, End, Epoch, Health, Parameters, Run, now_us
+from memlog.events import Alert, Batch, End, Epoch, Health, Loss, Parameters, Run, now_us
 from memlog.journal import Binding, RunDirectory
 from memlog.session.exit_status import error_at_exit, status_of
 from memlog.sink import Target
@@ -53,6 +54,17 @@ def test_an_unchanged_loop_gives_one_event_a_step() -> None:
     batch = events(session, Batch)[0]
     assert batch.rss is not None
     assert 2**24 < batch.rss <= (batch.rss_peak or 0)
+
+
+def test_threads_that_publish_at_once_lose_nothing_and_keep_their_order() -> None:
+    session = memlog.init("local")
+    written = [[Loss(step, thread, 0.0) for step in range(500)] for thread in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for own in written:
+            pool.submit(lambda own=own: [session.publish(event) for event in own])
+    memlog.finish()
+    kept = events(session, Loss)
+    assert [[event for event in kept if event.step == own[0].step] for own in written] == written
 
 
 def test_every_and_initial_step() -> None:
