@@ -44,7 +44,8 @@ def birth_of(pid: int) -> Birth:
         raise ProcessLookupError(f"process {pid} is dead")
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except FileNotFoundError as error:  # a /proc of processes alone, as systemd's ProcSubset=pid mounts it
+    except FileNotFoundError as error:
+        # This /proc has processes alone, as systemd's ProcSubset=pid mounts it.
         raise PermissionError(str(error)) from error
     return Birth(boot, int(fields[_START]))
 
