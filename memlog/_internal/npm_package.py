@@ -51,8 +51,10 @@ class FetchError(Exception):
 
 def cache_directory() -> Path:
     """Return memlog's folder in the user's cache, by the XDG base directory specification."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "memlog"
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The specification says to ignore a relative path, below which anybody's files may lie.
+    root = named if named.is_absolute() else Path.home() / ".cache"
+    return root / "memlog"
 
 
 @dataclass(frozen=True)

@@ -199,8 +199,8 @@ class RecordedTrace(msgspec.Struct, frozen=True):
     events: bytes
     """The first ``result.kept_events`` events, encoded as `memlog.trace.encoding` describes."""
     kinds: tuple[str, ...] = ()
-    """Class names of the layers, with the same index as in ``paths``; empty in a trace of an older memlog."""
+    """Class names of the layers, with the same index as in ``paths``."""
     optimizers: tuple[str, ...] = ()
-    """Class name of the optimizer in each optimizer step, in order; empty in a trace of an older memlog."""
+    """Class name of the optimizer in each optimizer step, in order."""
     lines: tuple[str, ...] = ()
     """Lines of the program. Events number these lines from 1."""

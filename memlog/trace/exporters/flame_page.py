@@ -84,6 +84,8 @@ def flame_page(
         holder: Heading of the first column in the table of the frames that hold most bytes. The table counts
             bytes for the innermost frame that is not a category.
     """
+    if not document["profiles"]:
+        return None  # a damaged snapshot whose blocks all have no bytes
     profile = document["profiles"][0]
     if profile["unit"] != "bytes" or not profile["endValue"]:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog._internal.npm_package import SPEEDSCOPE, UPLOT, FetchError, NpmPackage
+from memlog._internal.npm_package import SPEEDSCOPE, UPLOT, FetchError, NpmPackage, cache_directory
 from memlog.artifacts import viewer
 from memlog.errors import ViewerUnavailableError
 
@@ -163,3 +163,8 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ViewerUnavailableError, match="file"):
         viewer.find_viewer(print)
+
+
+def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_directory() == Path.home() / ".cache" / "memlog"

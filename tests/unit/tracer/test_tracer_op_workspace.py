@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from support.allocator import AllocatorTruth
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import MemoryTracer
 from memlog.tracer.engines.cpu import op_workspace
@@ -94,6 +96,26 @@ def test_an_operation_of_the_programs_own_makes_no_exact_peak() -> None:
     assert out.shape == X.shape
     assert tracer.result.exactness == "lower bound"
     assert any("memlog_tests.twice" in sentence for sentence in tracer.result.unseen)
+
+
+class StopsTheProfiler(TorchDispatchMode):
+    """A mode of the program that ends torch's legacy profiler."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.logsumexp.default:
+            with suppress(RuntimeError):  # in a call that is not measured
+                torch._C._autograd._disable_profiler_legacy()  # type: ignore[attr-defined]
+        return out
+
+
+def test_a_profiler_that_the_program_stops_makes_no_exact_peak() -> None:
+    tracer = MemoryTracer()
+    with torch.no_grad(), StopsTheProfiler(), tracer.trace(nn.Identity()):
+        X[:100].logsumexp(1)
+    assert tracer.result is not None
+    assert tracer.result.exactness != "exact"
+    assert gc.isenabled()
 
 
 def test_what_a_garbage_collection_frees_meanwhile_is_no_part_of_an_operation() -> None:

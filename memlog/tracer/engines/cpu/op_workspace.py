@@ -220,8 +220,8 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspa
 def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
     """Run an operation. Return its result, and the bytes of its allocations (positive) and frees (negative).
 
-    The bytes are ``None`` if they can't be measured, because another profiler is on or this torch has no
-    legacy profiler.
+    The bytes are ``None`` if they can't be measured, because another profiler is on, this torch has no legacy
+    profiler, or a dispatch mode of the program has stopped the profiler.
     """
     start, end = torch_private.allocation_profiler()
     if start is None or end is None or not _started(start):
@@ -231,9 +231,11 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     try:
         out = func(*args, **kwargs)
     finally:
-        records = end()
+        records = _ended(end)
         if collects:
             gc.enable()
+    if records is None:
+        return out, None
     events = (record for thread in records for record in thread)
     return out, [one.cpu_memory_usage() for one in events if one.kind() == "memory_alloc"]
 
@@ -283,6 +285,14 @@ def _started(start: Callable[[], Any]) -> bool:
     except RuntimeError:
         return False  # another profiler is on, which memlog must not stop
     return True
+
+
+def _ended(end: Callable[[], Any]) -> Any:
+    """Return the profiler's records; ``None`` if the program has stopped the profiler."""
+    try:
+        return end()
+    except RuntimeError:
+        return None
 
 
 def _has_mask(values: Any) -> bool:
