@@ -59,7 +59,7 @@ class WandbBackend:
     def _only_run(self) -> Any:
         """Return the open run if exactly one is open, otherwise ``None``.
 
-        Call it if there is no ``wandb.run``. With ``reinit="create_new"``, for example, W&B does not set it.
+        Call it if there is no ``wandb.run``. With ``reinit="create_new"``, W&B sets none.
         """
         runs = _open_runs()
         if len(runs) == 1:

@@ -112,7 +112,7 @@ class WrittenRuns:
             say(shared_rows(run_state.rows.folded, run_id, name))
 
     def write_report(self, run_state: RunState) -> None:
-        """Write memlog's report to a run that the user ends. `_MOST_JOURNAL` limits this."""
+        """Write memlog's report to a run that the user ends, if the journal is within `_MOST_JOURNAL`."""
         size = sum(file.size for file in self._run.files())
         if size > _MOST_JOURNAL or not run_state.user_run.is_open:
             return

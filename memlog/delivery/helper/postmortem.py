@@ -24,7 +24,7 @@ from memlog.reports.worst_step import read_worst_step
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
 WORKER_KILLED = "worker killed"
-"""Value of `Alert.rule` if a worker was killed. `OUT_OF_MEMORY` is the other value for a bad end."""
+"""Value of `Alert.rule` if a worker process was killed."""
 
 
 def explain(

@@ -242,7 +242,7 @@ class Helper:
         self._bus.publish(end)
 
     def _help_with(self, begin: protocol.Begin) -> None:
-        """Be the helper of another rank's run on this machine. The calling thread does the work."""
+        """Run the helper of another rank's run of this machine, on the calling thread."""
         helper = Helper(begin, self._judge, self._stop)
         helper.begin()
         helper.run(NoMessages())

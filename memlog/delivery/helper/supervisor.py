@@ -65,7 +65,7 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None = None,
     ) -> None:
-        """Wait on a thread for another process to help with the run. If none does in time, start the helper.
+        """On a thread, wait for another process to help with the run. If none does in time, start the helper.
 
         Args:
             is_helped: Function that returns whether another process helps with the run.
@@ -93,7 +93,7 @@ class SupervisedHelper:
         """End the wait of `start_unless`. If no other process helps with the run, start the helper at once.
 
         Args:
-            join: Maximum seconds to wait until that thread has ended; 0: do not wait.
+            join: Maximum seconds to wait for the end of the thread of `start_unless`; 0: do not wait.
         """
         self._waits.set()
         if self._waiting is not None:

@@ -16,7 +16,7 @@ from memlog.ranks.stalls import Stall, Stalls
 RANK_ENDED = "ranks: ended"
 RANK_STALLS = "ranks: stalls"
 RESTARTED = "ranks: restarted"
-"""Value of `Alert.rule` for a restart. The constants above are values for other alerts."""
+"""Value of `Alert.rule` for a restart. `RANK_ENDED` and `RANK_STALLS` are its values for other alerts."""
 _SETTLED = 5.0
 """Seconds to wait after the first bad end of a rank, so that helpers can write how the other ranks ended."""
 
