@@ -50,7 +50,7 @@ class MlflowBackend:
         return seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return a logger's run in the store ``uri``, or in MLflow's current store if ``uri`` is ``None``."""
+        """Return the run ``run_id`` in the store ``uri``. Without ``uri``, use MLflow's current store."""
         mlflow = _imported_mlflow()
         address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
         return TrackerRun(run_id, None if address is None else absolute_uri(address), name)

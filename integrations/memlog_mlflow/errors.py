@@ -92,7 +92,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
 
 
 def error_code(error: BaseException) -> str | None:
-    """Return MLflow's code of ``error``; ``None`` if it is not an error of MLflow's."""
+    """Return the code that MLflow gave ``error``; ``None`` if MLflow did not raise ``error``."""
     return str(error.error_code) if isinstance(error, MlflowException) else None
 
 

@@ -69,7 +69,7 @@ def _ask_sqlite(uri: str) -> None:
     """Check a database file without creating it.
 
     MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted,
-    MLflow would create the folder in the share's place.
+    MLflow would create a folder at the path of the share.
     """
     # Imported here, because a client for tracking servers may lack SQLAlchemy. The installed SQLAlchemy must
     # parse the URI, because its versions disagree on whether a path is percent-encoded.

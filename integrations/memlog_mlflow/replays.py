@@ -15,7 +15,7 @@ _Row: TypeAlias = tuple[int, int, str]
 
 
 class StoredRows:
-    """Rows that a run has in its store. They are read one time for each metric.
+    """Rows that a run has in its store. The rows of each metric are read from the store only once.
 
     Args:
         client: Client of the run's store.
@@ -37,12 +37,12 @@ class StoredRows:
         return list(found.values())
 
     def add(self, metrics: Sequence[Metric]) -> None:
-        """Remember that ``metrics`` are stored now."""
+        """Remember that the store has ``metrics``."""
         for metric in metrics:
             self._stored(metric.key).add(_row(metric))
 
     def forget(self) -> None:
-        """Forget the rows, so that they are read again. Call it if a batch may be only partly stored."""
+        """Forget the rows, so that they are read again. Call it if a batch may be partly stored."""
         self._rows.clear()
 
     def _stored(self, key: str) -> set[_Row]:

@@ -59,7 +59,7 @@ def usable(client: MlflowClient, run_id: str) -> Run:
 
 
 def _restoring(client: MlflowClient, run: Run) -> str:
-    """Return the command that restores a deleted run, or its experiment if that is deleted, too."""
+    """Return the command that restores a deleted run, or restores its experiment if both are deleted."""
     experiment_id = run.info.experiment_id
     try:
         stage = client.get_experiment(experiment_id).lifecycle_stage

@@ -31,7 +31,7 @@ MAX_VALUE = 6000
 """Maximum number of characters of a parameter's value. A longer value is cut."""
 
 _OWN_TABLE = "| memory | by memlog |"
-"""Line by which memlog recognizes a description of its own (`memlog.reports.description`)."""
+"""Line that only memlog's own descriptions contain (`memlog.reports.description`)."""
 
 _STATUSES: Mapping[Status, str] = {
     "finished": "FINISHED",
@@ -236,7 +236,7 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Return True if MLflow would store ``metric`` twice, or refuse it, if it is sent again.
+        """Return True if a second sending of ``metric`` would be stored twice or refused.
 
         A folder stores each metric again. A database does not, but older versions of MLflow refuse a batch
         with a NaN that they have already, because a NaN does not equal itself.

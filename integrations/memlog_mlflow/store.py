@@ -29,7 +29,7 @@ class MlflowStore:
     """A `memlog.sink.ArtifactStore` for MLflow. Its methods raise the errors that the protocol names.
 
     Args:
-        connection: How to reach MLflow; without a URI, MLflow's own default is used.
+        connection: How to reach MLflow. If it has no URI, MLflow's own default is used.
     """
 
     def __init__(self, connection: Connection) -> None:

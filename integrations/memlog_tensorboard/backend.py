@@ -88,7 +88,7 @@ def run_in(folder: Path) -> TrackerRun:
 
 
 def _folder_of(thread: threading.Thread) -> Path | None:
-    """Return the folder that a writer's thread writes to; ``None`` if it is not on this machine."""
+    """Return the folder to which a writer's thread writes; ``None`` if the folder is not on this machine."""
     records = getattr(thread, "_record_writer", None)
     file = getattr(records, "_writer", None)
     # The attributes in order: tensorboardX's, that of tensorboard's stub of TensorFlow, and TensorFlow's own.

@@ -38,7 +38,7 @@ class TensorboardSink:
     A run is a folder. memlog writes one file of its own there, and does not change the user's files.
 
     Args:
-        target: The run to write to; a joined run's id is the path of its folder.
+        target: The run to write to. The id of a user's run is the path of the run's folder.
 
     Attributes:
         dropped: Number of points left out so far, by reason. The only reason is ``too_large``: the value is

@@ -21,7 +21,7 @@ class RunAddress(NamedTuple):
     """``file:///folder``, or the server's address without its write token."""
     project: str | None = None
     run: str | None = None
-    """The run's name, which is not its id."""
+    """Name of the run, not the run's id."""
 
     def __str__(self) -> str:
         query = {key: value for key, value in self._asdict().items() if value}
@@ -49,17 +49,17 @@ def run_address(uri: str) -> RunAddress:
 
 
 def in_folder(folder: Path) -> str:
-    """Return the location of a folder."""
+    """Return the folder as a ``file://`` address, for `RunAddress.location`."""
     return f"{_FOLDER}{quote(str(folder.absolute()))}"
 
 
 def on_server(url: str) -> str:
-    """Return the location of a server, without the write token that ``url`` may contain."""
+    """Return a server's address without the write token that ``url`` may contain."""
     return f"{url.partition('?')[0].rstrip('/')}/"
 
 
 def in_space(space_id: str) -> str:
-    """Return the location of a Space, such as ``user/space``."""
+    """Return the address of the server of a Space. ``space_id`` is an id such as ``user/space``."""
     subdomain = space_id.lower()
     for sign in "/_.":
         subdomain = subdomain.replace(sign, "-")

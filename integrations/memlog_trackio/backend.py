@@ -50,7 +50,7 @@ class TrackioBackend:
         return TrackerRun(run_id, uri, name or address.run, link_to(address))
 
     def connection(self) -> Connection:
-        """Return the location of Trackio's runs, and the client's environment variables."""
+        """Return the address of Trackio's folder or server, and the client's environment variables."""
         run = _open_run()
         return Connection(environment.location(run), environment.gathered(run))
 
@@ -61,7 +61,7 @@ class TrackioBackend:
     def prepare(self) -> None:
         """Import the slow part of trackio's client.
 
-        trackio itself is not imported yet, because it reads the variable with its folder at the import.
+        trackio itself is imported later, because its import reads the environment variable with its folder.
         """
         importlib.import_module("gradio_client")
 

@@ -31,7 +31,7 @@ from memlog_trackio.environment import DIR, WRITE_TOKEN
 
 _PROBE = 2.0
 _PATIENCE = httpx.Timeout(10.0, connect=_PROBE)
-"""Maximum seconds to wait for an answer (10) and for a connection (``connect``)."""
+"""Maximum seconds to wait: 10 for an answer, `_PROBE` for a connection."""
 _REFUSALS = frozenset({401, 403})
 _SERVER_ERROR = 500
 

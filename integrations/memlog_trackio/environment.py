@@ -39,7 +39,10 @@ def gathered(run: Any = None) -> dict[str, str]:
 
 
 def location(run: Any = None) -> str:
-    """Return the location of ``run``; if it is ``None``, the location at which Trackio opens a run now."""
+    """Return the address of the folder or server that has ``run``.
+
+    If ``run`` is ``None``, return the address at which Trackio would open a new run.
+    """
     space = getattr(run, "_space_id", None) if run else os.environ.get(_SPACE)
     server = getattr(run, "_server_base_url", None) if run else os.environ.get(_SERVER)
     if space:

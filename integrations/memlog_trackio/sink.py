@@ -135,7 +135,7 @@ class TrackioSink:
         )
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Store the status and end time of memlog's own run in its configuration: Trackio knows no ends."""
+        """Store status and end time of memlog's own run in its configuration. Trackio has no such fields."""
         if self._target.joined is None and status is not None:
             now = (datetime.now(timezone.utc) - _EPOCH) // timedelta(microseconds=1)
             ended = _iso(now if ended_us is None else ended_us)
@@ -154,7 +154,7 @@ class TrackioSink:
         }
 
     def _configure(self, what: str, more: Mapping[str, str]) -> None:
-        """Replace the configuration of memlog's own run. Trackio takes it only with a row, which is empty."""
+        """Replace the configuration of memlog's own run. Trackio accepts it only together with a row."""
         beside = self._target.beside
         group = None if beside is None else run_address(beside.uri or "").run or beside.run_id
         config = {"_Created": _iso(self._begun_us), "_Group": group, **more}
@@ -212,7 +212,7 @@ def _run_of(target: Target) -> tuple[str, RunAddress]:
 
 
 def _safe(name: str) -> str:
-    """Return a name that Trackio accepts. If a character had to be replaced, it ends with a digest."""
+    """Return a name that Trackio accepts. If a character had to be replaced, the name ends with a digest."""
     cleaned = _UNSAFE.sub("-", name)
     digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
     return cleaned if cleaned == name else f"{cleaned}-{digest}"

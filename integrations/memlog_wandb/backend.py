@@ -57,9 +57,9 @@ class WandbBackend:
         return self._seen
 
     def _only_run(self) -> Any:
-        """Return the only open run; ``None`` if there is none or several.
+        """Return the open run if exactly one is open, otherwise ``None``.
 
-        Call it if there is no ``wandb.run``, as with ``reinit="create_new"``.
+        Call it if there is no ``wandb.run``. With ``reinit="create_new"``, W&B sets none.
         """
         runs = _open_runs()
         if len(runs) == 1:
@@ -84,7 +84,7 @@ class WandbBackend:
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """Return the server that the environment or wandb's files name, and where its credentials are."""
+        """Return the server in the environment or wandb's files, and the places of its credentials."""
         return environment.home()
 
     def prepare(self) -> None:

@@ -18,12 +18,12 @@ METADATA = "memlog_name"
 
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
-"""Seconds after an alert within which W&B drops an alert with the same title. This is short, because memlog
-itself limits how often a rule fires. It is not zero, because W&B treats zero as one minute."""
+"""Seconds after an alert in which W&B drops a second alert with the same title. The time is short, because
+memlog itself limits how often a rule fires. It is not zero, because W&B treats zero as one minute."""
 
 
 def axis_key(axis: Axis) -> str:
-    """Return the key of the metric that holds the index on an axis. W&B's own step has other numbers."""
+    """Return the key of the metric that holds the index on an axis. W&B's own step is a different number."""
     return f"memlog/{axis}"
 
 

@@ -64,7 +64,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
 
 
 def home() -> Home:
-    """Return the server that the environment or wandb's files name, and where its credentials are."""
+    """Return the server in the environment or wandb's files, and the places of its credentials."""
     found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
     server, credentials = DEFAULT_SERVER, list(secret_names(found))
     for file in _settings_files(found):

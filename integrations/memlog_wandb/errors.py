@@ -108,6 +108,6 @@ def _translation(error: Exception) -> MemlogError:
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials; only the status if it quotes a server's answer."""
+    """Return ``text`` on one line, without credentials. From a server's answer, keep only the status."""
     answered = _ANSWERED.search(text)
     return f"it answers {answered['status']}" if answered else in_short(text)

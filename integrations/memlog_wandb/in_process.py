@@ -48,7 +48,7 @@ class WandbInProcessRun:
                 hooks.append(TeardownHook(call, stage))  # type: ignore[arg-type] # wandb uses no result
 
     def watch_rows(self, rows: Rows) -> int | None:
-        """Begin to add points to the user's rows. Return the open row's number if the user gave it one."""
+        """Begin to add points to the user's rows. Return the open row's number if the user set one."""
         self._watch = watch(self._run, rows)
         telemetry = getattr(self._run, "_telemetry_obj", None)
         numbered = getattr(getattr(telemetry, "feature", None), "set_step_log", False)

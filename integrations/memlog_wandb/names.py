@@ -8,8 +8,8 @@ import re
 MAX_KEY = 250
 MAX_NAME = 128
 MAX_TITLE = 64
-"""Maximum numbers of characters. `MAX_KEY`: of a metric's key. `MAX_NAME`: of an artifact's name or type.
-`MAX_TITLE`: of an alert's title."""
+"""Maximum number of characters in an alert's title. `MAX_KEY` is the limit for a metric's key. `MAX_NAME` is
+the limit for an artifact's name or type."""
 
 _FOREIGN_IN_KEY = re.compile(r"[^A-Za-z0-9_\-./ ]")
 _FOREIGN_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -40,7 +40,7 @@ def artifact_name(run_id: str, name: str) -> str:
 
 
 def artifact_type(kind: str) -> str:
-    """Return the type of an artifact: its kind, with the prefix ``memlog-`` if W&B reserves the type."""
+    """Return an artifact's type: its ``kind``, with the prefix ``memlog-`` if W&B reserves that type."""
     made = _safe_name(kind)
     taken = made in _RESERVED_TYPES or made.startswith(_RESERVED_PREFIX)
     return f"memlog-{made}" if taken else made

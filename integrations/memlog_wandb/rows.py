@@ -1,9 +1,10 @@
 """Add memlog's values to the user's rows, in the user's own call.
 
-The user's call ``log(values, step=k)`` opens row k. The user's first call for another step closes it. Between
-these calls, another thread can't know into which row its values would go. So memlog wraps one method of the
-user's run. All logging calls go through this method, also ``wandb.log``, which W&B binds to the run when the
-run opens. The wrapper logs the user's values and memlog's values in one call, on the user's thread.
+The user's call ``log(values, step=k)`` opens row k. The user's first call for another step closes row k.
+Between these calls, another thread can't know into which row its values would go. So memlog wraps one method
+of the user's run. All logging calls go through this method, also ``wandb.log``, which W&B binds to the
+run when the run opens. The wrapper logs the user's values and memlog's values in one call, on the user's
+thread.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class RowWatch:
 
     Args:
         run: The user's run.
-        rows: Provides the points for each row.
+        rows: Object that provides the points for each row.
     """
 
     def __init__(self, run: Any, rows: Rows) -> None:
@@ -57,7 +58,7 @@ class RowWatch:
             self._log(row, step, None if new_row else False)
 
     def learn(self, data: Mapping[str, Any]) -> None:
-        """Remember the names that the user logs. From now on, memlog adds no values under these names."""
+        """Remember the names that the user logs. After this call, memlog adds no values under these names."""
         for key in data:
             if key.startswith(_PREFIXES) and key not in self._users:
                 self._users.add(key)

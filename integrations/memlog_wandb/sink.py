@@ -61,7 +61,7 @@ class WandbSink:
 
     @property
     def keeps_files(self) -> bool:
-        """True if files must stay where they are, because ``wandb sync`` uploads them from there later."""
+        """True if files must stay at their paths, because ``wandb sync`` uploads them from there later."""
         return self._settings.mode not in ("online", "shared")
 
     def probe(self) -> None:

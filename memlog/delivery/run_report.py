@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
-"""Step at which the helper begins to read the journal for the report, so that the run ends sooner."""
+"""Step from which the helper reads the journal for the report during training. So the run ends sooner."""
 _EACH = 500
 """Number of events to read at once. Reading takes some milliseconds, in which the helper takes no sample."""
 
@@ -73,7 +73,7 @@ class HelpersReport:
     Args:
         run: The run.
         publish: Called with the file's event.
-        diagnostics: Counts errors; nothing is raised.
+        diagnostics: Counts errors, which are never raised.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
 
 @contextmanager
 def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBus]:
-    """Provide a bus for events of a run that is over, for a ``with`` block.
+    """Context manager with a bus for events of a run that is over.
 
     This process writes the events to a journal file of its own.
 

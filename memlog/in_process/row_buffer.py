@@ -21,9 +21,9 @@ from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
-"""Number of waiting events at which `receive` folds them, on the publishing thread.
+"""Number of stored events at which `receive` itself folds them, on the publishing thread.
 
-Before that, the writer's thread or the user's next row folds them.
+Fewer events are folded by the writer's thread, or when the user logs the next row.
 """
 
 
@@ -34,8 +34,8 @@ class UsersRows:
         diagnostics: Counts errors.
 
     Attributes:
-        folded: Number of steps, evaluations and epochs that have no complete row of their own. They share a
-            row with a later one, or one of their values came after their row was closed.
+        folded: Number of steps, evaluations and epochs that have no complete row of their own. Such a step
+            shares a row with a later step, or one of its values came after its row was closed.
         delivered: Number of points put into rows, counted before folding.
     """
 
@@ -146,7 +146,7 @@ class UsersRows:
         self._diagnostics.fault("adding to a row of the user's", error)
 
     def take_for_open_row(self) -> Sequence[Point]:
-        """Take the values for the open row. If the user numbers rows, leave out values of later steps."""
+        """Take the values for the open row. If the user numbers rows, leave out later steps' values."""
         with self._lock:
             self.fold_received()
             if self._number is None:
@@ -162,7 +162,7 @@ class UsersRows:
             return self._take(waiting)
 
     def _take(self, taken: _RowValues) -> Sequence[Point]:
-        """Fold values into those that the row already has, and return the results as points of the row.
+        """Fold new values into the values that the row already has. Return the results as points of the row.
 
         In the tracker, these points replace the row's earlier ones: the last value written to a row wins.
         """
@@ -207,6 +207,6 @@ class _RowValues:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """Return a point with its row's index on the point's axis. All the row's points on that axis get it."""
+    """Return the point with the newest index on its axis. So a row has one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

@@ -13,7 +13,7 @@ from memlog.sink import InProcessRun
 
 
 class RunState:
-    """State of one of the user's runs. If the user ends the run and opens it again, this object is kept.
+    """State of one of the user's runs. If the user ends and reopens the run, this object is kept.
 
     Args:
         user_run: The user's run, as the tracker's integration gives it.
@@ -47,7 +47,7 @@ class RunState:
 
     @property
     def needs_series(self) -> bool:
-        """True if steps share rows, and the tracker has no CSV file of the series with all of these steps."""
+        """True if steps share rows, and the tracker has no CSV file that contains all of these steps."""
         return self.rows.folded > self._in_series
 
     @property
@@ -95,7 +95,7 @@ class RunState:
             self._others.append(other)
 
     def _is_wanted(self, event: Event) -> bool:
-        """Return whether the run needs an event; an ended one needs no health events and no samples."""
+        """Return whether the run needs an event. An ended run needs no health events and no samples."""
         return self.user_run.is_open or not isinstance(event, (HealthEvent, Sample))
 
     def write_others(self, run: RunDirectory) -> None:

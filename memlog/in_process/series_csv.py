@@ -28,7 +28,7 @@ def write_series(
     Args:
         run: The run's folder.
         name: Name of the file.
-        belongs: Takes a segment's header; returns True if its points are to be written.
+        belongs: Function that takes a segment's header and returns True if the segment is chosen.
         offset: `memlog.journal.Binding.offset` of the tracker's run. The file numbers steps as that run does.
 
     Raises:

@@ -29,7 +29,7 @@ INTERVAL = 0.1
 END_TIMEOUT = 10.0
 """Maximum seconds that the end of a user's run waits until memlog has written the remaining data."""
 _POLL = 0.1
-"""Seconds between checks that the writer's thread still lives, while the user's thread waits for it."""
+"""While the user's thread waits for the writer's thread: seconds between checks that the latter lives."""
 _SAVE_INTERVAL = 1.0
 """Minimum seconds between two saves of the state."""
 
@@ -40,9 +40,9 @@ class InProcessWriter:
     Args:
         run: memlog's folder with the journal.
         backend: Name of the backend.
-        subscribe: Takes a function that then receives all later events. Called when the user opens the first
-            run.
-        diagnostics: Counts errors: nothing is raised.
+        subscribe: Function that subscribes another function to all later events. The writer calls
+            ``subscribe`` when the user opens the first run.
+        diagnostics: Counter of errors, which are never raised.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class InProcessWriter:
         self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread to end, then write the values that still wait. Call it on the user's thread.
+        """Wait until the thread ends. Then write the remaining values. Call it on the user's thread.
 
         Args:
             timeout: Maximum seconds to wait.
@@ -138,7 +138,7 @@ class InProcessWriter:
         return True
 
     def _receive(self, event: Event) -> None:
-        """Pass an event that this process publishes to the newest run. Called on the publisher's thread."""
+        """Pass one of this process's own events to the newest run. Called on the publisher's thread."""
         if self._newest is not None:
             self._newest.receive(event)
 
@@ -161,7 +161,7 @@ class InProcessWriter:
             pass
 
     def _after_end(self, user_run: InProcessRun) -> None:
-        """Note that a run has ended and the tracker's client raised no error. Called on the user's thread."""
+        """Record that the tracker's client has ended a run without an error. Called on the user's thread."""
         run_state = self._runs.current(user_run)
         if run_state is not None:
             run_state.ended = True

@@ -49,19 +49,20 @@ class WrittenRuns:
         return iter(list(self._by_id.values()))
 
     def get(self, run_id: str) -> RunState | None:
-        """Return the state of the run with an id; ``None`` if this writer does not write to it."""
+        """Return the state of the run with this id; ``None`` if this writer does not write to that run."""
         return self._by_id.get(run_id)
 
     def current(self, user_run: InProcessRun) -> RunState | None:
         """Return the state of the run that ``user_run`` writes to.
 
-        Return ``None`` if the user has opened the run again since, or if this writer does not write to it.
+        Return ``None`` if the user has reopened the run as another object, or if this writer does not write
+        to the run.
         """
         run_state = self._by_id.get(user_run.run_id)
         return run_state if run_state is not None and run_state.user_run is user_run else None
 
     def add(self, user_run: InProcessRun) -> RunState:
-        """Begin to write to a run that the user has opened, for the first time or again."""
+        """Begin to write to a run that the user has opened or reopened."""
         self._note(user_run.run_id)
         run_state = self._by_id.get(user_run.run_id)
         if run_state is None:
@@ -71,7 +72,7 @@ class WrittenRuns:
         return run_state
 
     def add_disabled(self, run_id: str) -> None:
-        """Note a run of which the tracker keeps nothing, because the user has disabled it."""
+        """Record that the user has disabled a run, so the tracker keeps nothing of the run."""
         self._note(run_id)
         self._disabled.add(run_id)
 
@@ -82,8 +83,8 @@ class WrittenRuns:
     def target(self, header: Header) -> str | None:
         """Return the id of the user's run that a segment's events go to, or ``None`` if they go to none.
 
-        Events from before the user's first run go to that run. But if the helper process has opened a run of
-        memlog's own for them meanwhile, they go to no run of the user's.
+        Events from before the user's first run go to that run. But if the helper process has already opened
+        memlog's own run for these events, they go to no run of the user's.
         """
         binding = header.bindings.get(self.state.backend)
         if binding is not None:
@@ -92,7 +93,7 @@ class WrittenRuns:
         return next(iter(self.state.joined), None) if own is None else None
 
     def write_series(self, run_state: RunState) -> None:
-        """Write a CSV file with every step to a run, if the run is open and has fewer rows than steps.
+        """If the run is open and has fewer rows than steps, add a CSV file with every step to the run.
 
         While other data waits for the run (`RunState.is_waiting`), nothing is written.
         """
@@ -111,7 +112,7 @@ class WrittenRuns:
             say(shared_rows(run_state.rows.folded, run_id, name))
 
     def write_report(self, run_state: RunState) -> None:
-        """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`."""
+        """Write memlog's report to a run that the user ends, if the journal is within `_MOST_JOURNAL`."""
         size = sum(file.size for file in self._run.files())
         if size > _MOST_JOURNAL or not run_state.user_run.is_open:
             return

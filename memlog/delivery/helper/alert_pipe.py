@@ -85,7 +85,7 @@ class AlertListener:
 
 
 def alert_sender(fd: int) -> Callable[[Event], None]:
-    """Return a subscriber that writes alerts to the pipe without waiting for the trainer to read them."""
+    """Return a subscriber that writes alerts to the pipe. It does not wait for the trainer to read them."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 

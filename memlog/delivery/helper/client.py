@@ -34,7 +34,7 @@ still delivers. ``unreachable``: no tracker that still lacks data can be reached
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
-"""Helpers that were still delivering when their run's ``finish`` stopped waiting."""
+"""Helpers that were still delivering when `HelperProcess.finish` stopped waiting."""
 
 
 def let_go() -> None:
@@ -98,7 +98,7 @@ class HelperProcess:
         return None if self.process is None else self.process.pid
 
     def abandon(self) -> None:
-        """Kill the helper, which has nothing to deliver. Call it if the run could not begin."""
+        """Kill the helper, so that nothing is delivered. Call it if the run could not begin."""
         self._close_pipe()
         if self.process is not None:
             self.process.kill()
@@ -120,7 +120,7 @@ class HelperProcess:
 
     @property
     def has_handed_over(self) -> bool:
-        """True if the helper has left its run to the helper of another rank."""
+        """True if the helper has handed its run over to the helper of another rank."""
         return self.process is not None and self.process.returncode == protocol.HANDED_OVER
 
     def close(self) -> int:
@@ -169,8 +169,8 @@ class HelperProcess:
         Args:
             finish: The last message. It contains the run's end, which the journal lacks if the disk was full.
             timeout: Maximum seconds to wait. After these seconds, the helper continues by itself.
-            on_wait: Called repeatedly with the seconds waited so far. Returns true to stop waiting because no
-                tracker can be reached.
+            on_wait: Function called repeatedly with the seconds waited so far. It returns True if no tracker
+                can be reached. The waiting then ends. ``None``: nothing checks the trackers.
 
         Returns:
             State of the helper when the waiting ends.

@@ -12,13 +12,14 @@ from memlog.events import Exit, now_us
 
 _STATE = 0
 _EXIT_CODE = 49
-"""Indices in ``/proc/PID/stat``, counted after the program's name (proc_pid_stat(5), fields 3 and 52)."""
+"""Index of the exit code in ``/proc/PID/stat``, counted after the program's name. `_STATE` is the index of
+the process state. In proc_pid_stat(5), these are the fields 52 and 3."""
 _SOON = 0.5
 """Maximum seconds to wait for the thread after the process has ended."""
 
 
 class ExitWatch:
-    """Watch on one process. A thread sleeps until the process ends, so that the time of its end is exact.
+    """Watch on one process. A thread sleeps until the process ends, and records the exact time of the end.
 
     The time must be exact because the rank that ended first is the one that failed. A launcher ends the other
     ranks only a tenth of a second later. This works on Linux only. On other systems the time is that of the

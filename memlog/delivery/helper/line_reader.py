@@ -45,7 +45,7 @@ class NoMessages:
 
 
 class StopTime:
-    """Time at which the process has to end, some seconds after SIGTERM. The trainer can save its work before.
+    """Time at which the process has to end, some seconds after SIGTERM. The trainer can save its work first.
 
     Args:
         grace: Seconds from SIGTERM to that time.
@@ -62,7 +62,7 @@ class StopTime:
 
     @property
     def has_come(self) -> bool:
-        """True if the process has to end now."""
+        """True if that time has come."""
         return self.at is not None and time.monotonic() >= self.at
 
 

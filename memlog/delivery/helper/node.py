@@ -1,4 +1,4 @@
-"""One helper process for all ranks of a machine. It helps with each rank's run on a thread of its own."""
+"""One helper process for all ranks of a machine. It serves the run of each rank on a separate thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEARCH = 1.0
 
 
 def hand_over(run: RunDirectory, begin: protocol.Begin) -> None:
-    """Leave a run to the helper process of another rank of the same machine.
+    """Hand a run over to the helper process of another rank of the same machine.
 
     The file with the run's first message tells that process to take the run.
 
@@ -69,8 +69,8 @@ class NodeRuns:
     Args:
         run: The run for which this process was started.
         registration: Registration of ``run``.
-        help_with: Runs the helper of one run, and returns when the run is over and delivered. It is called
-            only if no other process helps with the run.
+        help_with: Function that runs the helper of one run, and returns when the run is over and delivered.
+            It is called only if no other process helps with the run.
         diagnostics: Counts errors.
     """
 
@@ -89,7 +89,7 @@ class NodeRuns:
         self._due = 0.0
 
     def look_if_due(self) -> None:
-        """Begin to help with the runs that have begun since the last call. Never raises."""
+        """If a search is due, start helpers for runs that have begun since the last search. Never raises."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _SEARCH

@@ -95,7 +95,7 @@ class OriginReader:
     Args:
         trainer: Number of the trainer's process.
         publish: Called with the event, on the thread that calls `look`.
-        diagnostics: Counts errors; nothing is raised.
+        diagnostics: Counts errors, which are never raised.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class OriginReader:
             self._found = read_origin(self._trainer, Path.cwd())
 
     def look(self) -> None:
-        """Publish the origin if it is known and not published yet."""
+        """Publish the origin if it is known and was not published before."""
         if self._found is not None and not self._is_published:
             self._is_published = True
             self._publish(self._found)
 
     def begin_another_run(self) -> None:
-        """Let `look` publish the origin again, because later events belong to another run of the user's."""
+        """Let `look` publish the origin again. Call it when the user opens another run."""
         self._is_published = False
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ from memlog.reports.worst_step import read_worst_step
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
 WORKER_KILLED = "worker killed"
-"""Values of `Alert.rule` for runs that ended badly."""
+"""Value of `Alert.rule` if a worker process was killed."""
 
 
 def explain(
@@ -41,8 +41,8 @@ def explain(
         bus: Publishes the events.
         witness: Facts seen from outside the trainer's process.
         diagnostics: Counts the parts of the report that fail; the other parts are written.
-        failure: Bad end of the training of all ranks; ``None``: the training ended well, how it ended is
-            unknown, or the run trained alone.
+        failure: Bad end of the training of all ranks. ``None`` if the training ended well, if its end is
+            unknown, or if the run trained alone.
     """
     moments = last_moments(run)
     moments.failed_with = failure
@@ -124,7 +124,7 @@ def explain_afterwards(run: RunDirectory) -> None:
 
 
 def _wants_explanation(moments: LastMoments) -> bool:
-    """Return whether a run that has no report yet ended without an end event or out of memory.
+    """Return whether a run ended badly (no end event, or out of memory) and has no report yet.
 
     A failed allocation that the run survived is no bad end.
     """

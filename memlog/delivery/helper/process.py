@@ -51,7 +51,7 @@ TERM_GRACE = 20.0
 ANOTHER_PROGRAM = (
     "its process runs another program now (exec), and memlog.finish() was not called before"
 )
-"""Reason given for the status ``killed`` if the run's process still lives."""
+"""Reason for the status ``killed`` of a run whose process lives on as another program."""
 _NICENESS = 10
 _WORTH_A_REPORT_US = 10_000_000
 """Minimum duration, in microseconds, of a run without a tracker that gets a report.
@@ -64,13 +64,13 @@ class Judging(NamedTuple):
     """Functions that judge the samples of a run."""
 
     finish: Callable[[], dict[str, str]] = dict
-    """Judges the samples a last time. Returns, by rule, why a rule was never judged."""
+    """Function that judges the samples a last time. It returns, by rule, why a rule was never judged."""
     take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
-    """Takes a step's number, and readings of child processes that are in no sample."""
+    """Function that takes a step's number, and readings of child processes that are in no sample."""
 
 
 Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
-"""Subscribes the run's alert rules, and the detector of growth, to the bus."""
+"""Function that subscribes the run's alert rules, and the detector of growth, to the bus."""
 
 
 class Helper:
@@ -78,8 +78,8 @@ class Helper:
 
     Args:
         begin: The trainer's first message.
-        judge: Subscribes the alert rules to the samples.
-        stop: Time at which the process has to end, even if the run goes on.
+        judge: Function that subscribes the alert rules to the samples.
+        stop: Time at which the helper process must end, even if the run goes on.
 
     Attributes:
         ranks: The work for the other ranks that train together with this run.
@@ -182,7 +182,7 @@ class Helper:
         return bool(self._uploaders or self._journal.bindings)
 
     def _publish_report(self, unjudged: dict[str, str]) -> None:
-        """Publish the run's report for the trackers, unless the run goes on without this helper.
+        """Publish the report for the run's trackers. Do nothing if the run goes on or has no tracker.
 
         If the run has no tracker, `report_later` makes the report. So the run's end does not wait for it.
         """
@@ -222,7 +222,7 @@ class Helper:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
-        """Write the trainer's last health event and end, if a full disk kept them out of its journal."""
+        """Take over the end event and counts that the trainer could not write to a full disk."""
         finish, written = self._trainer.finish, self._follower.health
         if finish is None:
             return
@@ -242,7 +242,7 @@ class Helper:
         self._bus.publish(end)
 
     def _help_with(self, begin: protocol.Begin) -> None:
-        """Do, on the calling thread, the work of a helper for the run of another rank of this machine."""
+        """Run the helper of another rank's run of this machine, on the calling thread."""
         helper = Helper(begin, self._judge, self._stop)
         helper.begin()
         helper.run(NoMessages())
@@ -286,7 +286,7 @@ class Helper:
             self._uploaders.allow_own_runs()
 
     def _publish_health(self, unjudged: dict[str, str]) -> None:
-        """Write the helper's drops, faults and unjudged rules, and counts that the trainer couldn't write."""
+        """Write the helper's drops, faults and unjudged rules, and the trainer's unwritten counts."""
         unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(

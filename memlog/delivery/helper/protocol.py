@@ -39,7 +39,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
-    """Place of this run among the runs of all ranks; ``None``: it trains alone, or has no known rank yet."""
+    """Rank and training of this run; ``None``: the run trains alone, or its rank is not known yet."""
     shared: bool = False
     """True if another rank started the helper process. Such a helper gets no messages from this trainer."""
 
@@ -52,7 +52,7 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """The user's run that later events belong to."""
+    """The user's run to which all later events belong."""
 
     backend: str
     run: TrackerRun
@@ -63,7 +63,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
-    """Place of the run among the runs of all ranks. Sent if the run began before its rank was known."""
+    """Rank and training of the run. Sent if the run began before its rank was known."""
 
     registration: Registration
 

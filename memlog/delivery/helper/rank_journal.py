@@ -110,7 +110,7 @@ class RankJournal:
 
         Args:
             search: True to search for ranks and their files even if that is not due.
-            final: True to publish also steps that some ranks have not made, because nothing follows.
+            final: True to publish also steps that some ranks have not made, because the training is over.
         """
         self._look(search=search)
         for event in self._spreads.take(final=final):
@@ -147,7 +147,7 @@ class RankJournal:
         self._news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event. It goes to the tracker's run that rank 0's step with this number belongs to."""
+        """Write an event, bound to the tracker's run to which rank 0's step with this number belongs."""
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():
                 if self._writer.bindings.get(backend) != binding:

@@ -29,7 +29,7 @@ class RankWork:
     Args:
         run: The run.
         begin: The trainer's first message.
-        help_with: Runs a helper for the run of another rank of this machine.
+        help_with: Function that runs a helper for the run of another rank of this machine.
         diagnostics: Counts errors.
     """
 
@@ -53,13 +53,13 @@ class RankWork:
         self._search_due = 0.0
 
     def begin(self) -> None:
-        """Begin the work if the run's place among the ranks is known."""
+        """Begin the work if the run's rank is known."""
         if self._begin.registration is not None:
             self.take_place(self._begin.registration)
             self.look()
 
     def take_place(self, registration: Registration) -> None:
-        """Begin the work for the run's place among the ranks. Rank 0 reads the other ranks' journals."""
+        """Begin the work for a run with this rank. On rank 0, begin to read the other ranks' journals."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             self._registration = registration
             self._exit = self._exit or ExitWatch(self._begin.trainer_pid)
@@ -91,10 +91,10 @@ class RankWork:
                 self._journal.start()
 
     def look(self) -> None:
-        """Begin to help with other ranks of this machine that have begun.
+        """Start helpers for other ranks of this machine that have begun.
 
-        End this process if it has left its run to another rank's helper, and a lower rank of this machine has
-        begun.
+        If this process has handed its run over to another rank's helper, and a lower rank of this machine has
+        begun, end this process.
         """
         if self._training is not None and self._lower_rank_is_here(self._training):
             os._exit(protocol.HANDED_OVER)

@@ -1,10 +1,10 @@
 """Size limit of a run's journal.
 
 To keep the limit, the helper thins one segment after another. It thins only segments that their process has
-closed. Of a thousand events of one kind in a row, it keeps the peaks and the last event. Rare events (the
+closed. Of a thousand consecutive events of one kind, it keeps the peaks and the last event. Rare events (the
 run's begin, alerts, epochs, artifacts, …) all stay. The helper begins with segments that every sink has
-received. If the journal is still too large because no tracker can be reached or the run has none, the helper
-thins the other segments, the oldest first.
+received. If the journal is still too large, the helper thins the other segments, the oldest first. This
+happens if no tracker can be reached, or the run has no tracker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INTERVAL = 1.0
 _AT_A_TIME = 0.5
 """Seconds of thinning after which the helper does its other work, before it thins further."""
 WINDOW = 1_000
-"""Number of events of one kind in a row of which only the peaks and the last event are kept."""
+"""Number of consecutive events of one kind. Of these, only the peaks and the last event are kept."""
 _SHRINK_TO = 0.9
 """Fraction of the limit to which the journal shrinks, so that the next events do not exceed the limit."""
 
@@ -131,7 +131,7 @@ class Retention:
 
 
 def _is_delivered(states: Collection[UploadState], process: str, segment: int) -> bool:
-    """Return whether every sink has received a whole segment; ``False`` if there is no sink."""
+    """Return whether every sink has received the complete segment; ``False`` if there is no sink."""
     return bool(states) and all(_has_received(state, process, segment) for state in states)
 
 
@@ -143,16 +143,16 @@ def _has_received(state: UploadState, process: str, segment: int) -> bool:
 
 
 def _needed(progress: Progress) -> int:
-    """Return the number of the first segment that a sink has not received whole.
+    """Return the number of the first segment that a sink has not received completely.
 
-    The sink may still need the events of its open bucket of steps. Open buckets of epochs and evaluations do
-    not count.
+    A segment with events of the sink's open bucket of steps does not count as received. Open buckets of
+    epochs and evaluations are ignored.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
 
 
 def _levels(event: Event) -> dict[str, float] | None:
-    """Return the values by which an event can be a peak; ``None``: a rare event, which is always kept."""
+    """Return the values of an event that can be peaks; ``None`` for a rare event, which is always kept."""
     if isinstance(event, (Batch, Loss, Evaluation, Sample, Health, Ranks)):
         # For available memory, the lowest value is the peak. When negated, it is the largest.
         return {

@@ -54,7 +54,7 @@ class RunUploaders:
         return self._workers[name].uploader
 
     def allow_own_runs(self) -> None:
-        """Let memlog open runs of its own, because the user has opened none in time."""
+        """Let memlog open runs of its own. Call it if the user has not opened a run in time."""
         for name in self._settings.backends if self._delivers else ():
             if name in self._workers:
                 self._workers[name].uploader.may_open_own = True
@@ -65,13 +65,13 @@ class RunUploaders:
             worker.uploader.end = end
 
     def lead(self, backends: tuple[str, ...], name: str | None) -> None:
-        """Deliver to these trackers, because this run is now known to be the lowest rank's."""
+        """Deliver to these trackers. Call it when this run turns out to be the lowest rank's run."""
         self._delivers = True
         self._settings = msgspec.structs.replace(self._settings, backends=backends, name=name)
         self.start_named()
 
     def leave(self) -> None:
-        """Stop delivering, because another rank's run is the one in the trackers."""
+        """Stop delivering. Call it if the trackers get another rank's run."""
         self._delivers = False
 
     def deliver_rest(self, stop: StopTime) -> bool:

@@ -33,7 +33,7 @@ from memlog.probes.tree import (
 )
 
 _STEPS = 5
-"""Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
+"""In a run's first 500 steps: number of steps after which a sample is due, even before the interval ends."""
 _PART = 100
 """Divisor that gives the number of steps between samples, from the number of steps so far.
 
@@ -56,7 +56,7 @@ class DevicesInUse:
         self._reserved: dict[str, tuple[int | None, int | None]] = {}
 
     def take(self, device: Device) -> None:
-        """Remember a device that the trainer has reported, instead of an earlier one of the same name."""
+        """Store a device that the trainer has reported. It replaces an earlier device of the same name."""
         self._devices[device.name] = device
 
     def take_step(self, event: Batch) -> None:
@@ -82,7 +82,7 @@ class DevicesInUse:
 
 
 class StepFollower:
-    """Follower of the trainer's journal: its newest step, its health and its end."""
+    """Reader of the trainer's journal. It keeps the newest step, health event, end event and devices."""
 
     def __init__(self, file: JournalFile) -> None:
         self._file = file
@@ -162,11 +162,11 @@ class Sampler:
 
     @property
     def pause(self) -> float:
-        """Seconds to wait before the next `sample_if_due`; fewer than the interval if steps are fast."""
+        """Seconds to wait before the next `sample_if_due`; less than the interval if steps are fast."""
         return _LOOK if self._step_rate.is_fast(self._interval) else self._interval
 
     def sample_if_due(self) -> None:
-        """Read and publish a sample if the interval or enough steps have passed. Never raises."""
+        """Publish a new sample if the interval has passed or enough steps were made. Never raises."""
         now = time.monotonic()
         if now < self._not_before:
             if self._children and now >= self._children_not_before:
@@ -186,13 +186,13 @@ class Sampler:
                 self._children_not_before = now + _LOOK
 
     def sample_short_run(self) -> None:
-        """Publish a sample at the end of a run whose steps have led to no sample. Never raises."""
+        """At the end of a run, publish a sample if no step has led to a sample. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())
 
     def _read_children(self, now: float) -> None:
-        """Read the child processes again if enough steps have passed, and note when they may be read next."""
+        """Read the child processes again if enough steps have passed. Set the earliest time to read next."""
         before = time.thread_time()
         step = self._follower.look()
         if step is not None and self._children_rate.update(step, now):
@@ -250,7 +250,7 @@ class _StepRate:
 
     @property
     def has_begun(self) -> bool:
-        """True if a sample was due because of a step."""
+        """True if `update` got a step. A sample is due at the first step that `update` gets."""
         return self._first is not None
 
     def sampled(self) -> None:

@@ -65,13 +65,13 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None = None,
     ) -> None:
-        """Start the helper on a thread, unless another process begins to help with the run in time.
+        """On a thread, wait for another process to help with the run. If none does in time, start the helper.
 
         Args:
-            is_helped: Returns whether another process helps with the run.
+            is_helped: Function that returns whether another process helps with the run.
             within: Maximum seconds to wait for the other process.
-            begin: As in `start`.
-            listener: As in `start`.
+            begin: The first message to the helper.
+            listener: Receives the alerts that the helper raises.
         """
         self._begin, self._listener = begin, listener
         if listener is not None:
@@ -90,10 +90,10 @@ class SupervisedHelper:
             self._waiting.start()
 
     def wait_no_longer(self, join: float = 0.0) -> None:
-        """End the wait of `start_unless`: its thread starts the helper now, unless another process helps.
+        """End the wait of `start_unless`. If no other process helps with the run, start the helper at once.
 
         Args:
-            join: Maximum seconds to wait for that thread's end.
+            join: Maximum seconds to wait for the end of the thread of `start_unless`; 0: do not wait.
         """
         self._waits.set()
         if self._waiting is not None:
@@ -105,7 +105,7 @@ class SupervisedHelper:
         return self.current.pid
 
     def abandon(self) -> None:
-        """Kill the helper, which has nothing to deliver. Call it if the run could not begin."""
+        """Kill the helper, so that nothing is delivered. Call it if the run could not begin."""
         self._over.set()
         with self._lock:
             self.current.abandon()
@@ -131,7 +131,7 @@ class SupervisedHelper:
         return changed
 
     def look_at_last(self) -> None:
-        """Check for an early end as `look` does, but start no other helper. Call it when the run is over."""
+        """Check for an early end of the helper after the run is over. Start no other helper."""
         with self._lock:
             self._over.set()
             if not self.is_away and self.current.has_ended_early:
@@ -143,7 +143,7 @@ class SupervisedHelper:
                 )
 
     def last_helper(self) -> HelperProcess:
-        """Return the current helper, to which the caller sends the run's end. Start no other from now on."""
+        """Return the current helper, so that the caller sends it the run's end. Start no further helper."""
         with self._lock:
             self._over.set()
             return self.current
@@ -176,7 +176,7 @@ class SupervisedHelper:
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
 
     def _start_again(self) -> None:
-        """Try to start the next helper after each remaining pause, until one attempt succeeds."""
+        """After each remaining pause, try to start the next helper, until one starts."""
         with self._diagnostics.contained("starting the helper process again"):
             for pause in PAUSES[self._starts :]:
                 if self._over.wait(pause):
@@ -187,7 +187,7 @@ class SupervisedHelper:
             _give_up(self._diagnostics)
 
     def _replace(self) -> bool:
-        """Start the next helper; return False if the start failed and is to be tried again."""
+        """Start the next helper; return False if the start failed."""
         helper = HelperProcess(self._diagnostics)
         try:
             listener = None if self._listener is None else self._listener.another()
@@ -204,7 +204,7 @@ class SupervisedHelper:
         return helper.pid is not None
 
     def _install(self, helper: HelperProcess) -> None:
-        """Send a new helper all earlier messages, and use it from now on. Kill it if the run is over."""
+        """Make a new helper the current one, and send it all earlier messages. Kill it if the run is over."""
         count = 0
         while not self._over.is_set():
             unsent = self._sent[count:]
@@ -220,7 +220,7 @@ class SupervisedHelper:
 
 
 def _report_end(helper: HelperProcess, meaning: str, diagnostics: Diagnostics) -> None:
-    """Close the pipe to a helper, count its end, and print a warning at the first one."""
+    """Close the pipe to a helper and count its early end. Print a warning at the first early end."""
     code = helper.close()
     diagnostics.count_fault(f"the helper process: ended with {code}")
     diagnostics.say_once("helper", f"the helper process has ended ({_cause(code)}): {meaning}")

@@ -1,4 +1,4 @@
-"""State of the trainer, for its helper process: events, last message, and whether the trainer lives."""
+"""The trainer as its helper process sees it: events, last message, and whether the trainer lives."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from memlog.ranks.stalls import Stall, Stalls
 RANK_ENDED = "ranks: ended"
 RANK_STALLS = "ranks: stalls"
 RESTARTED = "ranks: restarted"
-"""Values of `Alert.rule`."""
+"""Value of `Alert.rule` for a restart. `RANK_ENDED` and `RANK_STALLS` are its values for other alerts."""
 _SETTLED = 5.0
 """Seconds to wait after the first bad end of a rank, so that helpers can write how the other ranks ended."""
 
@@ -25,7 +25,7 @@ UNEXPECTED_END = "ended without a word"
 
 
 class TrainingNews:
-    """The other ranks' own alerts, and new alerts about ranks that ended, stall or were restarted.
+    """The alerts of the other ranks, and alerts about ranks that ended, that stall or that were restarted.
 
     Args:
         own: Registration of the run of rank 0.
@@ -61,7 +61,7 @@ class TrainingNews:
     def alerts(self, *, final: bool = False) -> Iterator[Alert]:
         """Yield the new alerts since the last call.
 
-        The alert about a bad end of the training comes `_SETTLED` seconds after that end.
+        The alert about a bad end comes `_SETTLED` seconds after the first bad end of a rank.
 
         Args:
             final: True if no rank will write any more. Then the alert about a bad end comes at once.
@@ -83,7 +83,7 @@ class TrainingNews:
         return failure_of(list(self._ends.values()))
 
     def lost(self, rank: int) -> None:
-        """Note that a rank has ended, and no helper process has written how the rank ended."""
+        """Record the end of a rank for which no helper process has written how it ended."""
         if rank not in self._over:
             written_us = int(self._readers[rank].run.last_write() * 1e6)
             self._note_end(rank, Exit(written_us, None, None))

@@ -20,7 +20,7 @@ KIND = "flamegraph"
 
 
 class WorstStepGraph:
-    """Flame graph of the worst traced step, and a page of it, saved whenever a worse step appears.
+    """Flame graph of the worst traced step, and its HTML page. Both are saved again for each worse step.
 
     Args:
         run: The run.

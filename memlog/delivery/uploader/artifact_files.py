@@ -35,9 +35,9 @@ class Copies:
         self._removed: weakref.finalize[..., Copies] | None = None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
-        """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.
+        """Return a path for the client; ``None`` if the file is not a plain file in the run's own folder.
 
-        The path is that of a copy. If the disk has no room for a copy, it is the path of the file itself. The
+        The path leads to a copy. If the disk has no room for a copy, the path leads to the file itself. The
         copy stays until `drop`, so that the client can continue an interrupted upload.
 
         Args:

@@ -12,7 +12,7 @@ from memlog.sink import Point, Resolution
 def plan_for(header: Header, resolution: Resolution, offset: int = 0) -> Plan[Position]:
     """Return the plan of a segment's points.
 
-    The plan names metrics as the memlog version that wrote the segment did.
+    The plan uses the metric names of the memlog version that wrote the segment.
 
     Args:
         header: The segment's header.
@@ -45,13 +45,13 @@ class Cursor:
         self.offset = 0
         """`memlog.journal.Binding.offset` of the run that events go to."""
         self.since = self.segment = self.at.segment
-        """Numbers of segments: `since` is the first one for this target, `segment` is the one being read."""
+        """Segment numbers. `since`: the first segment of this target. `segment`: the segment being read."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
         """True if events are skipped, because the in-process writer has written them to their run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
-        """Send to another run, or to the same run with another offset, from the beginning of a segment on."""
+        """From this segment on, send to another run, or use another offset for the same run."""
         self.target, self.since, self.segment = target, segment, segment
         self.plan, self.skipping, self.offset = None, False, offset
 
@@ -62,7 +62,7 @@ class Cursor:
             self.offset, self.plan = offset, plan_for(header, resolution, offset)
 
     def take(self, entry: Entry) -> None:
-        """Feed one event to the plan, and keep the data that was not sent before."""
+        """Give one event to the plan, and keep the resulting data that was not sent before."""
         if self.plan is None:
             return
         if self.skipping:

@@ -27,11 +27,11 @@ class Targets:
     A target is the id of one of the user's runs, or ``None`` for the sink's own run.
 
     Args:
-        open_sink: Builds a sink for a target; may import the tracker's client.
-        state: State of the uploader: the runs that exist, and those that the tracker refuses.
+        open_sink: Function that builds a sink for a target. It may import the tracker's client.
+        state: Saved state of the uploader, with the runs that exist and the runs that the tracker refuses.
         begins: Template for the `Target` of every sink, without the tracker's runs. This object adds them.
-        claim: Returns the `Claim` of a user's run by its id; ``None``: the trainer's process writes to no
-            runs.
+        claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
+            trainer's process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
 
@@ -111,7 +111,7 @@ class Targets:
         return sink
 
     def refuse(self, target: str | None, error: RunRefusedError) -> None:
-        """Note that a run is refused. Close its sink if that loses no data; later attempts open another."""
+        """Record that the tracker refuses a run. Close the run's sink if that loses no data."""
         self.refusals.note(target, error)
         sink = self._sinks.get(target)
         if sink is not None and sink.durable:
@@ -126,8 +126,8 @@ class Targets:
 
         Args:
             end: How the run ended; ``None``: the run has not ended.
-            description: Returns a text about the run. Its argument is the run's id in the tracker if the
-                tracker stores files of the run, else ``None``.
+            description: Function that returns a text about the run. Its argument is the run's id in the
+                tracker; ``None`` if the tracker stores no files of the run.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
@@ -185,7 +185,7 @@ class Targets:
 
 
 def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:
-    """Give the run that a sink opened a description. If the text can't be made or is rejected, log that."""
+    """Store a description of the run that a sink opened. Log a failure to make or store the text."""
     if not isinstance(sink, DescribingSink):
         return
     try:

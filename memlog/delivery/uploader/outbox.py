@@ -1,8 +1,9 @@
 """Outbox of alerts and files for a tracker.
 
 The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its own
-position in the journal. So alerts and files are not lost, and don't wait for points. A file is removed when
-the tracker has it. Alerts stay, because each call of `Sink.log_alerts` gets all alerts of the run.
+position in the journal. So alerts and files are not lost, and don't wait for points. The uploader removes a
+file from the outbox when the tracker has the file. Alerts stay, because each call of `Sink.log_alerts` gets
+all alerts of the run.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def send(
         outbox: Alerts and files to send. Sent files are removed, and sent alerts are counted as sent.
         copies: Provides the files.
         sink: Returns the open sink of a target.
-        sent: Called after one run's alerts or one file were sent, with the number of lost ones, by reason.
-        refused: Called if the tracker refuses a target's run; its alerts and files stay in the outbox.
+        sent: Called after the alerts of one run, or one file, were sent. Its argument is the number of lost
+            items, by reason.
+        refused: Called if the tracker refuses a target's run. The run's alerts and files stay in the outbox.
 
     Raises:
         TrackerUnavailableError: the tracker can't be reached; the other items stay in the outbox.

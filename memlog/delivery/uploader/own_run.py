@@ -1,4 +1,4 @@
-"""memlog's own run in a tracker. A restarted training continues the run that its first attempt opened."""
+"""memlog's own run in a tracker. After a restart, the training continues the same run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class OwnRun:
         state: State of the uploader of ``run``.
 
     Attributes:
-        continues: memlog's id of the session that opened the run in the first attempt; ``None``: this session
-            is the first attempt.
+        continues: memlog's id of the training's first session, which opened the run; ``None``: the training
+            was not restarted.
     """
 
     def __init__(self, run: RunDirectory, state: UploadState) -> None:
@@ -44,8 +44,8 @@ class OwnRun:
             is_final: True if the journal is complete.
 
         Raises:
-            TrackerUnavailableError: The journal is complete, but another process still delivers the attempt
-                before the restart.
+            TrackerUnavailableError: The journal is complete, but another process still sends the data of the
+                session before the restart.
         """
         if self._state.own_run is not None:
             return True
@@ -58,7 +58,7 @@ class OwnRun:
         return is_allowed
 
     def _has_taken_over(self, run_id: str) -> bool:
-        """Take over the earlier attempt's run and alerts; return False if they are still being delivered."""
+        """Take over the earlier session's run and alerts; return False if a process still sends its data."""
         before = RunDirectory(self._run.path.parent / run_id)
         if not before.path.exists():
             return True

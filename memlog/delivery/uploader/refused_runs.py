@@ -1,4 +1,4 @@
-"""Runs that the tracker refuses because they are deleted or do not exist. Only data for these runs waits."""
+"""Runs that the tracker refuses because they are deleted or missing. Data for other runs does not wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlog.journal.delivery_state import UploadState
 RETRY_INTERVAL = 30.0
 """Minimum seconds between two attempts to deliver to refused runs, while the session goes on."""
 _NAMED = 3
-"""Maximum number of refused runs whose reasons a message lists. It gives only the number of the others."""
+"""Maximum number of refused runs that a message lists with reasons. It counts any further runs."""
 _OWN = ""
 
 

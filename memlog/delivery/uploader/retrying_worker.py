@@ -24,7 +24,7 @@ class UploadWorker:
 
     Args:
         uploader: The uploader to run.
-        prepare: Called first, in the thread; does imports that take seconds.
+        prepare: Function for slow imports. The thread calls it first.
 
     Attributes:
         delivered: True if the journal was complete and all of it delivered when the thread ended.

@@ -21,7 +21,7 @@ class SavedProgress:
         targets: The open sinks, which may still lose data, and the runs that the tracker refuses.
 
     Attributes:
-        failures: Number of attempts that failed since the last successful one.
+        failures: Number of failed deliveries since the last successful delivery.
     """
 
     def __init__(self, run: RunDirectory, state: UploadState, targets: Targets) -> None:
@@ -67,12 +67,12 @@ class SavedProgress:
             self._state.dropped[reason] = self._state.dropped.get(reason, 0) + count
 
     def count_and_save(self, lost: Mapping[str, int]) -> None:
-        """Save that an item of the outbox was sent; add its counts of lost data, by reason."""
+        """Save that an alert or file of the outbox was sent; add its counts of lost data, by reason."""
         self.count(lost)
         self.save()
 
     def note_failure(self, error: Exception) -> None:
-        """Save that an attempt failed, and the reason."""
+        """Save that a delivery failed, and the reason."""
         self.failures += 1
         self._state.failed_attempts += 1
         self._state.stage = "unreachable"

@@ -18,7 +18,7 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
 
     Args:
         sink: Sink of the run that the points and parameters belong to.
-        cursor: Holds the pending points and parameters. They are removed from it after they were sent.
+        cursor: Holds the pending points and parameters. They are removed after they were sent.
         is_content: True to treat unknown errors of the tracker as a refusal of the points.
 
     Returns:
@@ -50,7 +50,7 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
 
 
 def _send(sink: Sink, points: Sequence[Point], tally: Counter[str], *, is_content: bool) -> None:
-    """Send points; if the tracker refuses them, send each half alone to find those that it refuses."""
+    """Send points. If the tracker refuses them, halve them repeatedly to find the points that it refuses."""
     try:
         sink.log_points(points)
         tally[DELIVERED] += len(points)

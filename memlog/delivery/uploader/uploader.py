@@ -20,7 +20,7 @@ from memlog.journal.in_process_state import ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
-"""Number of consecutive failures after which the data counts as the cause if the tracker can be reached."""
+"""Number of consecutive failures after which memlog blames the data, if the tracker can be reached."""
 
 
 class Uploader:
@@ -35,15 +35,15 @@ class Uploader:
     Args:
         run: The run's folder.
         backend: Name of the backend.
-        open_sink: Builds a sink for a target; may import the tracker's client.
+        open_sink: Function that builds a sink for a target. It may import the tracker's client.
         project: Project for a run that the sink opens itself; ``None``: the client's default.
         name: Name of a run that the sink opens itself; ``None``: the tracker chooses one.
         begun_us: Start of a run that the sink opens itself, Unix time in microseconds; ``None``: now.
-        may_open_own: True if events that belong to no run of the user's may go to a run of the sink's own.
-            Set it when the user will open no run any more. Until then these events wait.
+        may_open_own: True if the sink may open its own run for events that belong to no run of the user's.
+            Set it when the user will open no further run. Until then these events wait.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
-        claim: Returns the `Claim` of a user's run by its id; ``None``: the trainer's process writes to no
-            runs.
+        claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
+            trainer's process writes to no runs.
 
     Attributes:
         state: State of the delivery; saved in the run's folder.
@@ -99,7 +99,7 @@ class Uploader:
         """Send everything that is ready, and return the number of points.
 
         Args:
-            complete: True if the journal is complete: then points of open buckets are sent, too.
+            complete: True if the journal is complete. Points of open buckets are then sent, too.
 
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the remaining data is sent later.
@@ -137,7 +137,7 @@ class Uploader:
         return self._targets.refusals.problem
 
     def close(self) -> None:
-        """End the runs that the sinks opened, and close the sinks. Call it when all data is delivered.
+        """End the runs that the sinks opened, and close the sinks. Call it after all data is delivered.
 
         Data for runs that the tracker refuses stays in the journal.
         """
@@ -160,7 +160,7 @@ class Uploader:
             self._progress.save()
 
     def _deliver_deferred(self, name: str, deferred: DeferredRange, file: JournalFile) -> None:
-        """Deliver segments that were skipped, if the tracker accepts the run of these segments now."""
+        """Deliver skipped segments if the tracker now accepts the run to which they belong."""
         cursor = Cursor(deferred.progress)
         cursor.target = deferred.target
         try:
@@ -192,7 +192,7 @@ class Uploader:
                     return None
 
     def _skip(self, file: JournalFile, cursor: Cursor) -> bool:
-        """Note and skip the segments of a refused run; return False if no segment of another run follows."""
+        """Record and skip a refused run's segments; return False if no segment of another run follows."""
         others = (
             segment
             for segment, header in file.headers_after(cursor.segment)
