@@ -52,7 +52,7 @@ class RowWatch:
         return {key: value for key, value in row.items() if key not in self._users}
 
     def put(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Put points into the open row, or into a new row after it, in a call of memlog's own."""
+        """Log points by a call of memlog's own: to the open row, or if ``new_row``, to a new row after it."""
         if row := self.contents_of(points):
             step = self._run._local_step + 1 if new_row else None  # noqa: SLF001 - `run.step` asks the server
             self._log(row, step, None if new_row else False)

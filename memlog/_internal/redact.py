@@ -165,7 +165,10 @@ def _settings(spelling: str) -> Iterator[str]:
 
 
 def _secret_pattern(secret: str) -> Iterator[str]:
-    """Yield a pattern of a secret that contains blanks. No other pattern finds the end of such a secret."""
+    """Yield a pattern that matches a long secret with blanks; nothing for other secrets.
+
+    No general pattern finds the end of a secret with blanks.
+    """
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
 

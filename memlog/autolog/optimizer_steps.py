@@ -30,7 +30,7 @@ _SETTLED = 2
 """Number of the clock's steps after which memlog knows how many steps other optimizers usually make between
 two steps of the clock."""
 _PARTNERS = 32
-"""Maximum number of optimizers that are remembered as alternating with the clock."""
+"""Maximum number of optimizers that a clock (`OptimizerClock`) remembers as alternating with its own."""
 
 
 class OptimizerClock:

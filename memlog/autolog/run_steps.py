@@ -76,7 +76,7 @@ class TrainerNumbers:
         return number + self._shift
 
     def recorded(self, number: int, step: int) -> None:
-        """Note the trainer's number of a step that was recorded before this number was known."""
+        """Note that the trainer's number of the step that memlog recorded as ``step`` is ``number``."""
         self._shift = step - number
 
 

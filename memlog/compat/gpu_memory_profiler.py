@@ -1,7 +1,7 @@
-"""Replacement of ``src/utils/gpu_memory_profiler.py``: an estimate of a training step's memory.
+"""Replacement for ``src/utils/gpu_memory_profiler.py`` of the HYCO project: estimate of a step's memory.
 
 The estimate is computed from the model. The older module contained fixed figures.
-``python examples/gpu_memory_profiler.py`` prints the estimate for the UNet of HYCO's documents.
+``python examples/gpu_memory_profiler.py`` prints the estimate for the UNet in HYCO's documents.
 """
 
 from memlog.estimates.phases_of_a_step import MemoryEstimate, estimate_memory

@@ -108,8 +108,9 @@ class _Dimension(NamedTuple):
     fewest: int
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """Where tensors have this dimension, by the tensor's `id`. Each value has two numbers: the index of the
-    dimension in the tensor, and the elements that the tensor loses if ``length`` shrinks by one."""
+    """Position of this dimension in each tensor, by the tensor's `id`. Each value has two numbers: the index
+    of the dimension in the tensor's shape, and how much this entry of the shape shrinks if ``length`` shrinks
+    by one."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""

@@ -106,7 +106,7 @@ class Estimate:
                 nvidia-smi.
 
         Raises:
-            ConfigurationError: The text can't be read.
+            ConfigurationError: ``memory`` is a text that can't be read.
         """
         limit = read_size(memory)
         if self.device == "cpu":
@@ -138,8 +138,8 @@ class Estimate:
             memory: As for `fits`.
 
         Raises:
-            ConfigurationError: `estimate` got no batch, the step ignores the batch size, or the text can't be
-                read.
+            ConfigurationError: `estimate` got no batch, the step ignores the batch size, or ``memory``
+                is a text that can't be read.
         """
         limit = read_size(memory)
         size, tried = self._question.known_size(), self

@@ -73,13 +73,13 @@ def workspace(func: Any, args: Any) -> Workspace | None:
 
 
 def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Measured | None:
-    """Return the allocations of the operations, with chosen lengths of their first dimensions.
+    """Return the allocations of both operations if some dimensions have chosen lengths.
 
     Args:
         forward: Arguments of the forward operation.
         backward: Arguments of the backward operation; ``None``: it is not measured.
-        chosen: Lengths of the first dimensions, in the order of `_points`. The other dimensions keep the
-            lengths that they have in ``forward``.
+        chosen: Lengths of the first of the dimensions, in the order of `_points`. The other dimensions keep
+            the lengths that they have in ``forward``.
 
     Returns:
         The allocations and the kept bytes; ``None`` if they can't be measured.

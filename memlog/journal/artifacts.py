@@ -106,7 +106,7 @@ class Names:
 
     Two different names can become equal when characters are replaced, and files of two kinds can have one
     name. The later file must not replace the earlier one. So memlog adds the later file's kind to its name
-    or, if that name is taken too, a digest of the user's name.
+    or, if that name is taken too, a digest of the name that the user gave.
     """
 
     def __init__(self) -> None:

@@ -26,12 +26,12 @@ def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] |
     """Return the two steps between which a limit will be reached, if the rate of growth does not change.
 
     Args:
-        growth: Growth whose rate has an interval above zero.
+        growth: Growth whose rate has a confidence interval that lies above zero.
         free: Bytes left until the limit; ``None`` if unknown.
         step: Newest step.
 
     Returns:
-        ``None`` if the limit is unknown, the interval is too wide to help, or the limit is too far off.
+        ``None`` if the limit is unknown or too far off, or if the two steps are too far apart to help.
     """
     if free is None:
         return None

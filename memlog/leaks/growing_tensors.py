@@ -18,7 +18,7 @@ _JOINS: Final = re.compile("cat|stack|append|pad")
 _LEAST_ENDS: Final = 3
 """Minimum number of iterations over which a tensor has to become larger."""
 _EVEN: Final = 0.5
-"""Minimum ratio of each rise of a tensor's size to the mean rise."""
+"""Growth of a tensor counts as even if each rise is at least this fraction of the mean rise."""
 
 
 class SizesAtEnds:

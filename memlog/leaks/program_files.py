@@ -14,8 +14,8 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 def program_files(owner: Owner) -> list[str]:
     """Return source files of the program, the likeliest first.
 
-    These are the files that define the classes of the owners, the root's function or module, or a running
-    function.
+    A file is in the list if it defines a class of an owner, the function or module of the root, or a function
+    that is running now.
     """
     lines = CallingLines()
     files = [*_class_files(owner), owner.root.file, *_running_files()]

@@ -46,7 +46,7 @@ class Nvml:
         self._handles: dict[str, ctypes.c_void_p] = {}
 
     def read(self, uuid: str, capacity: int | None) -> int | None:
-        """Return the bytes of a device that all processes and the driver use; ``None`` if unknown.
+        """Return the bytes in use on a device, by all processes and the driver; ``None`` if unknown.
 
         Args:
             uuid: The device's identity in CUDA; for a MIG instance, the instance's own.

@@ -43,7 +43,7 @@ class MetricFold:
         self._series: dict[str, _Series] = {}
 
     def take(self, event: Event, *, older: bool = False) -> None:
-        """Add the metrics of one event. An event without an axis has no metrics, as in a tracker.
+        """Add the metrics of one event. If the event belongs to no step or other axis, it has no metrics.
 
         Args:
             event: The event.

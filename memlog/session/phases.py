@@ -74,7 +74,7 @@ class OpenPhase:
 
 
 class Phases:
-    """Open phases of a session, by thread. No method raises.
+    """Phases of a session that have not ended, by thread. No method raises.
 
     Args:
         publish: Function called with each phase that has ended.

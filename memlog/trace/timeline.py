@@ -49,7 +49,7 @@ class MemoryEvent:
     allocated_bytes: int | None
     """Bytes that are live after the event, as far as they are known."""
     reserved_bytes: int | None
-    """Reserved bytes at the last reading; ``None`` if nothing is reserved."""
+    """Reserved bytes at the last reading; ``None`` if no memory was reserved, as on the CPU."""
     fragmentation_ratio: float | None
     """``(reserved - allocated) / reserved`` at the last reading."""
 

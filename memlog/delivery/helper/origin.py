@@ -54,7 +54,7 @@ def _command(trainer: int) -> str | None:
 
 
 def _repository(folder: Path) -> tuple[str | None, str | None]:
-    """Return a folder's path within its git repository, and the commit; both ``None`` if there is none."""
+    """Return a folder's path within its git repository, and the commit; two ``None`` outside repositories."""
     found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
     if found is None or found.returncode != 0:
         return None, None

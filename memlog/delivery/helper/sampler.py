@@ -99,7 +99,10 @@ class StepFollower:
 
     @property
     def ended_badly(self) -> bool:
-        """True if there is no end event, or memory ran out after the last step and the run did not finish."""
+        """True if the run has no end event.
+
+        Also true if memory ran out after the run's last step, and the run did not finish.
+        """
         return self.end is None or (self._failed and self.end.status != "finished")
 
     def look(self) -> int | None:

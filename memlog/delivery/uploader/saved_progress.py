@@ -18,7 +18,7 @@ class SavedProgress:
     Args:
         run: The run's folder.
         state: The state, as it was loaded.
-        targets: The open sinks, which may still lose data, and the runs that the tracker refuses.
+        targets: The open sinks and the runs that the tracker refuses. Open sinks may still lose data.
 
     Attributes:
         failures: Number of failed deliveries since the last successful delivery.

@@ -316,9 +316,9 @@ def _run_id(binding: Binding | None) -> str | None:
 
 
 def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Binding | None:
-    """Return the first of the user's runs that a process's segments name.
+    """Return the first run of the user's in a process's segments.
 
-    If that process's segments name none, search the segments of the other processes.
+    If there is none, search the segments of the other processes.
     """
     others = (other for other in run.files() if other.process != file.process)
     for candidate in (file, *others):

@@ -94,7 +94,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 
 def curve_class(curve: Curve, number: int) -> str:
-    """Return a line's CSS class: from ``number`` if the line is a rank's or a run's, else the line's kind."""
+    """Return a line's CSS class: made of ``number`` for a line of a rank or a run, else the line's kind."""
     if curve.label.startswith("rank ") or curve.label.startswith("run "):
         return f"n{number % 8}"
     return curve.kind

@@ -151,10 +151,10 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return the storages that a forward allocates, does not return and leaves live, each with a moment.
+    """Return storages that a forward allocates, does not return and leaves live, with the forward's end.
 
-    The moment is the end of the forward. Without autograd, the storage would be freed at this moment. If such
-    forwards are nested, the innermost one counts.
+    Without autograd, the storage would be freed at the forward's end. If several nested forwards contain the
+    allocation, the end of the innermost forward counts.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first

@@ -85,9 +85,12 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        The trace covers a whole iteration if the next optimizer that steps also stepped in the trace.
+        The next optimizer step decides whether the trace covers a whole iteration. It does if this step's
+        optimizer also stepped in the trace.
 
-        ``whole``: Guess that is used until that step.
+        Args:
+            step_trace: The trace.
+            whole: Guess that is used until the next optimizer step.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())

@@ -11,8 +11,8 @@ _LARGER = 1.1
 """Factor by which a step's peak must exceed all peaks up to the end of the newest trace. Only then does the
 step count as larger."""
 _LEAST = 16 * 1024**2
-"""Bytes by which a step's peak must exceed all peaks up to the end of the newest trace. A smaller difference
-may be noise of an allocator."""
+"""Minimum bytes by which the peak of a larger step exceeds all peaks before the newest trace ended. A smaller
+difference may be noise of an allocator."""
 
 
 class LargerSteps:

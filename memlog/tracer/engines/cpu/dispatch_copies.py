@@ -46,8 +46,8 @@ _WRITES: Final = {
     "BinaryCrossEntropyBackward0": ("mul",),
     _LOGITS: ("mul", "sub"),
 }
-"""In-place operations of some derivatives in an untraced step, by the derivative's name. The derivative
-applies them to tensors that it made."""
+"""Names of operations, by the derivative that runs them. In an untraced step, the derivative runs these
+operations in place, on tensors that it made."""
 _ALTERED: Final = frozenset(
     (
         "ClampBackward0",
