@@ -159,11 +159,13 @@ class MlflowSink:
         except RunRefusedError:
             raise
         except TrackerRejectedError as error:
+            if len(parameters) == 1:
+                self._diagnostics.drop(
+                    "parameter_rejected", f"parameter {next(iter(parameters))!r}: {error}"
+                )
+                return
             for key, value in parameters.items():
-                if len(parameters) > 1:
-                    self._log_new({key: value})
-                else:
-                    self._diagnostics.drop("parameter_rejected", f"parameter {key!r}: {error}")
+                self._log_new({key: value})
 
 
 class _OpenRun:

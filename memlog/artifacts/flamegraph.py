@@ -112,8 +112,9 @@ def check(content: bytes) -> None:
     for number, profile in enumerate(file.profiles, 1):
         # A name from the file may be long, and may contain control characters of a terminal.
         label = f"profile {number} ({profile.name[:60]!r})"
-        problem = profile.problem(len(file.shared.frames))
-        if not profile.start_value <= profile.end_value:
+        if profile.start_value <= profile.end_value:
+            problem = profile.problem(len(file.shared.frames))
+        else:
             problem = f"it ends ({profile.end_value:g}) before it begins ({profile.start_value:g})"
         if problem is not None:
             raise UnopenableFileError(f"{label}: {problem}")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.safe_files import replacing
 from memlog.bus import EventBus
 from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, Event, now_us
 from memlog.journal import Binding, JournalWriter, RunDirectory
@@ -41,6 +40,7 @@ def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -
         OSError: The journal can't be read, or the file can't be written.
     """
     # Imported here: only the end of a run needs them, and they would delay the helper's first sample.
+    from memlog.journal.artifacts import keep_text  # noqa: PLC0415
     from memlog.reports.page import html  # noqa: PLC0415
     from memlog.reports.page.run_reader import RunReader  # noqa: PLC0415
 
@@ -49,22 +49,6 @@ def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -
     if not reader.series.has_readings:
         return None
     return keep_text(run, html(reader), name, REPORT_KIND)
-
-
-def keep_text(run: RunDirectory, text: str, name: str, kind: str) -> Artifact:
-    """Save a text as one of the run's files, and return the event that describes the file.
-
-    Raises:
-        OSError: The file can't be written.
-    """
-    # Imported here: it would delay the helper's first sample.
-    from memlog.journal.artifacts import safe_name  # noqa: PLC0415
-
-    safe, content = safe_name(name), text.encode("utf-8", "replace")
-    path = f"{run.artifacts.name}/{safe}"
-    with replacing(run.path, path) as file:
-        file.write(content)
-    return Artifact(now_us(), safe, kind, path, len(content))
 
 
 class HelpersReport:

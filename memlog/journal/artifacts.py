@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,11 +58,28 @@ def keep(
     safe, safe_kind = (
         (safe_name(wanted), safe_name(kind)) if names is None else names.give(wanted, kind)
     )
-    path = f"{run.artifacts.name}/{safe}"
-    with source.open("rb") as original, replacing(run.path, path) as copy:
-        shutil.copyfileobj(original, copy, _CHUNK)
+    with source.open("rb") as original:
+        return _store(run, original, safe, safe_kind)
+
+
+def keep_text(run: RunDirectory, text: str, name: str, kind: str) -> Artifact:
+    """Save a text as one of the run's files, and return the event that describes the file.
+
+    The arguments are those of `keep`. A character that UTF-8 can't encode becomes ``?``.
+
+    Raises:
+        OSError: The file can't be written.
+    """
+    content = BytesIO(text.encode("utf-8", "replace"))
+    return _store(run, content, safe_name(name), safe_name(kind))
+
+
+def _store(run: RunDirectory, content: BinaryIO, name: str, kind: str) -> Artifact:
+    path = f"{run.artifacts.name}/{name}"
+    with replacing(run.path, path) as copy:
+        shutil.copyfileobj(content, copy, _CHUNK)
         size = copy.tell()
-    return Artifact(now_us(), safe, safe_kind, path, size)
+    return Artifact(now_us(), name, kind, path, size)
 
 
 def open_artifact(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:

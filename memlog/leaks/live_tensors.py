@@ -74,7 +74,7 @@ class LiveTensors:
                 node = _base.grad_fn.__get__(tensor)
                 if node is not None:
                     self._add_root(tensor, node, first_node)
-        except (RuntimeError, NotImplementedError, AttributeError):
+        except (RuntimeError, AttributeError):
             return  # a tensor without storage, or one that is being freed
 
     def _add_root(self, holder: Any, node: Any, first_node: int) -> None:
@@ -97,7 +97,7 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
     with torch._C.DisableTorchFunction():
         for one, kind in KindTable(_kind).select_until_spent(objects, budget):
             if kind == "tensor":
-                with suppress(RuntimeError, NotImplementedError, AttributeError):
+                with suppress(RuntimeError, AttributeError):
                     storage = _base.untyped_storage(one)
                     sizes[int(storage._cdata)] = int(storage.nbytes())
     return None if budget.spent else sum(sizes.values())
@@ -115,7 +115,7 @@ def tensor_storage(tensor: Any) -> Any:
         return None
     try:
         return _base.untyped_storage(tensor)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None
 
 

@@ -6,6 +6,8 @@ or printed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memlog._internal import current_session, terminal
 from memlog._internal.current_session import Publisher
 from memlog._internal.diagnostics import Diagnostics
@@ -46,16 +48,19 @@ def session() -> Publisher | None:
     return publisher if publisher is not None and publisher.enabled else None
 
 
-def publish(event: Event, notice: str = "") -> None:
-    """Publish an event to the running session and print a notice, if there is one."""
+def publish(event: Event) -> None:
+    """Publish an event to the running session, if there is one."""
     running = session()
     if running is not None:
         running.publish(event)
-    print_notice(notice)
 
 
-def print_notice(notice: str) -> None:
-    """Print lines, unless they are empty. Never raises: a closed pipe must not end training."""
-    if notice and not silenced():
+def print_notice(lines: Callable[..., str], *values: object) -> None:
+    """Print the lines that a function of `memlog.console` returns for some values, unless they are empty.
+
+    Never raises: neither a fault in the lines nor a closed pipe may end training.
+    """
+    if not silenced():
         with HEALTH.contained("printing"):
-            terminal.out(notice)
+            if text := lines(*values):
+                terminal.out(text)

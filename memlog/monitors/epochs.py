@@ -68,20 +68,22 @@ class EpochMemoryMonitor:
         """End an epoch: publish and print its peaks."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an epoch"):
-                notice = epoch_line(self._end())
-                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(notice))
+                event = self._end()
+                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(epoch_line, event))
 
     def on_optimization_end(self) -> None:
         """End a black-box optimisation, as `on_epoch_end` ends an epoch, but print a different line."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an optimisation"):
-                notice = optimization_line(self._end())
-                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(notice))
+                event = self._end()
+                DEFERRED_LOSSES.deliver(
+                    None, lambda _: _publishing.print_notice(optimization_line, event)
+                )
 
     def _announce(self) -> None:
         session = self._claim()
         if session is None or not session.announced:
-            _publishing.print_notice(announcement(self.verbose_batches))
+            _publishing.print_notice(announcement, self.verbose_batches)
 
     def _claim(self) -> Publisher | None:
         """Return the running session. At the first call for a session, claim the counting of its steps."""
@@ -109,7 +111,7 @@ class EpochMemoryMonitor:
                 session.publish(Loss(now_us(), step, value.value))
             if line is not None:
                 text = None if value is None else value.text
-                _publishing.print_notice(batch_line(index, line, text))
+                _publishing.print_notice(batch_line, index, line, text)
 
         DEFERRED_LOSSES.deliver(reading, when_known)
 

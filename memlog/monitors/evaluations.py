@@ -180,7 +180,7 @@ class _LossWatch:
             if session is not None:
                 session.publish(event)
             if shown:
-                _publishing.print_notice(evaluation_lines(index, event, text))
+                _publishing.print_notice(evaluation_lines, index, event, text)
 
         DEFERRED_LOSSES.deliver(_read(returned) if error is None else None, when_known)
 

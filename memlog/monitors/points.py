@@ -79,7 +79,7 @@ class MemoryMonitor:
         if _publishing.silenced():
             return
         with _publishing.HEALTH.contained("printing memory"):
-            _publishing.print_notice(point_line(_record(prefix, device)))
+            _publishing.print_notice(point_line, _record(prefix, device))
 
     @staticmethod
     def log_memory_usage(
@@ -128,7 +128,7 @@ class MemoryTracker:
     def print_summary(self) -> None:
         """Print a line for each point, in order."""
         points = tuple(self._points)
-        _publishing.print_notice(summary_lines(points, self._recorded - len(points)))
+        _publishing.print_notice(summary_lines, points, self._recorded - len(points))
 
     def get_peak_memory(self) -> dict[str, float]:
         """Return the largest figures among the recorded points, in MB of 1024² bytes.

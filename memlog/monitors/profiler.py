@@ -40,7 +40,7 @@ class BatchMemoryProfiler:
     def print_summary(self) -> None:
         """Print the change from each checkpoint to the next. With one checkpoint or none, print nothing."""
         if self._enabled:
-            _publishing.print_notice(profile_lines(tuple(self._points)))
+            _publishing.print_notice(profile_lines, tuple(self._points))
 
     def reset(self) -> None:
         """Remove the checkpoints from this object; the journal keeps them."""

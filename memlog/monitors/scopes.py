@@ -59,7 +59,9 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
                 # GeneratorExit: a caller closed the generator early, which is not an error.
                 name = None if kind in {None, GeneratorExit} else kind.__name__
                 event = _scope(before, after, (ended - begun) // 1000, name)
-                _publishing.publish(event, notice=scope_lines(event) if self._print else "")
+                _publishing.publish(event)
+                if self._print:
+                    _publishing.print_notice(scope_lines, event)
 
 
 @overload

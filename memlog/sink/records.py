@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -95,6 +94,8 @@ class Target(msgspec.Struct, frozen=True):
         """The `own_id`. If ``beside`` is not ``None``, a digest of the id of ``beside`` follows."""
         if self.beside is None:
             return self.own_id
+        import hashlib  # noqa: PLC0415 - 3 ms of `import memlog`, and only the helper process needs it
+
         # A digest, because the id of the user's run may already be as long as the tracker allows.
         digest = hashlib.blake2s(self.beside.run_id.encode(), digest_size=4).hexdigest()
         return f"{self.own_id}-{digest}"

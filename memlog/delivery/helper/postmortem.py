@@ -8,10 +8,11 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.helper import snapshot_page
 from memlog.delivery.helper.training_news import UNEXPECTED_END
-from memlog.delivery.run_report import HelpersReport, keep_text, late_events
+from memlog.delivery.run_report import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, now_us
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import keep_text
 from memlog.journal.delivery_state import HelperLock
 from memlog.ranks.ends import Failure
 from memlog.reports.advice import Prediction

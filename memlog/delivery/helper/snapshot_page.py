@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from memlog.artifacts.journal_store import kept
 from memlog.artifacts.snapshots import parse_snapshot
-from memlog.delivery.run_report import keep_text
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import open_artifact
+from memlog.journal.artifacts import keep_text, open_artifact
 from memlog.trace import exporters
 
 SNAPSHOT = "out-of-memory.pickle"

@@ -12,7 +12,6 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
-from memlog.delivery.helper.exit_watch import signal_name
 
 PAUSES = (1.0, 10.0, 60.0)
 """Seconds to wait before the helper is started again for the first, the second and the third (last) time."""
@@ -237,4 +236,9 @@ def _give_up(diagnostics: Diagnostics) -> None:
 def _cause(code: int) -> str:
     if code == protocol.NO_JOURNAL:
         return "it can't create its file in the run's folder, for example because the disk is full"
-    return f"exit code {code}" if code >= 0 else signal_name(-code)
+    if code >= 0:
+        return f"exit code {code}"
+    # Imported here, because `init` need not load what only a helper that was killed needs.
+    from memlog.delivery.helper.exit_watch import signal_name  # noqa: PLC0415
+
+    return signal_name(-code)

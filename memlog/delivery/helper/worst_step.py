@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.run_report import keep_text
 from memlog.events import Event
 from memlog.journal import RunDirectory
 
@@ -52,7 +51,7 @@ class WorstStepGraph:
         # Imported here: many runs trace nothing, and the import would delay the helper's first sample.
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
-        from memlog.journal.artifacts import keep  # noqa: PLC0415
+        from memlog.journal.artifacts import keep, keep_text  # noqa: PLC0415
         from memlog.reports.worst_step import MAX_BYTES, read_worst_step  # noqa: PLC0415
         from memlog.trace import exporters  # noqa: PLC0415
 

@@ -71,11 +71,10 @@ def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
         allocated: Bytes that each derivative allocated.
         peak: Highest number of live bytes in the trace.
     """
-    if allocated.total() <= _NEGLIGIBLE * peak:
-        return None
-    return (
+    names = _names(allocated, peak)
+    return names and (
         "During tracing, torch computes these derivatives in another way, so the peak of an untraced "
-        f"step may be lower or higher: {_all_names(allocated)}."
+        f"step may be lower or higher: {names}."
     )
 
 
@@ -88,16 +87,18 @@ def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
         returned: Bytes of the results of each derivative.
         peak: Highest number of live bytes in the trace.
     """
-    if returned.total() <= _NEGLIGIBLE * peak:
-        return None
-    return (
+    names = _names(returned, peak)
+    return names and (
         "Memory that these derivatives allocate and free inside themselves is not seen, because torch "
-        f"would compute them in another way during tracing: {_all_names(returned)}."
+        f"would compute them in another way during tracing: {names}."
     )
 
 
-def _all_names(counts: Counter[str]) -> str:
-    return ", ".join(name for name, _ in counts.most_common())
+def _names(size_of: Counter[str], peak: int) -> str | None:
+    """Return the derivatives' names, the largest first; ``None`` if their bytes are negligible."""
+    if size_of.total() <= _NEGLIGIBLE * peak:
+        return None
+    return ", ".join(name for name, _ in size_of.most_common())
 
 
 def unmeasured(counts: Counter[str]) -> str:
