@@ -68,7 +68,7 @@ class WandbBackend:
             self._warned = True
             logger.warning(
                 "memlog: %d W&B runs are open and none is wandb.run, so memlog joins none of them: open the "
-                "run that memlog is to join first, or without reinit='create_new'",
+                "right run before the others, or open it without reinit='create_new'",
                 len(runs),
             )
         return None

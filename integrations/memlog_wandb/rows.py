@@ -135,7 +135,8 @@ def _require_known(run: Any) -> None:
         import wandb  # noqa: PLC0415 - imported already, since there is a run
 
         raise TypeError(
-            f"memlog does not support the rows of wandb {wandb.__version__}, and adds nothing to them"
+            f"memlog can't add values to rows of wandb {wandb.__version__}: `memlog sync` delivers them to a "
+            "run of memlog's own"
         )
 
 

@@ -22,8 +22,9 @@ _MAX_LOGGED = 200
 
 
 NOT_NOTICED = (
-    "memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside torch.compile): "
-    "call session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"
+    "memlog noticed no optimizer step. It can't notice steps in Keras, inside torch.compile, or if PyTorch "
+    "is not used: call session.step() after each step, or use memlog's monitors, memlog_keras or "
+    "memlog.watch_loss"
 )
 """Message with the reason why a run recorded nothing, and the remedy."""
 

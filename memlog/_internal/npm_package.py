@@ -131,7 +131,9 @@ class NpmPackage:
         found = f"sha512-{base64.b64encode(digest).decode()}"
         if found != self.integrity:
             raise FetchError(
-                f"npm fetched a file that is not {self.name} {self.version}: its hash is {found}"
+                f"npm fetched a file that is not {self.name} {self.version}, so memlog does not use it "
+                f"(its hash is {found})",
+                "check which registry npm uses (`npm config get registry`)",
             )
 
     def extract(self, tarball: Path, target: Path) -> None:

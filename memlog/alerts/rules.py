@@ -46,7 +46,7 @@ MAX_COUNT = 10**9
 
 _LEVELS: tuple[Level, ...] = get_args(Level)
 _FIGURES = (*HOST_FIGURES, *(f"device.{measure}" for measure in DEVICE_MEASURES))
-_THERE_ARE = f"there are {', '.join(_FIGURES)}; one device is cuda0.allocated"
+_THERE_ARE = f"there are {', '.join(_FIGURES)}; for one device, write cuda0.allocated"
 
 
 class Growth(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
     def check_tuple(self) -> None:
         values = self.stack[-1]
         if len(values) > _TUPLE or not _SCALARS.issuperset(map(type, values)):
-            raise _unsafe("holds a tuple of many values, or one that holds others")
+            raise _unsafe("has a tuple that is long or has containers in it")
 
     def check_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
@@ -163,5 +163,6 @@ _Unpickler.dispatch = _dispatch()
 
 def _unsafe(wanted: str) -> UnsafeSnapshotError:
     return UnsafeSnapshotError(
-        f"it {wanted}, which no snapshot does; don't open it with other programs"
+        f"it {wanted}, which no snapshot of torch does, so it may be malicious; don't open it with other "
+        "programs"
     )

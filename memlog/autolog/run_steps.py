@@ -94,6 +94,7 @@ def checked_number(number: object, diagnostics: Diagnostics) -> int | None:
                 return found
         diagnostics.drop(
             "step_number",
-            f"step {number!r:.100} is no step's number, so memlog counts on: pass a whole number from 0",
+            f"{number!r:.100} is not a valid step number, so memlog uses its own count: pass a whole number, "
+            "0 or more",
         )
     return None

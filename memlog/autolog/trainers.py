@@ -18,5 +18,6 @@ def load_package(_module: object) -> None:
         __import__(_PACKAGE)
     except Exception as error:  # noqa: BLE001 - see above
         warn(
-            f"memlog: {_PACKAGE} can't be imported, and memlog counts optimizer steps instead ({error!r})"
+            f"memlog: {_PACKAGE} can't be imported ({error!r}), so memlog counts optimizer steps, not the "
+            "Trainer's steps: install memlog again"
         )

@@ -108,6 +108,6 @@ def _nothing(advice: Advice, held: int | None) -> str:
         return "Nothing that memlog can predict would make it smaller."
     owner = "the process" if advice.device == "cpu" else advice.device
     return (
-        f"Nothing that memlog can predict would save 1% of the {format_bytes(held)} that {owner} held "
-        "at that step."
+        f"No change that memlog can predict would save 1% or more of the {format_bytes(held)} that {owner} "
+        "held at that step."
     )

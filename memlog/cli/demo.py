@@ -19,7 +19,7 @@ from memlog.sink import LOCAL, is_installed, load_backend
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Optimizer steps; by default two CPU cores need a minute or two.",
+    help="Number of optimizer steps; by default as many as two CPU cores make in a minute or two.",
 )
 @click.option(
     "--backend",

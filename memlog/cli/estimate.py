@@ -231,7 +231,9 @@ def _print_advice(console: Console, found: Estimate) -> None:
     if advice.hints:
         of = "" if found.batch is None else f" of {found.batch:,}"
         console.print()
-        console.print(plain(f"Changes, for a batch{of}, each alone:"))
+        console.print(
+            plain(f"What would reduce the memory, for a batch{of} (each line is one change alone):")
+        )
         print_hints(console, advice.hints)
 
 

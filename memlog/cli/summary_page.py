@@ -303,7 +303,7 @@ def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
 def _health(summary: Summary) -> dict[str, str | Text]:
     health, thinned = summary.health, ""
     if health.thinned:
-        thinned = f", {health.thinned:,} of them thinned to keep the journal's size limit"
+        thinned = f", {health.thinned:,} of them removed to keep the journal's size limit"
     facts: dict[str, str | Text] = {
         "published": f"{health.published:,} events{thinned}",
         "dropped": _counted(health.dropped),

@@ -155,8 +155,8 @@ class Estimate:
                 return fitting
             if size > _HUGE:
                 raise ConfigurationError(
-                    f"a batch of {size:,} needs no more memory than a small one: let the step make its "
-                    "inputs with its argument batch"
+                    f"a batch of {size:,} needs no more memory than a small one, so the step seems to ignore "
+                    "the batch size: make the inputs in the step from its argument `batch`"
                 )
             size = _next_size(needed, limit, fitting, too_large)
             tried = self.with_batch(size)

@@ -68,8 +68,8 @@ class Question:
         """
         if self.size is None:
             raise ConfigurationError(
-                "the batch size is unknown: pass batch= to memlog.estimate, a number or tensors whose first "
-                "dimension it is"
+                "the batch size is unknown: pass batch= to memlog.estimate, as a number or as tensors, whose "
+                "first dimension is the batch size"
             )
         return self.size
 

@@ -87,7 +87,7 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
     if found.is_length:
         what = f"the sequence length ({what})"
     elif not found.dimension:
-        what += ", usually the batch size"
+        what += " (usually the batch size)"
     unit = " per token" if found.is_length else " per unit"
     each = f"{format_bytes(found.slope)}{unit}"
     how = "" if found.is_linear else f" at {found.largest:,}, and faster than in proportion"
@@ -96,11 +96,11 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
         longest += " so far"
     # memlog does not read the inputs of every step, so it can miss a larger one.
     missing = ceil(100 * (highest - found.peak) / highest)
-    reached = "reached it" if missing <= 0 else f"came within {missing}% of it"
+    reached = "reached the peak" if missing <= 0 else f"came within {missing}% of the peak"
     if missing > 0:
         longest += " that memlog looked at"
     return (
-        f"The peak follows {what}, {each}{how}; the {longest}, {found.largest:,} at step "
+        f"The peak follows {what}: {each}{how}. The {longest}, {found.largest:,} at step "
         f"{found.step:,}, {reached}"
     )
 
@@ -108,9 +108,14 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
 def _remedy(found: Relation) -> str:
     if found.is_length:
         return (
-            "Limit the longest: truncate or split longer sequences, or put sequences of similar length into "
-            "one batch and make batches of long ones smaller."
+            "Set a maximum length, and truncate or split longer sequences. Or put sequences of similar "
+            "length into one batch, and make batches of long sequences smaller."
         )
     if not found.dimension:
-        return f"Limit the largest: split batches of which `{found.name}` is larger."
-    return f"Limit the largest: crop, split or resize inputs of which `{found.name}` is larger."
+        return (
+            f"Set a maximum for the batch size of `{found.name}`, and split batches that exceed it."
+        )
+    return (
+        f"Set a maximum for this dimension of `{found.name}`, and crop, split or resize inputs that "
+        "exceed it."
+    )

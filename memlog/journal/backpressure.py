@@ -53,8 +53,9 @@ class Backpressure:
             return True
         self._diagnostics.drop(
             "journal_full",
-            f"the journal in {self._directory} is larger than its limit (journal_limit): until its helper "
-            f"process has made it smaller, memlog writes only new peaks and one of {EVERY:,} other steps",
+            f"the journal in {self._directory} is larger than its limit. Until its helper process has made "
+            f"it smaller, memlog writes only steps with a new peak and one in {EVERY:,} of the others: pass "
+            "a larger journal_limit to keep more",
         )
         return False
 

@@ -66,7 +66,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
             state.stage = "waiting"
             state.problem = (
                 "the trainer's process ended before memlog had written everything, so the run may lack data: "
-                f"`{run.command('sync')}` delivers the whole series to a run beside it"
+                f"`{run.command('sync')}` delivers the whole series to a new run"
             )
         return state
 

@@ -37,7 +37,7 @@ _TEXTS = {
     FREE_LISTS: _Text(
         "allocator_free_lists",
         "Unused memory of the C library's allocator",
-        "Bytes that malloc holds free (mallinfo2) make up most of the growth, not bytes in use",
+        "Most of the growth is memory that the program has freed and malloc keeps (mallinfo2)",
         "Set MALLOC_ARENA_MAX=2 or MALLOC_TRIM_THRESHOLD_=131072, or preload jemalloc.",
     ),
     SHARED: _Text(
@@ -123,9 +123,9 @@ def finding_of(growth: Suspicion) -> Finding:
         limit=growth.limit,
         evidence=(
             text.evidence + ".",
-            f"It grew throughout steps {growth.since_step} to {growth.step}, to "
-            f"{format_bytes(growth.level)}; with 95 % confidence by {format_bytes(growth.rate_low)} to "
-            f"{format_bytes(growth.rate_high)} per step.",
+            f"It grew throughout steps {growth.since_step} to {growth.step} and reached "
+            f"{format_bytes(growth.level)}. It grew by {format_bytes(growth.rate_low)} to "
+            f"{format_bytes(growth.rate_high)} per step (95 % confidence).",
         ),
         confidence=confidence_in(growth),
         remedy=text.remedy,

@@ -76,7 +76,7 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     made = f"Tensors made at {where}" if where else "Tensors"
     if kind == "gradients_not_cleared":
         if held.cycles_made_at and not held.is_gradient:
-            return f"Parameters and their gradients, which have graphs{at}, keep each other alive."
+            return f"Parameters and their gradients keep each other alive: the gradients have graphs{at}."
         return f"Parameters' gradients keep the graphs of earlier steps{at}."
     if owner is None:
         unknown = "" if held.cut_short else "; no Python object is known that holds them"

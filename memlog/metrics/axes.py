@@ -80,6 +80,8 @@ def alert_in_run(alert: Alert, offset: int) -> Alert:
     step = None if alert.step is None or alert.step < offset else alert.step - offset
     text = alert.text
     if _STEP_IN_TEXT.search(f"{alert.title} {text}"):
-        how = f"{offset:,} more" if offset > 0 else f"{-offset:,} less"
-        text += f" (Steps in this text are the session's: {how} than in this run.)"
+        how = f"subtract {offset:,}" if offset > 0 else f"add {-offset:,}"
+        text += (
+            f" (Steps in this text count from the session's start: {how} to get this run's step.)"
+        )
     return msgspec.structs.replace(alert, step=step, text=text.strip())

@@ -145,9 +145,10 @@ def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> 
         return other
     if failure.phase == "optimizer" and not _little_state(failure, trace, _held(moments)):
         return (
-            "It failed in the optimizer's step, which needs as much with a smaller batch. Its first step "
-            "creates its state: Adam keeps two numbers a parameter, SGD with momentum one, plain SGD none; "
-            "8-bit optimizers take a quarter of the bytes; sharding (FSDP, ZeRO) divides it."
+            "It failed in the optimizer's step. A smaller batch does not help, because the optimizer's state "
+            "has the same size for every batch. Use an optimizer with less state (Adam keeps two numbers for "
+            "each parameter, SGD with momentum one, plain SGD none), an 8-bit optimizer (a quarter of the "
+            "bytes), or sharding (FSDP, ZeRO)."
         )
     return None
 
@@ -162,9 +163,9 @@ def _before_any_step(failure: OutOfMemory) -> str:
         )
     held = "" if failure.resident is None else f" It held {format_bytes(failure.resident)}."
     return (
-        f"No step was complete: the program loaded data, built its model or made its first step.{held} The "
-        "error's traceback shows where. Load less at once (`numpy.memmap` maps a file in place of reading "
-        "it), or build a smaller model or batch."
+        "Memory ran out before the first step was complete, while the program loaded data, built its model "
+        f"or ran that step.{held} The error's traceback shows where. Load less at once (`numpy.memmap` maps "
+        "a file in place of reading it), or build a smaller model or batch."
     )
 
 
@@ -206,9 +207,9 @@ def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
 def _by_others(trace: Trace | None, held: int) -> Iterator[str]:
     if trace is not None and trace.peak is not None and trace.peak < held:
         yield (
-            "No change to the model that memlog knows would save a hundredth of the "
-            f"{format_bytes(held)} in use: the traced step's tensors took {format_bytes(trace.peak)}. Other "
-            "memory of the process, such as data sets, caches and lists, matters more."
+            "No change to the model that memlog can predict would save 1% or more of the "
+            f"{format_bytes(held)} in use: the traced step's tensors took only {format_bytes(trace.peak)}. "
+            "Look at the process's other memory first, such as data sets, caches and lists."
         )
 
 
@@ -306,9 +307,9 @@ def _worker(failure: OutOfMemory) -> Iterator[str]:
         "smaller `prefetch_factor` leave more for each."
     )
     yield (
-        "A worker copies each memory page that it changes, and Python changes objects by reading them: a "
-        "data set of many Python objects, such as a list of paths, is copied to every worker; one array or "
-        "tensor stays shared."
+        "Store the data set as one array or tensor, which all workers share. A list of many Python objects, "
+        "such as paths, is copied to each worker little by little: reading an object changes its reference "
+        "count, and a worker copies each memory page that it changes."
     )
     yield "A limit such as `ulimit -v` is for each worker alone; all workers share the machine's memory."
 

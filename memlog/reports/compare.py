@@ -104,16 +104,17 @@ def _notes(run: RunFigures) -> Iterator[str]:
         yield f"Run {run.id} is not finished ({run.status}): its figures are of {run.steps} steps."
     if run.traced_peak is None or run.trace_peak_from == "traced":
         return
-    traced = f"the worst step that was traced was the first ({format_bytes(run.traced_peak)} at its peak)"
+    traced = f"The largest traced step was the first ({format_bytes(run.traced_peak)})"
     if run.trace_peak_from == "derived":
         yield (
-            f"{TRACE_PEAK} of run {run.id} is derived: {traced}, and in later steps the optimizer's state "
-            "exists from the start. Categories and layers are the first step's."
+            f"{TRACE_PEAK} of run {run.id} is computed, not measured. {traced}, which begins without "
+            "optimizer state; memlog computed the peak of a later step, which begins with that state. "
+            "Categories and layers are those of the first step."
         )
     else:
         yield (
-            f"{TRACE_PEAK} of run {run.id} is unknown: {traced}, in which the optimizer's state may "
-            "not have existed yet, and the peak of later steps can't be derived from it."
+            f"{TRACE_PEAK} of run {run.id} is unknown. {traced}, which may have begun without optimizer "
+            "state, and memlog can't compute the peak of later steps from it."
         )
 
 

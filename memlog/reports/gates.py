@@ -38,9 +38,9 @@ _FIGURES = (
 )
 _MILLISECONDS = {"ms": 1.0, "s": 1000.0}
 _EXAMPLES = {
-    "bytes": "a change such as +5% or +100 MiB",
-    "ms": "a change such as +5% or +20 ms",
-    "ratio": "a change such as +5% or +0.1",
+    "bytes": "+5% or +100 MiB",
+    "ms": "+5% or +20 ms",
+    "ratio": "+5% or +0.1",
 }
 
 
@@ -116,10 +116,12 @@ class _Parser(Reader):
         example = _EXAMPLES[unit_of(figure)]
         sign = -1.0 if self.next.text == "-" else 1.0
         if not (self.took_sign("+") or self.took_sign("-")):
-            raise self.error(f"write + or -: a gate is about {example}, against the first run")
+            raise self.error(
+                f"write + or - before the number: a gate is a change since the first run, such as {example}"
+            )
         number = self.next
         if number.kind != "number":
-            raise self.error(f"write {example}")
+            raise self.error(f"write a change such as {example}")
         self.take()
         if self.took_sign("%"):
             return sign * float(number.text) / 100, True

@@ -160,7 +160,9 @@ class GrowthCauses:
             yield from lines
         elif found.is_of_larger_steps:
             freed = (
-                f", and {format_bytes(found.freed)} were freed with the last" if found.freed else ""
+                f", and {format_bytes(found.freed)} were freed when the last step ended"
+                if found.freed
+                else ""
             )
             yield (
                 f"{found.of} grew {grew}; the memory that a step allocates and frees grew by "
@@ -229,11 +231,11 @@ def _too_short(moments: LastMoments) -> _Short | None:
         return None
     over, more = (
         f"the run's {len(series)} steps",
-        f"A run of {_LEAST_STEPS} steps or more, as with a smaller batch, would show the cause.",
+        f"To find the cause, run {_LEAST_STEPS} steps or more, for example with a smaller batch.",
     )
     if not are_all(series):
         over = f"the {len(series)} recorded steps"
-        more = f"{_LEAST_STEPS} recorded steps or more, as with a smaller `every`, would show the cause."
+        more = f"To find the cause, record {_LEAST_STEPS} steps or more, for example with a smaller `every`."
     return _Short(
         grown,
         f"{memory_name(moments.failure)} rose by {format_bytes(grown)} over {over}, too few to find the "

@@ -236,7 +236,8 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
         what = "requested" if failure.device == "host" else "in use or requested"
         return (
             f"The step that failed{later} was not traced, and needed far more: "
-            f"{format_bytes(needed(failure))} were {what} there. Other things may have held that memory."
+            f"{format_bytes(needed(failure))} were {what} there. The tables, which are of the traced step, "
+            "may not show what held that memory."
         )
     more = held_more(moments, trace)
     if more is not None:

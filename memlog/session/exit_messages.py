@@ -98,7 +98,7 @@ def print_undelivered(
     elif outcome == "at work" and waited:
         say(
             f"not everything is delivered after {waited:.3g} s{_problems(run, diagnostics)}; delivery "
-            f"continues in the background: `{run.command('show')}` shows its progress, "
+            f"continues in the background: `{run.command('show')}` shows its progress; if that stops, "
             f"`{run.command('sync')}` delivers the rest"
         )
     elif outcome == "unreachable":

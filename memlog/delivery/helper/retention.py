@@ -124,8 +124,9 @@ class Retention:
         if not segment.delivered and not self._warned:
             self._warned = True
             logger.warning(
-                "the journal has reached its limit of %s before every tracker had it: memlog thins older "
-                "steps, and keeps every peak and alert; a larger journal_limit keeps more",
+                "the journal reached its limit of %s before everything was delivered: memlog removes events "
+                "of older steps (never a peak or an alert), so trackers do not get them; pass a larger "
+                "journal_limit to keep more",
                 format_bytes(self._limit),
             )
 

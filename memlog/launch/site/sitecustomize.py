@@ -43,12 +43,13 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
         begun = session is not None and not session.on_demand()
         if os.getpid() == pid and not begun and not _recorded_below(options):
             _print(
-                "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in "
-                "Keras or inside torch.compile): call session = memlog.init() in the script and "
-                "session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"
+                "nothing was recorded, because memlog noticed no optimizer step. It can't notice steps in "
+                "Keras, inside torch.compile, or if PyTorch is not used: call session = memlog.init() in "
+                "the script and session.step() after each step, or use memlog's monitors, memlog_keras or "
+                "memlog.watch_loss"
             )
     except Exception as error:
-        _print(f"checking whether anything was recorded failed ({_described(error)})")
+        _print(f"memlog could not check whether this run was recorded ({_described(error)})")
 
 
 def _recorded_below(options: str) -> bool:

@@ -97,7 +97,8 @@ def phases(summary: Summary) -> Element | None:
     headings = ["phase", "of", "peak", "made the run's peak", "exact at", "count", "time", "errors"]
     return sections.section(
         "phases", "Phases",
-        el("p", "A peak is exact if it was the highest so far. Otherwise, the most that was read is shown."),
+        el("p", "A phase's peak is exact if it was a new maximum of the run. Otherwise it is the largest "
+            "value that memlog read, and the real peak may be higher."),
         table("Phases", headings, rows, numbers=(2, 5)),
     )  # fmt: skip
 

@@ -134,7 +134,7 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
 def _require_distinct(lists: Sequence[Any]) -> None:
     """Refuse a snapshot that uses one list in several places: a small file could have countless entries."""
     if len({id(entries) for entries in lists}) < len(lists):
-        raise ValueError("it refers to one list in several places, as no snapshot of torch's does")
+        raise ValueError("it uses one list in several places, which torch never writes")
 
 
 def _pool(identity: Any) -> str:

@@ -93,7 +93,7 @@ def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
             yield (encoding.PHASES[event.phase], *path, *lines.get(event.key, ())), event.size
     rest = sum(layer.allocated or 0 for layer in trace.result.layers) - stored
     if rest > 0:
-        yield ("(not kept one by one)",), rest
+        yield ("(sum of allocations that are not stored one by one)",), rest
 
 
 def _evented(trace: RecordedTrace, frames: Frames) -> Iterator[dict[str, Any]]:

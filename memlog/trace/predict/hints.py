@@ -157,8 +157,8 @@ def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: floa
         yield "The traced step did not reach its backward pass, so these figures do not include that pass."
     if traced.trace.result.peak != peak:
         yield (
-            "The traced step was the first: the figures are those of a later step, which has the optimizer's "
-            "state from its start."
+            "The traced step was the first, which begins without optimizer state. The figures are "
+            "predictions for later steps, which begin with it."
         )
     why_no_cast = why_not(traced)
     if why_no_cast is not None:
@@ -206,7 +206,9 @@ def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
     yield _hint("batch", "Half the batch", current, scaling.with_half_batch(traced))
     if not traced.has_backward:
         return  # the gradients are unknown
-    what = "Half the batch, with the gradients of two of them added up: the training stays the same"
+    what = (
+        "Half the batch, with gradient accumulation over two batches: the training stays the same"
+    )
     yield _hint("accumulation", what, current, scaling.accumulated(traced))
 
 

@@ -13,8 +13,8 @@ from memlog.cli.show import show
 pytestmark = pytest.mark.integration
 
 WHY = (
-    "memlog: nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch, in "
-    "Keras or inside torch.compile): call "
+    "memlog: nothing was recorded, because memlog noticed no optimizer step. It can't notice steps in Keras, "
+    "inside torch.compile, or if PyTorch is not used: call "
 )
 INIT = "import memlog\nsession = memlog.init('local', config={'quiet': True})\n"
 REMEDIES = ("session.step() after each step", "monitors", "memlog_keras", "memlog.watch_loss")

@@ -64,7 +64,7 @@ def test_steps_after_the_users_run_are_made_good_beside_it(tmp_path: Path) -> No
     users = read_only_run(tmp_path)
     assert [row["loss"] for row in users.users_rows()] == [0, 50]
     shown = " ".join(child.memlog("show", "latest", directory=tmp_path).split())
-    assert "delivers the whole series to a run beside it" in shown
+    assert "delivers the whole series to a new run" in shown
     before = find_runs(tmp_path)[0].read_bytes()
     told = sync_offline(tmp_path)
     assert "points delivered" in told

@@ -79,7 +79,7 @@ def test_the_level_stands_before_or_after(text: str) -> None:
         ("^Host.RSS > 80%", "figures are in small letters: write host.rss"),
         ("^host.ras > 32 GiB", "did you mean host.rss?"),
         ("^gpu0.allocated > 32 GiB", "or cuda0.allocated for one"),
-        ("^cuda0.rss > 32 GiB", "one device is cuda0.allocated"),
+        ("^cuda0.rss > 32 GiB", "for one device, write cuda0.allocated"),
         ("^loud: host.rss > 1 GiB", "a level is info, warning or error"),
         ("^cuda:0.allocated > 90%", "write cuda0.allocated"),
         ("error: ^cuda:1.peak > 90%", "write cuda1.peak"),

@@ -271,7 +271,9 @@ def test_of_a_first_step_the_peak_of_a_later_one_is_compared(tmp_path: Path) -> 
     assert [run["trace_peak_from"] for run in document["runs"]] == ["traced", "derived"]
     assert document["runs"][1]["traced_peak"] < peaks[1]
     [note] = document["notes"]
-    assert note.startswith("trace.peak of run bbbb2222 is derived: the worst step that was traced ")
+    assert note.startswith(
+        "trace.peak of run bbbb2222 is computed, not measured. The largest traced step "
+    )
     assert note in " ".join(memlog("compare", "aaaa", "bbbb").stdout.split())
 
 

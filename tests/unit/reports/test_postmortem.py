@@ -245,7 +245,7 @@ def test_what_was_asked_for_outside_the_model_gets_no_advice_on_the_model(tmp_pa
 def test_no_smaller_batch_is_advised_if_the_optimizer_finds_no_room(tmp_path: Path) -> None:
     text = told(ended(tmp_path, trace(), changed(layer=None, phase="optimizer"))).text
     assert "It happened in the optimizer's step" in text
-    assert "Adam keeps two numbers a parameter" in text
+    assert "Adam keeps two numbers for each parameter" in text
     assert "half the batch" not in text
 
 

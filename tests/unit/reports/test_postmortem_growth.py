@@ -43,7 +43,10 @@ def test_growth_that_came_free_again_is_not_kept(tmp_path: Path) -> None:
     """Batches grow. The memory of the failed step was freed when the step failed."""
     text = grown(tmp_path, LEAK, changed(free=0, free_after=443 * MIB))
     assert "something keeps" not in text
-    assert "allocates and frees grew by 443.0 MiB, and 443.0 MiB were freed with the last" in text
+    assert (
+        "allocates and frees grew by 443.0 MiB, and 443.0 MiB were freed when the last step ended"
+        in text
+    )
 
 
 def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_steps_that_were_not_recorded_are_not_left_out_of_the_count(tmp_path: Pa
     )
     text = told(last_moments(run.write(changed(free=2 * MIB, requested=MIB)).closed())).text
     assert "over the 12 recorded steps, too few" in text
-    assert "20 recorded steps or more, as with a smaller `every`, would show the cause" in text
+    assert "To find the cause, record 20 steps or more, for example with a smaller `every`" in text
     run = MadeRun(tmp_path / "larger")
     for n in range(12):
         run.write(Batch(at(n), 10 * n, 400 * MIB, (410 + 60 * n) * MIB, "exact"))

@@ -170,7 +170,7 @@ def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
     assert kept == {what for what, one in hints.items() if one.saved >= 0.15 * needs()}
     assert 0 < len(kept) < len(hints)
     assert not advise_on(none, *read_worst_step(none))[0].hints
-    assert "would save 1% of the" in said(tmp_path / "huge", monkeypatch)
+    assert "would save 1% or more of the" in said(tmp_path / "huge", monkeypatch)
     explain_afterwards(few)
     text = (few.artifacts / "postmortem.md").read_text()
     assert all((f"{what}: a peak of about" in text) == (what in kept) for what in hints)

@@ -185,10 +185,10 @@ def test_odd_frames_are_bounded_and_printable() -> None:
 def test_shared_lists_cannot_make_it_work_without_end() -> None:
     """A pickle of some kilobytes can name one list a million times."""
     one = made.segment(*[made.block(BASE, 512, "inactive")] * 3_000)
-    with pytest.raises(SnapshotError, match="it refers to one list in several places"):
+    with pytest.raises(SnapshotError, match="it uses one list in several places"):
         snapshot_graph(made.snapshot(*[one] * 3), "s.pickle")
     history = [{"action": "alloc", "size": 1, "addr": 1, "frames": []}]
-    with pytest.raises(SnapshotError, match="it refers to one list in several places"):
+    with pytest.raises(SnapshotError, match="it uses one list in several places"):
         snapshot_graph({"segments": [], "device_traces": [history, history]}, "s.pickle")
     with pytest.raises(SnapshotError, match="more than 5,000,000 entries"):
         snapshot_graph({"segments": [], "device_traces": [history * 5_000_001]}, "s.pickle")

@@ -27,8 +27,8 @@ SPARSE: Final = (
     "lower bounds."
 )
 COMPLEX: Final = (
-    "Operations on complex tensors whose conjugation is pending copy them inside themselves, so peaks are "
-    "lower bounds."
+    "Operations on complex tensors with a lazy conjugation (torch.conj) first copy them. These copies are "
+    "not seen, so peaks are lower bounds."
 )
 NESTED: Final = (
     "Memory in which nested tensors store their shapes is not seen, so peaks are lower bounds."
@@ -89,8 +89,8 @@ def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
     """
     names = _names(returned, peak)
     return names and (
-        "Memory that these derivatives allocate and free inside themselves is not seen, because torch "
-        f"would compute them in another way during tracing: {names}."
+        "Memory that these derivatives allocate and free inside themselves is not seen, because memlog does "
+        f"not trace inside them: torch would then compute them in another way: {names}."
     )
 
 
