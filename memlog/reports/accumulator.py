@@ -41,7 +41,7 @@ class Accumulator:
     Attributes:
         published: Number of events that were added.
         newest_us: Unix time of the newest event, in microseconds.
-        last_step: Number of the last step; -1: there was none.
+        steps: Number of the last step + 1; 0: there was no step.
         metrics: Aggregates of every metric.
         peaks: The highest value of each kind of memory.
         labels: Blocks and functions that the user's program watches, and points that it records.
@@ -64,7 +64,7 @@ class Accumulator:
     def __init__(self) -> None:
         self.published = 0
         self.newest_us: int | None = None
-        self.last_step = -1
+        self.steps = 0
         self.metrics = MetricFold()
         self.peaks = PeakFold()
         self.labels = LabelFold()
@@ -97,17 +97,13 @@ class Accumulator:
         return max(self._missing[process] - unreadable, 0)
 
     def take(self, process: str, entry: Entry) -> None:
-        """Add one event of a process. An event whose numbers overflow counts as unreadable."""
+        """Add one event of a process."""
         if entry.header is not self._header:
             self._take_header(entry.header)
         self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
-        try:
-            self.metrics.take(event, older=self._has_older_names)
-        except OverflowError:
-            self.dropped["journal_garbage"] += 1
-            return
+        self.metrics.take(event, older=self._has_older_names)
         self.peaks.take(event)
         self.traces.take(event)
         self.verdict.take(event)
@@ -115,7 +111,7 @@ class Accumulator:
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us
         if isinstance(event, (Batch, Loss, Epoch, Health)) and event.step is not None:
-            self.last_step = max(self.last_step, event.step)
+            self.steps = max(self.steps, event.step + 1)
         if isinstance(event, Health):
             covered = event.steps  # preferred: the numbers of a trainer's steps can have gaps
             if covered is None:
@@ -163,6 +159,11 @@ class Accumulator:
         if self.end is not None:
             return self.end.status
         return "running" if alive else "killed"
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step; ``None``: there was none."""
+        return self.steps - 1 if self.steps else None
 
     @property
     def artifacts(self) -> list[Artifact]:

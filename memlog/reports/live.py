@@ -163,7 +163,7 @@ class LiveRun:
             directory=str(self.run.path),
             names=names_of(self.run),
             status=self.status,
-            step=self._last_step,
+            step=totals.last_step,
             evaluation=self._evaluation,
             epoch=self._epoch,
             loss=self._loss,
@@ -172,7 +172,7 @@ class LiveRun:
             newest_event=iso_time(newest),
             memory=self._memory(),
             verdict=totals.verdict.verdict(
-                self.status, self._last_step, totals.peaks.summary(), totals.devices
+                self.status, totals.last_step, totals.peaks.summary(), totals.devices
             ),
             findings=[finding_facts(event) for event in totals.verdict.findings],
             alerts=[alert_facts(event) for event in alerts[-ALERTS_SHOWN:]],
@@ -191,14 +191,10 @@ class LiveRun:
             rank=rank,
             run=self.run.id,
             status=self.status,
-            step=self._last_step,
+            step=self._totals.last_step,
             memory=next((one for one in memory[::-1] if one.name != TREE), None),
             alerts=len(self._totals.alerts),
         )
-
-    @property
-    def _last_step(self) -> int | None:
-        return self._totals.last_step if self._totals.last_step >= 0 else None
 
     def _memory(self) -> list[LiveMemory]:
         devices = [name for name in self._current if name not in (HOST, TREE)]

@@ -109,14 +109,13 @@ def _of_totals(
         if lost := totals.lost(file.process, sum(file.skipped.values()) + file.thinned):
             totals.dropped["journal_lost"] += lost
     status, peaks = totals.status(alive=alive), totals.peaks.summary()
-    last_step = totals.last_step if totals.last_step >= 0 else None
     return Summary(
         run=_run(run, totals),
         status=status,
-        steps=totals.last_step + 1,
+        steps=totals.steps,
         metrics=totals.metrics.summary(),
         peaks=peaks,
-        verdict=totals.verdict.verdict(status, last_step, peaks, totals.devices),
+        verdict=totals.verdict.verdict(status, totals.last_step, peaks, totals.devices),
         findings=[finding_facts(event) for event in totals.verdict.findings],
         # The helper process's alerts are read after all of the trainer's.
         alerts=[alert_facts(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
@@ -182,7 +181,7 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         begun=iso_time(begun_us),
         ended=iso_time(ended_us),
         newest_event=iso_time(totals.newest_us),
-        duration_s=_seconds(begun_us, until_us),
+        duration_s=None if begun_us is None or until_us is None else (until_us - begun_us) / 1e6,
         host=header.process.host if header else None,
         pid=header.process.pid if header else None,
         backends=list(begin.backends) if begin else [],
@@ -348,12 +347,4 @@ def iso_time(time_us: int | None) -> str | None:
     with suppress(OverflowError):
         moment = _EPOCH + timedelta(microseconds=time_us)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return None
-
-
-def _seconds(begun_us: int | None, until_us: int | None) -> float | None:
-    if begun_us is None or until_us is None:
-        return None
-    with suppress(OverflowError):
-        return (until_us - begun_us) / 1e6
     return None
