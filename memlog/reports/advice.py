@@ -8,7 +8,7 @@ from typing import NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.reports.final_state import LastMoments
-from memlog.reports.growth_causes import GrowthCauses
+from memlog.reports.growth_causes import FULL, GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
 from memlog.reports.step_ranking import Standing, not_the_largest
 from memlog.reports.traced_steps import among
@@ -25,8 +25,6 @@ FAR_LARGER = 1.5
 """Multiple of the traced peak. A failing step that needed more counts as unlike the traced step."""
 _NAMED = 6
 """Maximum number of modules in a line."""
-_NEARLY_FULL = 0.02
-"""Share of a limit; if less is free, the limit counts as reached."""
 
 
 class Prediction(NamedTuple):
@@ -79,7 +77,7 @@ def had_room(failure: OutOfMemory) -> bool:
     because allocators request more than the program does.
     """
     free = failure.free or 0
-    return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
+    return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
 
 
 def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:

@@ -113,7 +113,8 @@ class _Parser(Reader):
         )
 
     def _change(self, figure: str) -> tuple[float, bool]:
-        example = _EXAMPLES[unit_of(figure)]
+        unit = unit_of(figure)
+        example = _EXAMPLES[unit]
         sign = -1.0 if self.next.text == "-" else 1.0
         if not (self.took_sign("+") or self.took_sign("-")):
             raise self.error(f"write + or -: a gate is about {example}, against the first run")
@@ -123,7 +124,6 @@ class _Parser(Reader):
         self.take()
         if self.took_sign("%"):
             return sign * float(number.text) / 100, True
-        unit = unit_of(figure)
         if unit == "bytes":
             return sign * self.size(number), False
         factor = 1.0 if unit == "ratio" else _MILLISECONDS.get(self.next.text)

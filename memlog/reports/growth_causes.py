@@ -22,7 +22,7 @@ _MOST = 0.5
 """Share of the growth. A cause of at least this share explains the growth."""
 _SOME = 0.25
 """Share of the growth. If at least this share is unused memory at the end, the cause is uncertain."""
-_FULL = 0.02
+FULL = 0.02
 """Share of a limit; if less is free, the limit counts as reached."""
 _SMALL_REQUEST = 0.1
 """Share of the growth. A smaller failed request is not the cause of the failure."""
@@ -275,7 +275,7 @@ def _freed(failure: OutOfMemory | None) -> int | None:
 def _is_full(failure: OutOfMemory | None) -> bool:
     if failure is None or failure.free is None or not failure.limit:
         return False
-    return failure.free < _FULL * failure.limit
+    return failure.free < FULL * failure.limit
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
@@ -283,7 +283,7 @@ def _until_full(series: Sequence[int]) -> Sequence[int]:
 
     C code can go on after a failed allocation. In this case, memory stays at its limit for many steps.
     """
-    top = series[-1] - _FULL * (series[-1] - series[0])
+    top = series[-1] - FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]
 

@@ -8,10 +8,8 @@ from typing import NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import PeakSource, Phase
 from memlog.reports.aggregates import UNKNOWN, peak_kind
+from memlog.reports.labels import MAX_LABELS
 from memlog.reports.schema import Peak, PhaseFacts, PhasePeak
-
-MAX_LABELS = 200
-"""Maximum number of labels; the first ones are kept."""
 
 
 class PhaseFold:

@@ -75,7 +75,8 @@ class RankingFold:
     """Memory in use at a run's steps, collected from the journal in bounded memory."""
 
     def __init__(self) -> None:
-        self._traced: set[int | None] = set()
+        self.traced: set[int | None] = set()
+        """Numbers of the traced steps."""
         self._at: dict[int, Batch | _Failure] = {}
         """Event of each traced step, by step number. If the journal lacks the step, the value is the next
         recorded step or failed allocation."""
@@ -95,7 +96,7 @@ class RankingFold:
                 self._take_level(device.name, _level(event, device.name))
             self._note(event)
         elif isinstance(event, Trace):
-            self._traced.add(event.step)
+            self.traced.add(event.step)
             if event.step is not None and event.step not in self._at:
                 self._find(event.step)
         elif isinstance(event, StepInputs):
@@ -125,11 +126,6 @@ class RankingFold:
             self._awaited.add(step)
         else:
             self._at[step] = found
-
-    @property
-    def traced_steps(self) -> int:
-        """Number of traced steps."""
-        return len(self._traced)
 
     def level(self, event: Trace, device: str) -> _Level | None:
         """Return bounds on the peak of a traced step; ``None``: unknown.
@@ -168,7 +164,7 @@ class RankingFold:
         if not _is_far(largest.held - derived, at, max(needs, traced)):
             return None
         step = largest.step
-        return LargerStep(step, largest.held, step in self._traced, self._inputs_of(step))
+        return LargerStep(step, largest.held, step in self.traced, self._inputs_of(step))
 
     def _inputs_of(self, step: int) -> str | None:
         known = max((each for each in self._inputs if each <= step), default=None)
@@ -200,7 +196,7 @@ def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[
     advice = advise(trace, held)
     larger = None if at is None or event.step is None else fold.larger(at, device, advice)
     # If the run was killed, the journal may lack the worst step's event. At least that step was traced.
-    return advice, Standing(max(fold.traced_steps, 1), held, larger)
+    return advice, Standing(max(len(fold.traced), 1), held, larger)
 
 
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:

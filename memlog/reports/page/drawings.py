@@ -95,7 +95,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 def curve_class(curve: Curve, number: int) -> str:
     """Return a line's CSS class: made of ``number`` for a line of a rank or a run, else the line's kind."""
-    if curve.label.startswith("rank ") or curve.label.startswith("run "):
+    if curve.label.startswith(("rank ", "run ")):
         return f"n{number % 8}"
     return curve.kind
 

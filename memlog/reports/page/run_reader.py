@@ -23,6 +23,7 @@ class RunReader:
     Attributes:
         run: The run.
         series: Memory over the run.
+        totals: Aggregates of the events.
         ranking: Memory in use at the steps, to compare the traced step with the others.
     """
 
@@ -30,7 +31,7 @@ class RunReader:
         self.run = run
         self.series = SeriesFold()
         self.ranking = RankingFold()
-        self._totals = Accumulator()
+        self.totals = Accumulator()
         self._files: dict[str, tuple[JournalFile, Position]] = {}
 
     def read(self, most: int | None = None, *, complete: bool = False) -> None:
@@ -41,7 +42,7 @@ class RunReader:
             complete: True if no process writes to the journal any more.
         """
         for process, entry in islice(self._unread(complete=complete), most):
-            self._totals.take(process, entry)
+            self.totals.take(process, entry)
             self.series.take(process, entry.event)
             self.ranking.take(entry.event)
 
@@ -58,4 +59,4 @@ class RunReader:
         alive = self.run.is_alive()
         self.read(complete=not alive)
         files = [file for file, _ in self._files.values()]
-        return summary_of(self.run, self._totals, files, alive=alive)
+        return summary_of(self.run, self.totals, files, alive=alive)

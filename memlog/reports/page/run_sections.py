@@ -43,10 +43,10 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
         )
     apart = most - min(known, default=0)
     headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
-    shown = f"{total}" if len(found) == total else f"{len(found)} of {total:,}"
-    which = " Shown are those with the most and the least memory at a step."
-    if len(found) == total:
-        which = ""
+    shown, which = f"{total}", ""
+    if len(found) < total:
+        shown = f"{len(found)} of {total:,}"
+        which = " Shown are those with the most and the least memory at a step."
     return sections.section(
         "ranks", f"{shown} ranks side by side",
         el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart.{which}"),
