@@ -16,13 +16,13 @@ from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
-"""Share of the traced peak. A category of memory that holds less is not mentioned."""
+"""Minimum size of a category of memory that the advice mentions, as a share of the traced peak."""
 _SMALL = 0.1
-"""Share of the process's memory. If tensors take less, they do not count as the cause."""
+"""Share of the process's memory. If tensors hold less, other memory counts as the cause."""
 _WORKERS = 0.5
-"""Share of the process tree's memory. If the trainer's child processes hold more, they are mentioned."""
+"""Share of the process tree's memory. If child processes hold more, the advice mentions them."""
 FAR_LARGER = 1.5
-"""Multiple of the traced peak. A failing step that needed more counts as unlike the traced step."""
+"""Ratio of the failing step's need to the traced peak, above which the two steps count as unlike."""
 _NAMED = 6
 """Maximum number of modules in a line."""
 
@@ -34,17 +34,10 @@ class Prediction(NamedTuple):
     step: int | None
     """Number of the worst traced step; ``None``: the step did not end."""
     standing: Standing
-    """Comparison of the worst traced step with the run's other steps."""
 
 
 def advice(moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
-    """Return lines of advice, the most promising first; never empty.
-
-    Args:
-        moments: The run's last steps and its end.
-        growth: Causes of the growth of memory in the last steps.
-        predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-    """
+    """Return lines of advice, the most promising first; never empty."""
     failure = moments.failure
     if failure is not None and failure.worker is not None:
         return list(_worker(failure))

@@ -45,8 +45,6 @@ _EXAMPLES = {
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """A parsed gate."""
-
     text: str
     """The gate as the user wrote it."""
     figure: str
@@ -57,11 +55,9 @@ class Gate(msgspec.Struct, frozen=True):
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
-        """Return True if the gate's condition is true for a run.
+        """Return True if the gate's condition is true for a run with the figure ``value``.
 
-        Args:
-            first: The first run's figure. If ``share`` is True, it must not be 0.
-            value: The run's figure.
+        If ``share`` is True, ``first``, the first run's figure, must not be 0.
         """
         change = (value - first) / first if self.share else value - first
         if self.comparison == ">":
@@ -72,7 +68,6 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 def unit_of(figure: str) -> Unit:
-    """Return the unit of a figure."""
     if figure in _TIMES:
         return "ms"
     return "ratio" if figure.endswith(".fragmentation") else "bytes"

@@ -19,13 +19,14 @@ _LEAST_STEPS = 20
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use before the growth."""
 _MOST = 0.5
-"""Share of the growth. A cause of at least this share explains the growth."""
+"""Minimum size of a cause that explains the growth, as a share of the growth."""
 _SOME = 0.25
-"""Share of the growth. If at least this share is unused memory at the end, the cause is uncertain."""
+"""Minimum unused memory at the end that makes the cause uncertain, as a share of the growth."""
 FULL = 0.02
-"""Share of a limit; if less is free, the limit counts as reached."""
+"""Share of a limit. The limit counts as reached if a smaller share is free."""
 _SMALL_REQUEST = 0.1
-"""Share of the growth. A smaller failed request is not the cause of the failure."""
+"""Minimum size of a failed request, as a share of the growth, for the request to count as the cause of the
+failure."""
 
 
 class Growth(NamedTuple):
@@ -52,12 +53,10 @@ class Growth(NamedTuple):
 
     @property
     def is_of_files(self) -> bool:
-        """True if mapped files are most of the growth."""
         return self.files >= _MOST * self.size
 
     @property
     def is_of_larger_steps(self) -> bool:
-        """True if larger steps explain most of the growth."""
         return (self.own or 0) >= _MOST * self.size
 
     @property
@@ -73,11 +72,7 @@ class Growth(NamedTuple):
 
 
 class GrowthCauses:
-    """Causes of the growth before a bad end.
-
-    Args:
-        moments: The run's last steps and its end.
-    """
+    """Causes of the growth before a bad end."""
 
     def __init__(self, moments: LastMoments) -> None:
         self._moments = moments

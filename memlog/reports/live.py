@@ -41,8 +41,6 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of a distributed training."""
-
     rank: int
     run: str
     status: RunStatus
@@ -85,11 +83,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRun:
-    """Reader of one run's journal while the run goes on.
-
-    Args:
-        run: The run.
-    """
+    """Reader of one run's journal while the run goes on."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -151,8 +145,7 @@ class LiveRun:
     def state(self, ranks: list[LiveRank]) -> LiveState:
         """Return the run's state as the last `update` read it.
 
-        Args:
-            ranks: Rows of all ranks of the training; empty if the run trains alone.
+        ``ranks`` has the rows of all ranks of the training. It is empty if the run trains alone.
         """
         totals, header = self._totals, self.run.trainer()
         begun, newest = header.begun_us if header else None, totals.newest_us

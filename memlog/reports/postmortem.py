@@ -34,12 +34,10 @@ _PHASES = {
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report on a run's end."""
-
     title: str
     """Title in one line, also for an alert."""
     text: str
-    """The report in Markdown."""
+    """Whole report, in Markdown."""
 
 
 def report(
@@ -50,12 +48,7 @@ def report(
 ) -> Report:
     """Write a report on a run that ended badly.
 
-    Args:
-        moments: The run's last steps and its end, from its journal.
-        witness: Observations that another process made about the training process.
-        predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-        diagnostics: Counter of errors. If writing a part of the report fails, the error is counted, and the
-            other parts are written. ``None``: errors are not counted.
+    If writing a part of the report fails, ``diagnostics`` counts the error, and the other parts are written.
     """
     diagnostics = diagnostics or Diagnostics()
     suspicion, growth = suspect(moments, witness), GrowthCauses(moments)

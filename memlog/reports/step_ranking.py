@@ -44,7 +44,6 @@ class Standing(msgspec.Struct, frozen=True):
     """The worst traced step, compared with the run's other steps."""
 
     traced_steps: int
-    """Number of traced steps."""
     held: int | None
     """Bytes in use at the worst traced step, by the process or on the device; ``None``: unknown."""
     larger: LargerStep | None
@@ -132,11 +131,7 @@ class RankingFold:
 
         If the journal lacks the traced step, return the bounds for the next recorded or failed step. If the
         traced step has no number because it did not end, return the bounds for the newest recorded or failed
-        step.
-
-        Args:
-            event: The event about the traced step.
-            device: The journal's name of the traced device.
+        step. ``device`` is the journal's name of the traced device.
         """
         moment = self._newest[-1] if self._newest else None
         if event.step is not None:
@@ -150,10 +145,7 @@ class RankingFold:
     def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
         """Return the largest step; ``None`` if it did not need far more memory than a traced step.
 
-        Args:
-            at: Memory in use at the traced step.
-            device: The journal's name of the traced device.
-            advice: Advice on the traced step.
+        ``at`` and ``advice`` are the traced step's. ``device`` is the journal's name of the traced device.
         """
         largest = self._largest.get(device)
         if largest is None:
@@ -174,12 +166,9 @@ class RankingFold:
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Predict savings in a run's worst traced step, and compare it with the run's other steps.
+    """Predict savings in a run's worst traced step, and compare it with the steps in the run's journal.
 
-    Args:
-        run: The run. Its journal is read for the memory in use at each step.
-        event: The event that was published about the traced step.
-        trace: The traced step.
+    ``event`` is the event that was published about the traced step.
     """
     fold = RankingFold()
     for each in run.events():
@@ -210,8 +199,7 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
     """Return how many more bytes the failing step held than a traced step.
 
-    Returns:
-        Bytes; ``None`` if unknown, or if the failing step did not hold far more.
+    ``None``: unknown, or not far more.
     """
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
@@ -234,15 +222,9 @@ def _is_far(held: int, at: _Level, tensors: int) -> bool:
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Return a remark if another step was larger than the traced step.
+    """Return a remark if another step was larger than the traced step; ``None`` if no such step is known.
 
-    Args:
-        found: The traced step, compared with the run's other steps.
-        step: Number of the traced step.
-        advice: Advice on the traced step.
-
-    Returns:
-        The remark; ``None`` if no larger step is known.
+    ``step`` is the traced step's number.
     """
     larger = found.larger
     if larger is None:

@@ -15,17 +15,7 @@ from memlog.reports.summary import summary_of
 
 
 class RunReader:
-    """Reader of a run's journal, in bounded memory.
-
-    Args:
-        run: The run.
-
-    Attributes:
-        run: The run.
-        series: Memory over the run.
-        totals: Aggregates of the events.
-        ranking: Memory in use at the steps, to compare the traced step with the others.
-    """
+    """Reader of a run's journal, in bounded memory."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -35,11 +25,9 @@ class RunReader:
         self._files: dict[str, tuple[JournalFile, Position]] = {}
 
     def read(self, most: int | None = None, *, complete: bool = False) -> None:
-        """Read events that were not read before.
+        """Read at most ``most`` events that were not read before; ``None``: all of them.
 
-        Args:
-            most: Maximum number of events to read; ``None``: all.
-            complete: True if no process writes to the journal any more.
+        ``complete``: True if no process writes to the journal any more.
         """
         for process, entry in islice(self._unread(complete=complete), most):
             self.totals.take(process, entry)

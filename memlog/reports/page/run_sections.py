@@ -17,9 +17,7 @@ from memlog.reports.schema import Delivery, Summary
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
     """Return the section with the ranks side by side; ``None`` if there are no ranks to show.
 
-    Args:
-        found: The ranks that are shown.
-        total: Number of all ranks.
+    ``total`` is the number of all ranks, also of those that are not shown.
     """
     if not found:
         return None
@@ -105,7 +103,6 @@ def phases(summary: Summary) -> Element | None:
 def provenance(
     summary: Summary, name: str = "origin", title: str = "Where the run came from"
 ) -> Element:
-    """Return the section with the run's origin."""
     run = summary.run
     facts = {
         "run": f"{run.name} ({run.id})" if run.name else run.id,
@@ -146,7 +143,6 @@ def _facts(facts: Mapping[str, str | None], class_: str = "facts") -> Element:
 
 
 def health(summary: Summary) -> Element:
-    """Return the section about memlog itself."""
     known = summary.health
     facts = {
         "events recorded": f"{known.published:,}",
