@@ -117,7 +117,7 @@ class GrowthCauses:
         return failure.requested < _SMALL_REQUEST * self._unexplained
 
     def why_the_place_is_chance(self) -> Iterator[str]:
-        """If `failed_by_chance`, yield a line: the program line that made the request is not the cause."""
+        """If `failed_by_chance`, yield a line which says that the failed request is not the cause."""
         failure = self._moments.failure
         if failure is None or not self.failed_by_chance:
             return

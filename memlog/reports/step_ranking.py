@@ -36,8 +36,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     traced: bool
     """True if the larger step was traced, too. Then memory other than tensors makes the difference."""
     inputs: str | None = None
-    """Text with the larger step's inputs and their shapes. If these are unknown, the text has the inputs and
-    the number of the newest earlier step with known inputs. ``None`` if there is no earlier step either."""
+    """The larger step's inputs and their shapes, as text. If they are unknown, the text has those of the
+    newest earlier step with known inputs, and its number. ``None`` if there is no such step."""
 
 
 class Standing(msgspec.Struct, frozen=True):
