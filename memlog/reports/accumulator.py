@@ -36,35 +36,14 @@ MAX_LISTED = 1_000
 
 
 class Accumulator:
-    """Aggregates of all events of a run, in bounded memory.
-
-    Attributes:
-        published: Number of events that were added.
-        newest_us: Unix time of the newest event, in microseconds.
-        last_step: Number of the last step; -1: there was none.
-        metrics: Aggregates of every metric.
-        peaks: The highest value of each kind of memory.
-        labels: Blocks and functions that the user's program watches, and points that it records.
-        phases: Phases of the program.
-        traces: Number of traced steps, and the worst of them.
-        verdict: Facts for the verdict on the run.
-        largest_step: Inputs of the newest step known to have raised the peak; ``None``: unknown.
-        begin: The event of the run's start; ``None`` if the journal has none.
-        end: The event of the run's end; ``None`` if the journal has none.
-        devices: The accelerators by name.
-        parameters: The run's parameters.
-        alerts: The first `MAX_LISTED` alerts.
-        health: For each process, the newest event about memlog's own state, and the number of steps that
-            this event covers.
-        bindings: The user's runs in trackers, by backend and by id.
-        dropped: Number of events that could not be read or are missing, by reason.
-        omitted: Number of alerts and artifacts beyond `MAX_LISTED`.
-    """
+    """Aggregates of all events of a run, in bounded memory."""
 
     def __init__(self) -> None:
         self.published = 0
         self.newest_us: int | None = None
-        self.last_step = -1
+        """Unix time of the newest event, in microseconds."""
+        self.steps = 0
+        """Number of the last step + 1; 0: there was no step."""
         self.metrics = MetricFold()
         self.peaks = PeakFold()
         self.labels = LabelFold()
@@ -72,6 +51,7 @@ class Accumulator:
         self.traces = TraceFold()
         self.verdict = VerdictFold()
         self.largest_step: StepInputs | None = None
+        """Inputs of the newest step known to have raised the peak."""
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -79,9 +59,13 @@ class Accumulator:
         self.alerts: list[Alert] = []
         self._artifacts: dict[str, Artifact] = {}
         self.health: dict[str, tuple[Health, int]] = {}
+        """Newest health event of each process, and the number of steps that this event covers."""
         self.bindings: dict[str, dict[str, Binding]] = {}
+        """The user's runs in trackers, by backend and by id."""
         self.dropped: Counter[str] = Counter()
+        """Number of events that could not be read or are missing, by reason."""
         self.omitted: Counter[str] = Counter()
+        """Number of alerts and of artifacts beyond the first `MAX_LISTED`."""
         self._header: Header | None = None
         self._has_older_names = False
         self._next: dict[str, int] = {}
@@ -90,24 +74,17 @@ class Accumulator:
     def lost(self, process: str, unreadable: int) -> int:
         """Return the number of a process's events that are missing for an unknown reason.
 
-        Args:
-            process: The process.
-            unreadable: Number of its events that are missing for a known reason, such as unreadable lines.
+        ``unreadable`` is the number of those that are missing for a known reason, such as an unreadable line.
         """
         return max(self._missing[process] - unreadable, 0)
 
     def take(self, process: str, entry: Entry) -> None:
-        """Add one event of a process. An event whose numbers overflow counts as unreadable."""
         if entry.header is not self._header:
             self._take_header(entry.header)
         self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
-        try:
-            self.metrics.take(event, older=self._has_older_names)
-        except OverflowError:
-            self.dropped["journal_garbage"] += 1
-            return
+        self.metrics.take(event, older=self._has_older_names)
         self.peaks.take(event)
         self.traces.take(event)
         self.verdict.take(event)
@@ -115,7 +92,7 @@ class Accumulator:
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us
         if isinstance(event, (Batch, Loss, Epoch, Health)) and event.step is not None:
-            self.last_step = max(self.last_step, event.step)
+            self.steps = max(self.steps, event.step + 1)
         if isinstance(event, Health):
             covered = event.steps  # preferred: the numbers of a trainer's steps can have gaps
             if covered is None:
@@ -157,12 +134,16 @@ class Accumulator:
     def status(self, *, alive: bool) -> RunStatus:
         """Return the run's status; ``killed`` if its process ended without an end event.
 
-        Args:
-            alive: True if the trainer's process was alive before the journal was read.
+        ``alive``: True if the trainer's process was alive before the journal was read.
         """
         if self.end is not None:
             return self.end.status
         return "running" if alive else "killed"
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step; ``None``: there was none."""
+        return self.steps - 1 if self.steps else None
 
     @property
     def artifacts(self) -> list[Artifact]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.reports.final_state import LastMoments
-from memlog.reports.growth_causes import GrowthCauses
+from memlog.reports.growth_causes import FULL, GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
 from memlog.reports.step_ranking import Standing, not_the_largest
 from memlog.reports.traced_steps import among
@@ -16,17 +16,15 @@ from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
-"""Share of the traced peak. A category of memory that holds less is not mentioned."""
+"""Minimum size of a category of memory that the advice mentions, as a share of the traced peak."""
 _SMALL = 0.1
-"""Share of the process's memory. If tensors take less, they do not count as the cause."""
+"""Share of the process's memory. If tensors hold less, other memory counts as the cause."""
 _WORKERS = 0.5
-"""Share of the process tree's memory. If the trainer's child processes hold more, they are mentioned."""
+"""Share of the process tree's memory. If child processes hold more, the advice mentions them."""
 FAR_LARGER = 1.5
-"""Multiple of the traced peak. A failing step that needed more counts as unlike the traced step."""
+"""Ratio of the failing step's need to the traced peak, above which the two steps count as unlike."""
 _NAMED = 6
 """Maximum number of modules in a line."""
-_NEARLY_FULL = 0.02
-"""Share of a limit; if less is free, the limit counts as reached."""
 
 
 class Prediction(NamedTuple):
@@ -36,17 +34,10 @@ class Prediction(NamedTuple):
     step: int | None
     """Number of the worst traced step; ``None``: the step did not end."""
     standing: Standing
-    """Comparison of the worst traced step with the run's other steps."""
 
 
 def advice(moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
-    """Return lines of advice, the most promising first; never empty.
-
-    Args:
-        moments: The run's last steps and its end.
-        growth: Causes of the growth of memory in the last steps.
-        predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-    """
+    """Return lines of advice, the most promising first; never empty."""
     failure = moments.failure
     if failure is not None and failure.worker is not None:
         return list(_worker(failure))
@@ -79,7 +70,7 @@ def had_room(failure: OutOfMemory) -> bool:
     because allocators request more than the program does.
     """
     free = failure.free or 0
-    return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
+    return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
 
 
 def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:

@@ -24,7 +24,7 @@ TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""Suffixes in names of a device's kinds of memory, such as ``cuda0.reserved``: `ALLOCATED`, `RESERVED`."""
+"""`ALLOCATED` and `RESERVED` end the names of a device's two kinds of memory, such as ``cuda0.reserved``."""
 
 UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
@@ -32,22 +32,23 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 
 def peak_kind(name: str) -> str:
-    """Return the kind of memory whose peak is shown for ``host`` or a device, such as ``cuda0.allocated``."""
+    """Return the kind of memory whose peak is shown, for ``host`` or a device's name."""
     return HOST if name == "host" else name + ALLOCATED
 
 
 class MetricFold:
-    """First index, last index, last value, minimum and maximum of every metric, on the axis of trackers."""
+    """First index, last index, last value, minimum and maximum of every metric.
+
+    An index is the number of a step, an evaluation or an epoch.
+    """
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
 
     def take(self, event: Event, *, older: bool = False) -> None:
-        """Add the metrics of one event. If the event belongs to no step or other axis, it has no metrics.
+        """Add the metrics of one event. An event without a step, evaluation or epoch has no metrics.
 
-        Args:
-            event: The event.
-            older: True to use an older memlog's names of metrics, as in `memlog.metrics.values`.
+        With ``older``, metrics have the names that an older memlog used, as in `memlog.metrics.values`.
         """
         placed = place(event)
         if placed is None:
@@ -63,7 +64,6 @@ class MetricFold:
                 series.take(value, index, event.time_us)
 
     def summary(self) -> dict[str, MetricSummary]:
-        """Return the aggregates of every metric that had a value, by name."""
         return {name: series.summary() for name, series in sorted(self._series.items())}
 
 
@@ -130,7 +130,6 @@ class PeakFold:
             self._devices(event.devices, step, evaluation)
 
     def summary(self) -> dict[str, Peak]:
-        """Return the peaks of all kinds, by name."""
         return dict(sorted(self._peaks.items()))
 
     def _devices(

@@ -15,8 +15,6 @@ SCHEMA = 1
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A run of the comparison."""
-
     id: str
     name: str | None
     status: RunStatus
@@ -68,12 +66,9 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(
     runs: Sequence[RunFigures], gates: Iterable[Gate] = (), *, allow_unfinished: bool = False
 ) -> Comparison:
-    """Compare runs with the first one.
+    """Compare runs with the first of them, and judge the gates for each other run.
 
-    Args:
-        runs: The runs. The first is the baseline.
-        gates: Gates that are judged for each run except the first one.
-        allow_unfinished: True to judge a run that failed, was killed or still runs.
+    With ``allow_unfinished``, gates are also judged for a run that failed, was killed or still runs.
     """
     # The run with the most figures comes first: it sets the order of the rows.
     fullest = sorted(runs, key=lambda run: -len(run.figures))
@@ -129,11 +124,10 @@ def _compared(unit: Unit, values: Sequence[float | None]) -> Compared:
 
 
 def _sizes(tables: Sequence[Mapping[str, int]], absent: int | None) -> dict[str, Compared]:
-    """Return sizes by name, the largest first.
+    """Return the sizes in all runs by name, the largest first.
 
-    Args:
-        tables: Each run's sizes by name. An empty table means that the run's sizes are unknown.
-        absent: Value of a name that a table lacks, if the table is not empty.
+    An empty table means that the run's sizes are unknown. ``absent`` is the size of a name that only other
+    tables have.
     """
     largest: dict[str, int] = {}
     for sizes in tables:

@@ -27,11 +27,8 @@ _MAX_TEXT = 300
 def description(run: RunDirectory, backend: str, stored: str | None = None) -> str:
     """Return the description of a run that is over, short enough for a tracker's text field.
 
-    Args:
-        run: The run.
-        backend: Name of the tracker's backend.
-        stored: The tracker's id of the run, for the command that fetches the run's files; ``None``: the
-            tracker stores no files.
+    ``stored`` is the tracker's id of the run, for the command that fetches the run's files. It is ``None`` if
+    the tracker stores no files.
     """
     summary, traced = summarize(run), None
     with suppress(TraceNotFoundError):

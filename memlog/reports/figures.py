@@ -35,8 +35,8 @@ ANY_DEVICE = "device"
 _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
-"""``traced``: the worst traced step's peak. ``derived``: that step was the run's first. The figure is the
-peak that the step would have later in the run, as in ``memlog advise``."""
+"""``traced``: the figure is the worst traced step's peak. ``derived``: that step was the run's first, so the
+figure is the peak that the step would have later in the run, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
@@ -59,7 +59,6 @@ class RunFigures(msgspec.Struct):
 
 
 def run_figures(run: RunDirectory) -> RunFigures:
-    """Read a run's journal and return its figures."""
     # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
     fold = _Fold()

@@ -81,7 +81,6 @@ class LastMoments(msgspec.Struct):
 
 
 def last_moments(run: RunDirectory) -> LastMoments:
-    """Return a run's last steps and the events that explain its end, read from its journal."""
     moments = LastMoments(run.command("open"))
     registration = registration_of(run)
     moments.place = None if registration is None else registration.place

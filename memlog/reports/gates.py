@@ -45,8 +45,6 @@ _EXAMPLES = {
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """A parsed gate."""
-
     text: str
     """The gate as the user wrote it."""
     figure: str
@@ -57,11 +55,9 @@ class Gate(msgspec.Struct, frozen=True):
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
-        """Return True if the gate's condition is true for a run.
+        """Return True if the gate's condition is true for a run with the figure ``value``.
 
-        Args:
-            first: The first run's figure. If ``share`` is True, it must not be 0.
-            value: The run's figure.
+        If ``share`` is True, ``first``, the first run's figure, must not be 0.
         """
         change = (value - first) / first if self.share else value - first
         if self.comparison == ">":
@@ -72,7 +68,6 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 def unit_of(figure: str) -> Unit:
-    """Return the unit of a figure."""
     if figure in _TIMES:
         return "ms"
     return "ratio" if figure.endswith(".fragmentation") else "bytes"
@@ -113,7 +108,8 @@ class _Parser(Reader):
         )
 
     def _change(self, figure: str) -> tuple[float, bool]:
-        example = _EXAMPLES[unit_of(figure)]
+        unit = unit_of(figure)
+        example = _EXAMPLES[unit]
         sign = -1.0 if self.next.text == "-" else 1.0
         if not (self.took_sign("+") or self.took_sign("-")):
             raise self.error(
@@ -125,7 +121,6 @@ class _Parser(Reader):
         self.take()
         if self.took_sign("%"):
             return sign * float(number.text) / 100, True
-        unit = unit_of(figure)
         if unit == "bytes":
             return sign * self.size(number), False
         factor = 1.0 if unit == "ratio" else _MILLISECONDS.get(self.next.text)

@@ -19,13 +19,14 @@ _LEAST_STEPS = 20
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use before the growth."""
 _MOST = 0.5
-"""Share of the growth. A cause of at least this share explains the growth."""
+"""Minimum size of a cause that explains the growth, as a share of the growth."""
 _SOME = 0.25
-"""Share of the growth. If at least this share is unused memory at the end, the cause is uncertain."""
-_FULL = 0.02
-"""Share of a limit; if less is free, the limit counts as reached."""
+"""Minimum unused memory at the end that makes the cause uncertain, as a share of the growth."""
+FULL = 0.02
+"""Share of a limit. The limit counts as reached if a smaller share is free."""
 _SMALL_REQUEST = 0.1
-"""Share of the growth. A smaller failed request is not the cause of the failure."""
+"""Minimum size of a failed request, as a share of the growth, for the request to count as the cause of the
+failure."""
 
 
 class Growth(NamedTuple):
@@ -52,12 +53,10 @@ class Growth(NamedTuple):
 
     @property
     def is_of_files(self) -> bool:
-        """True if mapped files are most of the growth."""
         return self.files >= _MOST * self.size
 
     @property
     def is_of_larger_steps(self) -> bool:
-        """True if larger steps explain most of the growth."""
         return (self.own or 0) >= _MOST * self.size
 
     @property
@@ -73,11 +72,7 @@ class Growth(NamedTuple):
 
 
 class GrowthCauses:
-    """Causes of the growth before a bad end.
-
-    Args:
-        moments: The run's last steps and its end.
-    """
+    """Causes of the growth before a bad end."""
 
     def __init__(self, moments: LastMoments) -> None:
         self._moments = moments
@@ -122,7 +117,7 @@ class GrowthCauses:
         return failure.requested < _SMALL_REQUEST * self._unexplained
 
     def why_the_place_is_chance(self) -> Iterator[str]:
-        """If `failed_by_chance`, yield a line: the program line that made the request is not the cause."""
+        """If `failed_by_chance`, yield a line which says that the failed request is not the cause."""
         failure = self._moments.failure
         if failure is None or not self.failed_by_chance:
             return
@@ -277,7 +272,7 @@ def _freed(failure: OutOfMemory | None) -> int | None:
 def _is_full(failure: OutOfMemory | None) -> bool:
     if failure is None or failure.free is None or not failure.limit:
         return False
-    return failure.free < _FULL * failure.limit
+    return failure.free < FULL * failure.limit
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
@@ -285,7 +280,7 @@ def _until_full(series: Sequence[int]) -> Sequence[int]:
 
     C code can go on after a failed allocation. In this case, memory stays at its limit for many steps.
     """
-    top = series[-1] - _FULL * (series[-1] - series[0])
+    top = series[-1] - FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]
 

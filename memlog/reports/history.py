@@ -19,7 +19,6 @@ class History:
         self._in_last = 0
 
     def add(self, value: int) -> None:
-        """Add the next value."""
         if self._highest and self._in_last < self._length:
             self._highest[-1] = max(self._highest[-1], value)
             self._in_last += 1

@@ -10,27 +10,21 @@ MAX_LABELS = 200
 
 
 class LabelFold:
-    """Number of blocks and points, and their last and largest values, by label.
-
-    Attributes:
-        omitted_scopes: Number of blocks whose labels are beyond the first `MAX_LABELS`.
-        omitted_points: Number of points whose labels are beyond the first `MAX_LABELS`.
-    """
+    """Number of blocks and points, and their last and largest values, by label."""
 
     def __init__(self) -> None:
         self.omitted_scopes = self.omitted_points = 0
+        """Numbers of blocks and of points whose labels are beyond the first `MAX_LABELS`."""
         self._scopes: dict[str, _Scopes] = {}
         self._points: dict[str, _Points] = {}
 
     def take_scope(self, event: Scope) -> None:
-        """Add a watched block, or a call of a watched function."""
         if event.label not in self._scopes and len(self._scopes) >= MAX_LABELS:
             self.omitted_scopes += 1
         else:
             self._scopes.setdefault(event.label, _Scopes()).take(event)
 
     def take_point(self, event: Recorded) -> None:
-        """Add a recorded point."""
         if event.label not in self._points and len(self._points) >= MAX_LABELS:
             self.omitted_points += 1
         else:

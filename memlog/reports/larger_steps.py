@@ -19,12 +19,12 @@ from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_n
 _FEWEST = 6
 """Minimum number of steps. Over fewer steps, even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Standard deviations by which the number of records must exceed the mean for steps in random order. Such an
-excess is not chance."""
+"""Minimum excess of the number of records over its mean for steps in random order, in standard deviations. A
+smaller excess can be chance."""
 _MATTERS = 0.1
 """Minimum growth that is reported, as a share of the memory in use."""
 _MOST = 0.5
-"""Share of the rise in peaks. Larger steps explain the rise if they cause at least this share of it."""
+"""Minimum share of the rise in peaks that larger steps must cause for them to explain the rise."""
 _FAR = 2
 """Minimum ratio of a sudden rise to the most memory that an earlier step allocated and freed again."""
 

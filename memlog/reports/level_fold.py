@@ -11,8 +11,8 @@ _MOST = 512
 _TOLERANCE = 0.02
 """Maximum difference between steady memory and the memory after the last step, as a share of the latter."""
 _LEAST_TOLERANCE = 8 * 1024**2
-"""Bytes by which steady memory can always differ from the memory after the last step, because allocators and
-the interpreter take and return pages."""
+"""Lower bound, in bytes, of the difference that `_TOLERANCE` allows: allocators and the interpreter take and
+return pages even if little memory is in use."""
 _DRIFT = 1024**2
 """Maximum rise, in bytes, of steady memory's median from one third of the steps to the next. If both rises
 are greater, memory counts as slowly rising. A single jump causes only one such rise."""
@@ -35,25 +35,20 @@ class LevelFold:
         self._series: dict[str, _Levels] = {}
 
     def take(self, event: Batch) -> None:
-        """Add the memory in use after one step."""
         self._add(HOST, event.step, event.rss)
         for device in event.devices:
             self._add(device.name, event.step, device.allocated)
 
     def steady_since(self, name: str) -> int | None:
-        """Return the step since which memory is steady; ``None`` if memory is not steady.
+        """Return the step since which the memory of `HOST` or a device is steady; ``None`` if it is not.
 
         Memory does not count as steady over too few steps.
-
-        Args:
-            name: `HOST`, or a device's name.
         """
         series = self._series.get(name)
         return None if series is None else series.steady_since()
 
     @property
     def devices(self) -> list[str]:
-        """Names of the devices whose memory was read."""
         return [name for name in self._series if name != HOST]
 
     def _add(self, name: str, step: int, level: int | None) -> None:

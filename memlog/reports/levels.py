@@ -65,15 +65,10 @@ def are_all(series: Sequence[Level]) -> bool:
 
 
 def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
-    """Return the peak of the step that failed, on the device that failed.
+    """Return the peak, in bytes, of the step that failed, on the device that failed; ``None`` if unknown.
 
-    Args:
-        failure: The failed allocation.
-        last: The last complete step.
-
-    Returns:
-        Bytes in use; ``None`` if unknown. On the host, the kernel counts one peak since the process began.
-        The failing step's peak is known only if that counter rose after the last complete step.
+    On the host, the kernel counts one peak since the process began. The failing step's peak is known only if
+    that counter rose after ``last``, the last complete step.
     """
     if failure is None or failure.worker is not None:
         return None

@@ -41,8 +41,6 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of a distributed training."""
-
     rank: int
     run: str
     status: RunStatus
@@ -85,11 +83,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRun:
-    """Reader of one run's journal while the run goes on.
-
-    Args:
-        run: The run.
-    """
+    """Reader of one run's journal while the run goes on."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -151,8 +145,7 @@ class LiveRun:
     def state(self, ranks: list[LiveRank]) -> LiveState:
         """Return the run's state as the last `update` read it.
 
-        Args:
-            ranks: Rows of all ranks of the training; empty if the run trains alone.
+        ``ranks`` has the rows of all ranks of the training. It is empty if the run trains alone.
         """
         totals, header = self._totals, self.run.trainer()
         begun, newest = header.begun_us if header else None, totals.newest_us
@@ -163,7 +156,7 @@ class LiveRun:
             directory=str(self.run.path),
             names=names_of(self.run),
             status=self.status,
-            step=self._last_step,
+            step=totals.last_step,
             evaluation=self._evaluation,
             epoch=self._epoch,
             loss=self._loss,
@@ -172,7 +165,7 @@ class LiveRun:
             newest_event=iso_time(newest),
             memory=self._memory(),
             verdict=totals.verdict.verdict(
-                self.status, self._last_step, totals.peaks.summary(), totals.devices
+                self.status, totals.last_step, totals.peaks.summary(), totals.devices
             ),
             findings=[finding_facts(event) for event in totals.verdict.findings],
             alerts=[alert_facts(event) for event in alerts[-ALERTS_SHOWN:]],
@@ -191,14 +184,10 @@ class LiveRun:
             rank=rank,
             run=self.run.id,
             status=self.status,
-            step=self._last_step,
+            step=self._totals.last_step,
             memory=next((one for one in memory[::-1] if one.name != TREE), None),
             alerts=len(self._totals.alerts),
         )
-
-    @property
-    def _last_step(self) -> int | None:
-        return self._totals.last_step if self._totals.last_step >= 0 else None
 
     def _memory(self) -> list[LiveMemory]:
         devices = [name for name in self._current if name not in (HOST, TREE)]

@@ -20,7 +20,6 @@ def run_html(directory: Path) -> str:
 
 
 def trace_html(recording: RecordedTrace) -> str:
-    """Return the report of a trace in a frame."""
     return _framed(page.html(recording), "memlog: trace")
 
 

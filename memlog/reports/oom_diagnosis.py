@@ -41,7 +41,6 @@ class Suspicion(NamedTuple):
 
 
 def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
-    """Judge whether lack of memory ended a run, from its journal and from another process's observations."""
     failure = moments.failure
     if failure is not None and failure.signal is None:
         return Suspicion("certain")

@@ -8,21 +8,16 @@ from typing import NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import PeakSource, Phase
 from memlog.reports.aggregates import UNKNOWN, peak_kind
+from memlog.reports.labels import MAX_LABELS
 from memlog.reports.schema import Peak, PhaseFacts, PhasePeak
-
-MAX_LABELS = 200
-"""Maximum number of labels; the first ones are kept."""
 
 
 class PhaseFold:
-    """Counts, durations and peaks by label.
-
-    Attributes:
-        omitted: Number of phases whose labels are beyond the first `MAX_LABELS`.
-    """
+    """Counts, durations and peaks by label."""
 
     def __init__(self) -> None:
         self.omitted = 0
+        """Number of phases whose labels are beyond the first `MAX_LABELS`."""
         self._by_label: dict[str, _Phases] = {}
         self._makers: dict[str, _Maker] = {}
 
@@ -42,10 +37,7 @@ class PhaseFold:
         """Return the facts about each label's phases, by label.
 
         Each label is followed by the labels nested in it. Otherwise, labels are in the order in which their
-        first phases ended.
-
-        Args:
-            peaks: The run's peaks.
+        first phases ended. ``peaks`` are the run's peaks.
         """
         made = {
             name: maker.label

@@ -34,12 +34,10 @@ _PHASES = {
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report on a run's end."""
-
     title: str
     """Title in one line, also for an alert."""
     text: str
-    """The report in Markdown."""
+    """Whole report, in Markdown."""
 
 
 def report(
@@ -50,12 +48,7 @@ def report(
 ) -> Report:
     """Write a report on a run that ended badly.
 
-    Args:
-        moments: The run's last steps and its end, from its journal.
-        witness: Observations that another process made about the training process.
-        predicted: Predicted savings in the run's worst traced step; ``None``: unknown.
-        diagnostics: Counter of errors. If writing a part of the report fails, the error is counted, and the
-            other parts are written. ``None``: errors are not counted.
+    If writing a part of the report fails, ``diagnostics`` counts the error, and the other parts are written.
     """
     diagnostics = diagnostics or Diagnostics()
     suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
@@ -68,8 +61,9 @@ def report(
     if suspicion.of_memory and (moments.largest or (moments.failure and moments.failure.inputs)):
         parts.append(("Inputs", lambda: of_the_end(moments)))
     parts.append(("The last steps", lambda: _last_steps(moments)))
-    if moments.trace is not None and not telling:
-        parts.append(("The newest traced step", lambda: _newest_trace(moments)))
+    trace = moments.trace
+    if trace is not None and not telling:
+        parts.append(("The newest traced step", lambda: _newest_trace(trace, moments)))
     if suspicion.of_memory:
         parts.append(("What would help", lambda: [_list(advice(moments, growth, predicted))]))
     else:
@@ -207,11 +201,9 @@ def _holders(moments: LastMoments) -> Iterator[str]:
     yield from _files(moments)
 
 
-def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    trace = moments.trace
-    if trace is not None:
-        yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")
-        yield from _files(moments)
+def _newest_trace(trace: Trace, moments: LastMoments) -> Iterator[str]:
+    yield f"It was {_traced(trace)}. It shows what training needs, not what ended this run."
+    yield from _files(moments)
 
 
 def _traced(trace: Trace) -> str:
@@ -290,8 +282,9 @@ def _last_steps(moments: LastMoments) -> Iterator[str]:
     steps = moments.steps[-_SHOWN_STEPS:]
     if steps:
         devices = (f"{device.name} in use, peak" for device in steps[-1].devices)
-        process = "process (RSS), peak" if _has_peaks(steps) else "process (RSS)"
-        yield _table(("step", process, *devices), [_row(step, _has_peaks(steps)) for step in steps])
+        peaks = any(step.rss_peak_source == "exact" for step in steps)
+        process = "process (RSS), peak" if peaks else "process (RSS)"
+        yield _table(("step", process, *devices), [_row(step, peaks) for step in steps])
 
 
 def _trend(moments: LastMoments) -> str:
@@ -325,10 +318,6 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
         how = f"{verb} from {format_bytes(before)} to {format_bytes(after)}, {pace} a step"
     since = "" if begun is None else f" (after the first step it was {format_bytes(begun)})"
     return f"In the last {count} steps {name} {how}{since}."
-
-
-def _has_peaks(steps: Iterable[Batch]) -> bool:
-    return any(step.rss_peak_source == "exact" for step in steps)
 
 
 def _row(step: Batch, peaks: bool) -> tuple[str, ...]:

@@ -20,15 +20,11 @@ RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An accelerator that the run used."""
-
     product: str | None
     capacity_bytes: int | None
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of a run."""
-
     id: str
     name: str | None
     project: str | None
@@ -49,8 +45,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric over the run."""
-
     axis: Axis
     first_index: int
     last_index: int
@@ -121,8 +115,6 @@ class FindingFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact of the run."""
-
     time: str | None
     name: str
     kind: str
@@ -286,8 +278,6 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of one run."""
-
     schema: int = SCHEMA
     run: RunFacts
     status: RunStatus

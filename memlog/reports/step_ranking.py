@@ -36,15 +36,14 @@ class LargerStep(msgspec.Struct, frozen=True):
     traced: bool
     """True if the larger step was traced, too. Then memory other than tensors makes the difference."""
     inputs: str | None = None
-    """Text with the larger step's inputs and their shapes. If these are unknown, the text has the inputs and
-    the number of the newest earlier step with known inputs. ``None`` if there is no earlier step either."""
+    """The larger step's inputs and their shapes, as text. If they are unknown, the text has those of the
+    newest earlier step with known inputs, and its number. ``None`` if there is no such step."""
 
 
 class Standing(msgspec.Struct, frozen=True):
     """The worst traced step, compared with the run's other steps."""
 
     traced_steps: int
-    """Number of traced steps."""
     held: int | None
     """Bytes in use at the worst traced step, by the process or on the device; ``None``: unknown."""
     larger: LargerStep | None
@@ -75,7 +74,8 @@ class RankingFold:
     """Memory in use at a run's steps, collected from the journal in bounded memory."""
 
     def __init__(self) -> None:
-        self._traced: set[int | None] = set()
+        self.traced: set[int | None] = set()
+        """Numbers of the traced steps."""
         self._at: dict[int, Batch | _Failure] = {}
         """Event of each traced step, by step number. If the journal lacks the step, the value is the next
         recorded step or failed allocation."""
@@ -95,7 +95,7 @@ class RankingFold:
                 self._take_level(device.name, _level(event, device.name))
             self._note(event)
         elif isinstance(event, Trace):
-            self._traced.add(event.step)
+            self.traced.add(event.step)
             if event.step is not None and event.step not in self._at:
                 self._find(event.step)
         elif isinstance(event, StepInputs):
@@ -126,21 +126,12 @@ class RankingFold:
         else:
             self._at[step] = found
 
-    @property
-    def traced_steps(self) -> int:
-        """Number of traced steps."""
-        return len(self._traced)
-
     def level(self, event: Trace, device: str) -> _Level | None:
         """Return bounds on the peak of a traced step; ``None``: unknown.
 
         If the journal lacks the traced step, return the bounds for the next recorded or failed step. If the
         traced step has no number because it did not end, return the bounds for the newest recorded or failed
-        step.
-
-        Args:
-            event: The event about the traced step.
-            device: The journal's name of the traced device.
+        step. ``device`` is the journal's name of the traced device.
         """
         moment = self._newest[-1] if self._newest else None
         if event.step is not None:
@@ -154,10 +145,7 @@ class RankingFold:
     def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
         """Return the largest step; ``None`` if it did not need far more memory than a traced step.
 
-        Args:
-            at: Memory in use at the traced step.
-            device: The journal's name of the traced device.
-            advice: Advice on the traced step.
+        ``at`` and ``advice`` are the traced step's. ``device`` is the journal's name of the traced device.
         """
         largest = self._largest.get(device)
         if largest is None:
@@ -168,7 +156,7 @@ class RankingFold:
         if not _is_far(largest.held - derived, at, max(needs, traced)):
             return None
         step = largest.step
-        return LargerStep(step, largest.held, step in self._traced, self._inputs_of(step))
+        return LargerStep(step, largest.held, step in self.traced, self._inputs_of(step))
 
     def _inputs_of(self, step: int) -> str | None:
         known = max((each for each in self._inputs if each <= step), default=None)
@@ -178,12 +166,9 @@ class RankingFold:
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Predict savings in a run's worst traced step, and compare it with the run's other steps.
+    """Predict savings in a run's worst traced step, and compare it with the steps in the run's journal.
 
-    Args:
-        run: The run. Its journal is read for the memory in use at each step.
-        event: The event that was published about the traced step.
-        trace: The traced step.
+    ``event`` is the event that was published about the traced step.
     """
     fold = RankingFold()
     for each in run.events():
@@ -200,7 +185,7 @@ def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[
     advice = advise(trace, held)
     larger = None if at is None or event.step is None else fold.larger(at, device, advice)
     # If the run was killed, the journal may lack the worst step's event. At least that step was traced.
-    return advice, Standing(max(fold.traced_steps, 1), held, larger)
+    return advice, Standing(max(len(fold.traced), 1), held, larger)
 
 
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
@@ -214,8 +199,7 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
     """Return how many more bytes the failing step held than a traced step.
 
-    Returns:
-        Bytes; ``None`` if unknown, or if the failing step did not hold far more.
+    ``None``: unknown, or not far more.
     """
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
@@ -238,15 +222,9 @@ def _is_far(held: int, at: _Level, tensors: int) -> bool:
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Return a remark if another step was larger than the traced step.
+    """Return a remark if another step was larger than the traced step; ``None`` if no such step is known.
 
-    Args:
-        found: The traced step, compared with the run's other steps.
-        step: Number of the traced step.
-        advice: Advice on the traced step.
-
-    Returns:
-        The remark; ``None`` if no larger step is known.
+    ``step`` is the traced step's number.
     """
     larger = found.larger
     if larger is None:

@@ -43,15 +43,10 @@ _T = TypeVar("_T")
 
 
 def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
-    """Summarize a run.
+    """Return the document of ``memlog show --json``. The run's journal is read once, in bounded memory.
 
-    Args:
-        run: The run. Its journal is read once, in bounded memory.
-        remember: True to use the cached summary of a run that is over, and to write the cache if it is
-            missing. Listing many runs would be slow without the cache.
-
-    Returns:
-        The document of ``memlog show --json``.
+    With ``remember``, the summary of a run that is over comes from a cache, which is written if it is
+    missing. Listing many runs would be slow without the cache.
     """
     # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
@@ -86,13 +81,9 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
 def summary_of(
     run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
 ) -> Summary:
-    """Return the summary of a run whose journal was read.
+    """Return the summary of a run from ``totals``, the aggregates of all events in ``files``.
 
-    Args:
-        run: The run.
-        totals: Aggregates of all its events.
-        files: The files that were read.
-        alive: True if the trainer's process was alive before the files were read.
+    ``alive``: True if the trainer's process was alive before the files were read.
     """
     return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
 
@@ -109,14 +100,13 @@ def _of_totals(
         if lost := totals.lost(file.process, sum(file.skipped.values()) + file.thinned):
             totals.dropped["journal_lost"] += lost
     status, peaks = totals.status(alive=alive), totals.peaks.summary()
-    last_step = totals.last_step if totals.last_step >= 0 else None
     return Summary(
         run=_run(run, totals),
         status=status,
-        steps=totals.last_step + 1,
+        steps=totals.steps,
         metrics=totals.metrics.summary(),
         peaks=peaks,
-        verdict=totals.verdict.verdict(status, last_step, peaks, totals.devices),
+        verdict=totals.verdict.verdict(status, totals.last_step, peaks, totals.devices),
         findings=[finding_facts(event) for event in totals.verdict.findings],
         # The helper process's alerts are read after all of the trainer's.
         alerts=[alert_facts(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
@@ -146,12 +136,9 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Return the delivery to a backend, with a saved state added.
+    """Return the delivery to a backend, with a saved state added to what is known ``before``.
 
-    Args:
-        before: The delivery according to the journal and to the states added before.
-        state: The state to add.
-        alone: True if no state of this backend was added before.
+    ``alone``: True if no other state of this backend was added before.
     """
     known = {run.id for run in before.runs}
     joined = [
@@ -182,7 +169,7 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         begun=iso_time(begun_us),
         ended=iso_time(ended_us),
         newest_event=iso_time(totals.newest_us),
-        duration_s=_seconds(begun_us, until_us),
+        duration_s=None if begun_us is None or until_us is None else (until_us - begun_us) / 1e6,
         host=header.process.host if header else None,
         pid=header.process.pid if header else None,
         backends=list(begin.backends) if begin else [],
@@ -195,7 +182,6 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
 
 
 def alert_facts(event: Alert) -> AlertFacts:
-    """Return an alert in the form that the JSON documents have."""
     return AlertFacts(
         time=iso_time(event.time_us),
         step=event.step,
@@ -210,7 +196,6 @@ def alert_facts(event: Alert) -> AlertFacts:
 
 
 def finding_facts(event: Finding) -> FindingFacts:
-    """Return a finding in the form that the JSON documents have."""
     forecast = None
     if event.forecast is not None:
         earliest, latest = event.forecast
@@ -348,12 +333,4 @@ def iso_time(time_us: int | None) -> str | None:
     with suppress(OverflowError):
         moment = _EPOCH + timedelta(microseconds=time_us)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return None
-
-
-def _seconds(begun_us: int | None, until_us: int | None) -> float | None:
-    if begun_us is None or until_us is None:
-        return None
-    with suppress(OverflowError):
-        return (until_us - begun_us) / 1e6
     return None

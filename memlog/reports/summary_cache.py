@@ -17,9 +17,8 @@ _MAX_BYTES = 64 * 1024**2
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the cache: a summary, the version of memlog that made it, and the journal's file sizes."""
-
     version: str
+    """Version of memlog that made the summary."""
     sizes: dict[str, int]
     """Bytes of each of the journal's files, by name. Any change of the journal changes a size."""
     summary: Summary

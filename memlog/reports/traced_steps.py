@@ -11,10 +11,8 @@ WORSE = 1.01
 class TraceFold:
     """Number of traced steps and the worst of them, chosen as the tracer chooses the step to save.
 
-    Attributes:
-        steps: Number of traced steps.
-        worst: The step with the highest peak. A step whose peak is exact is preferred. The first traced step
-            can lack the optimizer's state, so a later step with nearly the same peak replaces it.
+    The worst step is the one with the highest peak. A step whose peak is exact is preferred. The first traced
+    step can lack the optimizer's state, so a later step with nearly the same peak replaces it.
     """
 
     def __init__(self) -> None:
@@ -23,7 +21,6 @@ class TraceFold:
         self._worst_is_first = False
 
     def take(self, event: Event) -> None:
-        """Add an event. Events other than traces are ignored."""
         if not isinstance(event, Trace):
             return
         self.steps += 1
@@ -40,5 +37,4 @@ class TraceFold:
 
 
 def among(steps: int) -> str:
-    """Return a phrase such as ``the worst of 5 traced steps``."""
     return "the only step that was traced" if steps == 1 else f"the worst of {steps:,} traced steps"

@@ -69,9 +69,7 @@ def beyond(verdict: str, alerts: Iterable[AlertFacts]) -> list[AlertFacts]:
 def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
     """Return one line on a failed allocation: the place, the last complete step, and the requested size.
 
-    Args:
-        failure: The failed allocation.
-        last_step: Last complete step; ``None``: there was none.
+    ``last_step`` is ``None`` if no step was complete.
     """
     after = after_step(last_step)
     if failure.worker is not None:

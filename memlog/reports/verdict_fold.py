@@ -22,7 +22,6 @@ class VerdictFold:
         self._host_limit: int | None = None
 
     def take(self, event: Event) -> None:
-        """Add one event."""
         if isinstance(event, Batch):
             self._levels.take(event)
             self._failure = None
@@ -35,7 +34,6 @@ class VerdictFold:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings, the most important first."""
         return ranked(self._findings)
 
     def verdict(
@@ -48,13 +46,8 @@ class VerdictFold:
         """Return the verdict: how the run ended, if it ended badly, and the most important finding.
 
         If nothing was found, the verdict has a sentence on the memory of the first accelerator. If the run
-        has no accelerator, the sentence is on the memory of the process.
-
-        Args:
-            status: The run's status.
-            last_step: Last complete step; ``None``: there was none.
-            peaks: The run's peaks.
-            devices: The run's accelerators by name.
+        has no accelerator, the sentence is on the memory of the process. ``last_step`` is ``None`` if no step
+        was complete.
         """
         findings, failure = self.findings, self._bad_end(status, last_step)
         growth = sentence(findings[0]) if findings else self._no_growth(last_step, peaks, devices)

@@ -19,12 +19,10 @@ from memlog.reports.summary import summarize
 
 _LAYERS = 20
 _SAME_PERCENT = 1.0
-"""Change in per cent below which two peaks count as the same."""
+"""Change in percent below which two peaks count as the same."""
 
 
 class TwoRuns(NamedTuple):
-    """Facts about two runs that the page shows."""
-
     names: tuple[str, str]
     summaries: tuple[Summary, Summary]
     figures: Comparison
@@ -33,7 +31,6 @@ class TwoRuns(NamedTuple):
 
 
 def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
-    """Read two runs and compare them."""
     runs = (first, second)
     one, other = (summarize(run) for run in runs)
     names = _names(one, other)
@@ -47,12 +44,7 @@ def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
 
 
 def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
-    """Return the sections of the page that compares two runs.
-
-    Args:
-        runs: The runs.
-        missing: Reason why charts can't be zoomed; ``None``: they can.
-    """
+    """Return the sections of the page. ``missing`` is that of `sections.memory`."""
     return [
         el("div", el("h1", _headline(runs), class_="verdict"), _verdicts(runs), class_="headline"),
         sections.memory(runs.series, missing),

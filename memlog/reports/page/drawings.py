@@ -20,7 +20,7 @@ _LABELS = 5
 """Maximum number of labels below the bars on a narrow screen."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NEAR = 0.5
-"""Share of the limit. A chart shows the limit if memory reached this share."""
+"""Share of the limit that memory must reach for a chart to show the limit."""
 
 CATEGORIES = (
     "parameters",
@@ -44,7 +44,6 @@ def color(category: str) -> str:
 
 
 def line_chart(chart: Chart, axis: str) -> Element:
-    """Return a chart's lines as a drawing."""
     drawn = [(number, curve, _points(chart, curve)) for number, curve in enumerate(chart.curves)]
     values = [value for _, _, points in drawn for _, value in points]
     if chart.limit is not None and max(values) >= _NEAR * chart.limit:
@@ -95,7 +94,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 def curve_class(curve: Curve, number: int) -> str:
     """Return a line's CSS class: made of ``number`` for a line of a rank or a run, else the line's kind."""
-    if curve.label.startswith("rank ") or curve.label.startswith("run "):
+    if curve.label.startswith(("rank ", "run ")):
         return f"n{number % 8}"
     return curve.kind
 
@@ -114,12 +113,7 @@ def summary_of(chart: Chart, axis: str) -> str:
 
 
 def stacked_bars(bars: Sequence[tuple[str, Mapping[str, int]]], caption: str) -> Element:
-    """Return stacked bars.
-
-    Args:
-        bars: Label of each bar, and its sizes in bytes by category.
-        caption: Content of the drawing, in words.
-    """
+    """Return stacked bars. Each bar has a label and sizes in bytes by category."""
     bars = _chosen(bars)
     most = max(sum(sizes.values()) for _, sizes in bars)
     _, high, ticks = _scale(0, most)

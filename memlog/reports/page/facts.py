@@ -65,12 +65,6 @@ class RunSeries(msgspec.Struct, frozen=True):
 
 
 def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
-    """Read a run's series.
-
-    Args:
-        run: The run.
-        points: Maximum number of points of a line.
-    """
     fold = SeriesFold(points)
     for file in run.files():
         for entry in file.read():
@@ -79,11 +73,7 @@ def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
 
 
 class SeriesFold:
-    """Series of a run, in bounded memory.
-
-    Args:
-        points: Maximum number of points of a line.
-    """
+    """Series of a run, in bounded memory: a line has at most ``points`` values."""
 
     def __init__(self, points: int = MOST_POINTS) -> None:
         self._points = points
@@ -175,7 +165,6 @@ class SeriesFold:
 
     @property
     def has_readings(self) -> bool:
-        """True if memory was read at least once."""
         return any(not fold.is_empty for folds in self._axes.values() for fold in folds.values())
 
     def series(self) -> RunSeries:

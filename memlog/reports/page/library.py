@@ -16,8 +16,6 @@ _STYLES = ("page.css", "figures.css")
 
 
 class Library(NamedTuple):
-    """The page's script and style."""
-
     script: str
     style: str
     missing: str | None
@@ -35,9 +33,8 @@ class Library(NamedTuple):
 def load_library(announce: Callable[[str], object] | None = None) -> Library:
     """Read the page's scripts and styles.
 
-    Args:
-        announce: Function that gets one line of text before uPlot is fetched; ``None``: uPlot is not fetched.
-            Without uPlot, the charts are drawings that can't be zoomed.
+    If uPlot is missing, it is fetched, after ``announce`` has got one line of text. If ``announce`` is
+    ``None``, uPlot is not fetched. Without uPlot, the charts are drawings that can't be zoomed.
     """
     folder = None
     missing = (

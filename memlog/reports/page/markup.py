@@ -12,7 +12,7 @@ Child: TypeAlias = "Element | str | None"
 Row: TypeAlias = "Sequence[Child | list[Child]]"
 """Cells of a table's row."""
 _HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5"}
-"""New level of each heading of a Markdown text. The page has a headline of its own."""
+"""New level of each heading of a Markdown text, which stands below the page's own headings."""
 
 
 def el(name: str, /, *children: Child | Iterable[Child], **attributes: object) -> Element:
@@ -56,11 +56,8 @@ def table(
 ) -> Element:
     """Return a table in a box that scrolls if it is too wide.
 
-    Args:
-        caption: Name of the table for screen readers.
-        headings: Headings of the columns.
-        rows: Cells of each row. The first cell is the row's heading.
-        numbers: Indices of the columns that are aligned to the right.
+    Screen readers read the caption. The first cell of a row is the row's heading. ``numbers`` are the indices
+    of the columns that are aligned to the right.
     """
 
     def kind(at: int) -> str | None:
@@ -100,7 +97,6 @@ def rendered(text: str) -> Element:
 
 
 def write(root: Element) -> str:
-    """Return the document as HTML text."""
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
+from memlog.events import Trace
 from memlog.journal import RunDirectory
 from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
@@ -25,7 +26,6 @@ from memlog.reports.page.run_reader import RunReader
 from memlog.reports.page.series import Chart
 from memlog.reports.schema import Summary
 from memlog.reports.step_ranking import advise_with, not_the_largest
-from memlog.reports.traced_steps import TraceFold
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace import encoding
 from memlog.trace.predict import advise
@@ -76,7 +76,7 @@ def comparison_html(
 def _run_page(reader: RunReader, library: Library) -> str:
     summary = reader.summary()
     series = reader.series.series()
-    step = _traced_step(reader, series)
+    step = _traced_step(reader)
     series = replace(series, charts=[_with_peak(chart, summary) for chart in series.charts])
     ranks, all_ranks = find_ranks(reader.run, summary)
     if ranks:
@@ -137,11 +137,11 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
     return _document(model, about, parts, _data(RunSeries("step", [], [], 0, []), step), library)
 
 
-def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
+def _traced_step(reader: RunReader) -> TracedStep | None:
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
-        return _step_of_journal(series)
+        return _step_of_journal(reader.totals.traces.worst)
     model = trace.paths[1] if len(trace.paths) > 1 else ""
     predicted, remark = None, None
     if _is_cheap(trace):
@@ -152,13 +152,10 @@ def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
     )
 
 
-def _step_of_journal(series: RunSeries) -> TracedStep | None:
-    fold = TraceFold()
-    for event in series.traces:
-        fold.take(event)
-    if fold.worst is None or (tree := event_tree(fold.worst)) is None:
+def _step_of_journal(worst: Trace | None) -> TracedStep | None:
+    if worst is None or (tree := event_tree(worst)) is None:
         return None
-    return TracedStep(step_title(fold.worst, ""), tree, [], None, None)
+    return TracedStep(step_title(worst, ""), tree, [], None, None)
 
 
 def _is_cheap(trace: RecordedTrace) -> bool:

@@ -21,8 +21,6 @@ _POINTS = 500
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """One rank's run."""
-
     rank: int
     summary: Summary
     chart: Chart
@@ -68,7 +66,6 @@ def _events(found: Mapping[int, RunDirectory]) -> Iterator[Ranks]:
 
 
 def rank_chart(ranks: list[Rank]) -> Chart:
-    """Return one chart with a line for each rank."""
     by_rank = {f"rank {rank.rank}": rank.chart for rank in ranks}
     limit = next((rank.chart.limit for rank in ranks if rank.chart.limit is not None), None)
     return side_by_side("ranks", f"All ranks, {ranks[0].chart.main.label}", by_rank, limit)

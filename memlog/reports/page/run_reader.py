@@ -15,33 +15,22 @@ from memlog.reports.summary import summary_of
 
 
 class RunReader:
-    """Reader of a run's journal, in bounded memory.
-
-    Args:
-        run: The run.
-
-    Attributes:
-        run: The run.
-        series: Memory over the run.
-        ranking: Memory in use at the steps, to compare the traced step with the others.
-    """
+    """Reader of a run's journal, in bounded memory."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.series = SeriesFold()
         self.ranking = RankingFold()
-        self._totals = Accumulator()
+        self.totals = Accumulator()
         self._files: dict[str, tuple[JournalFile, Position]] = {}
 
     def read(self, most: int | None = None, *, complete: bool = False) -> None:
-        """Read events that were not read before.
+        """Read at most ``most`` events that were not read before; ``None``: all of them.
 
-        Args:
-            most: Maximum number of events to read; ``None``: all.
-            complete: True if no process writes to the journal any more.
+        ``complete``: True if no process writes to the journal any more.
         """
         for process, entry in islice(self._unread(complete=complete), most):
-            self._totals.take(process, entry)
+            self.totals.take(process, entry)
             self.series.take(process, entry.event)
             self.ranking.take(entry.event)
 
@@ -58,4 +47,4 @@ class RunReader:
         alive = self.run.is_alive()
         self.read(complete=not alive)
         files = [file for file, _ in self._files.values()]
-        return summary_of(self.run, self._totals, files, alive=alive)
+        return summary_of(self.run, self.totals, files, alive=alive)

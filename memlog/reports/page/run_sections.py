@@ -17,9 +17,7 @@ from memlog.reports.schema import Delivery, Summary
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
     """Return the section with the ranks side by side; ``None`` if there are no ranks to show.
 
-    Args:
-        found: The ranks that are shown.
-        total: Number of all ranks.
+    ``total`` is the number of all ranks, also of those that are not shown.
     """
     if not found:
         return None
@@ -43,10 +41,10 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
         )
     apart = most - min(known, default=0)
     headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
-    shown = f"{total}" if len(found) == total else f"{len(found)} of {total:,}"
-    which = " Shown are those with the most and the least memory at a step."
-    if len(found) == total:
-        which = ""
+    shown, which = f"{total}", ""
+    if len(found) < total:
+        shown = f"{len(found)} of {total:,}"
+        which = " Shown are those with the most and the least memory at a step."
     return sections.section(
         "ranks", f"{shown} ranks side by side",
         el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart.{which}"),
@@ -106,7 +104,6 @@ def phases(summary: Summary) -> Element | None:
 def provenance(
     summary: Summary, name: str = "origin", title: str = "Where the run came from"
 ) -> Element:
-    """Return the section with the run's origin."""
     run = summary.run
     facts = {
         "run": f"{run.name} ({run.id})" if run.name else run.id,
@@ -147,7 +144,6 @@ def _facts(facts: Mapping[str, str | None], class_: str = "facts") -> Element:
 
 
 def health(summary: Summary) -> Element:
-    """Return the section about memlog itself."""
     known = summary.health
     facts = {
         "events recorded": f"{known.published:,}",

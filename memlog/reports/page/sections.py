@@ -27,7 +27,6 @@ _TRACED_ROWS = 60
 
 
 def section(name: str, title: str, *content: Child | list[Child]) -> Element:
-    """Return a section with a heading."""
     heading = el("h2", title, id=name)
     return el("section", heading, *content, aria_labelledby=name, class_=f"part {name}")
 
@@ -80,7 +79,6 @@ def tiles(pairs: Sequence[tuple[str, str, str]]) -> Element:
 
 
 def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str]]:
-    """Return a run's key figures, as far as they are known."""
     shown: list[tuple[str, str, str]] = []
     for chart in series.charts[:2]:
         peak = summary.peaks.get(peak_kind(chart.id))
@@ -157,9 +155,7 @@ def bad_end(run: RunDirectory) -> Element | None:
 def memory(series: RunSeries, missing: str | None) -> Element | None:
     """Return the section with memory over steps; ``None`` if memory was never read.
 
-    Args:
-        series: Memory over the run.
-        missing: Reason why charts can't be zoomed; ``None``: they can.
+    ``missing`` is the reason why charts can't be zoomed. It is ``None`` if they can.
     """
     if not series.charts:
         return None

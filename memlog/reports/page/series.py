@@ -49,8 +49,7 @@ class Chart(msgspec.Struct, frozen=True):
 class CurveFold:
     """Lowest and highest values of several lines over the same intervals.
 
-    Args:
-        most: Maximum number of intervals. If there are more, every two neighbours become one interval.
+    If there are more than ``most`` intervals, every two neighbours become one interval.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -86,11 +85,9 @@ class CurveFold:
 
     @property
     def is_empty(self) -> bool:
-        """True if no value was added."""
         return not self._curves
 
     def chart(self, name: str, title: str, limit: int | None) -> Chart:
-        """Return the chart of these lines."""
         intervals = sorted(self._intervals)
         return Chart(
             id=name,
@@ -117,15 +114,9 @@ def _side(
 
 
 def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int | None) -> Chart:
-    """Return a chart that shows the main line of each of several charts.
+    """Return a chart with the main line of each of several charts, labelled with the keys of ``charts``.
 
     If a main line has a lowest and a highest value for each interval, the highest is shown.
-
-    Args:
-        name: Identity of the new chart.
-        title: Title of the new chart.
-        charts: The charts. Each key is the label of the chart's line in the new chart.
-        limit: Bytes available; ``None``: unknown.
     """
     width = max(chart.width for chart in charts.values())
     lines = {label: _widened(chart, width) for label, chart in charts.items()}

@@ -171,8 +171,6 @@ def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
     assert 0 < len(kept) < len(hints)
     assert not advise_on(none, *read_worst_step(none))[0].hints
     assert "would save 1% or more of the" in said(tmp_path / "huge", monkeypatch)
-    explain_afterwards(few)
-    text = (few.artifacts / "postmortem.md").read_text()
+    text = explained(few)
     assert all((f"{what}: a peak of about" in text) == (what in kept) for what in hints)
-    explain_afterwards(none)
-    assert "a peak of about" not in (none.artifacts / "postmortem.md").read_text()
+    assert "a peak of about" not in explained(none)

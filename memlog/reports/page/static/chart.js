@@ -25,8 +25,7 @@
   /** The chart's columns, with one or two series for each line. */
   function columns(chart) {
     const values = [chart.x], series = [{}], bands = [];
-    const lines = chart.curves.map((curve, number) => ({ curve, number }));
-    for (const { curve, number } of lines) {
+    for (const [number, curve] of chart.curves.entries()) {
       const stroke = colorOf(curve, number), width = curve.kind === "level" ? 2 : 1.3;
       const sparse = curve.kind === "tree" || isNumbered(curve);
       const one = { stroke, width, spanGaps: sparse, points: { show: chart.x.length < 40 || isSingle(curve) } };

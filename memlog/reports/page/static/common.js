@@ -1,5 +1,5 @@
 "use strict";
-/* What the page's parts share: the data, sizes as text, elements, colours. */
+/* Tools that the page's parts share: the data, sizes as text, elements, colours. */
 const memlog = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -32,7 +32,7 @@ const memlog = (() => {
   /** A colour of the style sheet, as it is now: light or dark. */
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-  /** Calls a function now and then when an element's width changes, once a frame. */
+  /** Calls a function when an element's width has changed, at most once a frame. */
   function onWidth(element, draw) {
     let last = 0, waiting = false;
     new ResizeObserver(() => {

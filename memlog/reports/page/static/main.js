@@ -1,5 +1,5 @@
 "use strict";
-/* Turns the page's drawings into live ones. Without this script, the page is complete but still. */
+/* Turns the page's drawings into live ones. Without this script, the page is complete but static. */
 (() => {
   const { data } = memlog;
   for (const details of document.querySelectorAll("details.as-table")) details.open = false;

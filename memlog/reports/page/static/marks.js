@@ -1,5 +1,5 @@
 "use strict";
-/* What happened when, drawn onto a chart: lines for what matters, a lane of ticks for each other kind. */
+/* Marks of a run's events on a chart: lines for failures, growth and alerts, a lane of ticks for each other kind. */
 memlog.marks = (marks, axis) => {
   const { color, whole } = memlog;
   const LANE = 15;
