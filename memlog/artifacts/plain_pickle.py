@@ -120,7 +120,6 @@ def _counted(load: _Load) -> _Load:
 
 def _tuple(load: _Load) -> _Load:
     def checked(reader: _Unpickler) -> None:
-        reader.count_container()
         load(reader)
         reader.check_tuple()
 
@@ -152,7 +151,7 @@ def _dispatch() -> dict[int, _Load]:
     table = {code: _refused(name) for name, code in codes.items()}
     table |= {codes[name]: known[codes[name]] for name in _PLAIN.split()}
     table |= {codes[name]: _counted(known[codes[name]]) for name in _CONTAINER_OPCODES}
-    table |= {codes[name]: _tuple(known[codes[name]]) for name in _TUPLE_OPCODES}
+    table |= {codes[name]: _tuple(_counted(known[codes[name]])) for name in _TUPLE_OPCODES}
     table[codes["SETITEM"]] = _with_keys(known[codes["SETITEM"]], slice(-2, -1))
     table[codes["SETITEMS"]] = _with_keys(known[codes["SETITEMS"]], slice(None, None, 2))
     return table

@@ -252,10 +252,6 @@ class Accountant:
         """Close all modules that run when the trace ends. `fold` must not be called afterwards."""
         self._frames.close_all(self._last_ns, self.live_bytes)
 
-    def remaining(self) -> list[LiveStorage]:
-        """Return the storages that are live after the processed events."""
-        return list(self._live.values())
-
     def _fold_piece(self, piece: bytes) -> None:
         live_before = dict(self._live)
         self._created = []

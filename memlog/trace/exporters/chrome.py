@@ -133,12 +133,11 @@ def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
         else:
             continue
         if index % every == 0:
-            at = event.time_ns / _NS_PER_US
             yield {
                 "ph": "C",
                 "name": "live bytes",
                 "pid": PROCESS,
                 "tid": 0,
-                "ts": at,
+                "ts": event.time_ns / _NS_PER_US,
                 "args": dict(live),
             }

@@ -258,11 +258,10 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
     if kept:
         bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
         yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", current, bare)
-        counts = {
-            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes
+        sizes = {
+            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes * _8_BIT
             for one in kept
         }
-        sizes = {step: many * _8_BIT for step, many in counts.items()}
         more = any(one.values > _TWO_MOMENTS for one in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"

@@ -18,7 +18,6 @@ from memlog.trace.encoding import (
     OPTIMIZER,
     OPTIMIZER_STATE,
     PARAMETER,
-    RECOMPUTE,
     TEMPORARY,
     UNDECIDED,
     StreamEvent,
@@ -162,15 +161,9 @@ class _StreamReader:
 
     def _enter(self, at: int, event: StreamEvent) -> None:
         serials = (event.key, event.size)
-        inputs = tuple(self._live[serial] for serial in serials if serial in self._live)
-        call = Call(
-            event.layer,
-            event.phase,
-            at,
-            self._length,
-            event.thread,
-            None if event.key < 0 else inputs,
-        )
+        known = tuple(self._live[serial] for serial in serials if serial in self._live)
+        inputs = None if event.key < 0 else known
+        call = Call(event.layer, event.phase, at, self._length, event.thread, inputs)
         self._running.setdefault(event.thread, []).append(call)
 
     def _exit(self, at: int, event: StreamEvent) -> None:
@@ -312,10 +305,6 @@ class TracedStep:
             if storage.category == PARAMETER:
                 found.setdefault(storage.layer, []).append(storage.size)
         return found
-
-    def recomputed(self) -> set[int]:
-        """Return the checkpointed layers: those whose forward runs again in the backward pass."""
-        return {call.layer for call in self.calls if call.phase == RECOMPUTE}
 
     def intervals(
         self,
