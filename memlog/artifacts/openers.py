@@ -48,9 +48,8 @@ class Page(msgspec.Struct, frozen=True):
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:
     """Return a page with speedscope's own files and the flame graphs of a file.
 
-    Args:
-        path: A speedscope file, or a snapshot. The content decides how the file is shown, not the name.
-        announce: Function that is called with one line of text before speedscope is downloaded.
+    The file is a speedscope file or a snapshot. Its content decides how it is shown, not its name.
+    ``announce`` is called with one line of text before speedscope is downloaded.
 
     Raises:
         UnopenableFileError: The file is of another kind, damaged or too large.

@@ -53,8 +53,7 @@ _Load: TypeAlias = "Callable[[_Unpickler], None]"
 def loads(content: bytes) -> Any:
     """Return the value that a pickle describes.
 
-    Args:
-        content: The pickle, of protocol 2 or later, as torch writes it. Bytes after its end are ignored.
+    The pickle must have protocol 2 or later, as torch writes it. Bytes after its end are ignored.
 
     Raises:
         UnsafeSnapshotError: The pickle uses an operation that plain values do not need.

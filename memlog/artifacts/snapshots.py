@@ -66,11 +66,7 @@ def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -
 
 
 def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]:
-    """Return the snapshot that the bytes of a pickle describe.
-
-    Args:
-        content: The pickle.
-        name: Name of the snapshot in error messages.
+    """Return the snapshot that the bytes of a pickle describe. Error messages contain ``name``.
 
     Raises:
         UnsafeSnapshotError: The pickle would import something, or contains values that a snapshot never has.

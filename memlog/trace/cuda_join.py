@@ -79,7 +79,6 @@ def number_of(note: Any) -> int | None:
 
 
 def rounded(size: int) -> int:
-    """Return a size in bytes, rounded up to a multiple of the allocator's block size."""
     return -(-size // _BLOCK) * _BLOCK
 
 
@@ -132,9 +131,8 @@ class Join:
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
         """Yield the encoded events.
 
-        Args:
-            history: The device's entries in a snapshot's ``device_traces``. Entries with an unknown action
-                are skipped.
+        ``history`` holds the device's entries in a snapshot's ``device_traces``. Entries with an unknown
+        action are skipped.
         """
         yield from self._before(history)
         for entry in history:

@@ -64,10 +64,7 @@ _TYPES = {
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
-    """Return the statistics of each layer by path, in the model's order.
-
-    Work outside all modules is left out.
-    """
+    """Return the statistics of each layer by path, in the model's order, without work outside all modules."""
     return {
         layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }

@@ -32,7 +32,6 @@ _NS_PER_US = 1e3
 
 
 def chrome_trace(trace: RecordedTrace) -> dict[str, Any]:
-    """Build the document of a trace, in Chrome's format."""
     events = [_metadata("process_name", 0, f"memlog: layers and memory ({trace.result.device})")]
     events += _slices(trace)
     events += _counters(trace)
@@ -68,13 +67,9 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """Return the profiler's document with memlog's events added.
+    """Return the profiler's document with memlog's events, whose times are converted to the profiler's clock.
 
-    The times of memlog's events are converted to the profiler's clock.
-
-    Args:
-        ours: Document of `chrome_trace`.
-        profilers: Document of `read_profiler_trace`.
+    ``ours`` is a document of `chrome_trace`, and ``profilers`` is a document of `read_profiler_trace`.
     """
     shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [

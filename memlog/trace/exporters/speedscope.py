@@ -27,9 +27,7 @@ _BOUNDS: dict[Exactness, str] = {
 def flame_graph(trace: RecordedTrace, where: str = "") -> dict[str, Any]:
     """Build a document with three kinds of profiles: live bytes at the peak, allocations in order, and time.
 
-    Args:
-        trace: The trace.
-        where: Place of the trace in the run, such as ``step 160``, for the title.
+    The title contains ``where``, the place of the trace in the run, such as ``step 160``.
     """
     frames, title = Frames(), _title(trace, where)
     at_peak = sampled(title, _at_peak(trace), frames)

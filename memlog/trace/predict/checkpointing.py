@@ -80,12 +80,7 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
 def best_plan(traced: TracedStep, peak: int) -> Plan | None:
     """Find the sibling modules whose checkpointing gives the lowest peak.
 
-    Args:
-        traced: The traced step.
-        peak: The peak without checkpointing, in bytes.
-
-    Returns:
-        The modules and the predicted peak; ``None`` if no plan lowers the peak.
+    Return ``None`` if no plan lowers ``peak``, which is the peak without checkpointing, in bytes.
     """
     calls = _recomputed_calls(traced)
     plans = [

@@ -61,7 +61,6 @@ class Hint(msgspec.Struct, frozen=True):
     checkpointing only: the measured time of the modules' forward, because this forward would run twice."""
 
     def sentence(self) -> str:
-        """Return one line of text for a user."""
         return (
             f"{self.what}: a peak of about {format_bytes(self.peak)}, "
             f"{format_bytes(self.saved)} ({self.share:.0%}) less."
@@ -90,12 +89,9 @@ class Advice(msgspec.Struct, frozen=True):
 def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
     """Find changes that would lower a traced step's peak.
 
-    All figures are computed from the trace's events. No model runs.
-
-    Args:
-        trace: Trace of the step.
-        held: Bytes that the process (or the device's allocator) held in the step; ``None``: unknown. A hint
-            must save at least 1 % of ``held`` and at least 1 % of the step's peak.
+    All figures are computed from the trace's events. No model runs. ``held`` is the number of bytes that the
+    process (or the device's allocator) held in the step; ``None``: unknown. A hint must save at least 1 % of
+    ``held`` and at least 1 % of the step's peak.
     """
     result = trace.result
     peak, hints, notes = _predictions(trace, held)

@@ -58,7 +58,6 @@ class StorageLifetime:
 
     @property
     def key(self) -> ParameterKey:
-        """Layer and size of the storage."""
         return ParameterKey(self.layer, self.size)
 
 
@@ -84,8 +83,6 @@ class PhaseChange(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The time from one moment to another."""
-
     begin: int
     end: int
 
@@ -178,13 +175,9 @@ class _StreamReader:
 
 
 class TracedStep:
-    """A traced step, read from the trace's stream of events.
-
-    Args:
-        trace: A trace that holds all its events.
+    """A traced step, read from the events of a trace that holds all its events.
 
     Attributes:
-        trace: The trace.
         paths: Paths of the layers, by the layer's number.
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
@@ -229,7 +222,6 @@ class TracedStep:
 
     @property
     def has_backward(self) -> bool:
-        """True if the step has a backward pass."""
         return any(change.phase == BACKWARD for change in self._phase_changes)
 
     def allocated_after(self, serial: int) -> int:
@@ -279,11 +271,9 @@ class TracedStep:
         )
 
     def phase_changes_before(self, at: int) -> list[PhaseChange]:
-        """Return the changes of phase before a moment, in order."""
         return self._phase_changes[: bisect_left(self._phase_changes, at, key=_moment)]
 
     def phase_changes_from(self, at: int) -> list[PhaseChange]:
-        """Return the changes of phase from a moment on, in order."""
         return self._phase_changes[bisect_left(self._phase_changes, at, key=_moment) :]
 
     def backward_after(self, at: int) -> int:
@@ -313,9 +303,7 @@ class TracedStep:
     ) -> list[SizedInterval]:
         """Return each storage's interval and bytes, as if optimizer state existed from the step's start.
 
-        Args:
-            sizes: Bytes of storages that have another size than in the trace.
-            ends: Ends of storages that have another end than in the trace.
+        ``sizes`` and ``ends`` hold the bytes and the ends of storages for which these differ from the trace.
         """
         sizes, ends = sizes or {}, ends or {}
         return [
@@ -341,12 +329,9 @@ def highest(
 ) -> int:
     """Compute the highest number of bytes that are live at one moment.
 
-    Args:
-        intervals: Bytes with the moments at which they are live. The ``end`` of an interval does not belong
-            to it.
-        length: Number of events in the step.
-        spikes: Pairs of a moment and bytes that are live at this moment only. If there are several pairs for
-            one moment, the largest counts.
+    The ``end`` of an interval does not belong to it. ``length`` is the number of events in the step.
+    ``spikes`` are pairs of a moment and bytes that are live at this moment only. If there are several pairs
+    for one moment, the largest counts.
     """
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in intervals:
