@@ -20,11 +20,8 @@ _KIB = 1024
 def in_binary_units(content: bytes, title: str) -> bytes:
     """Return a file with its profiles converted from bytes to MiB.
 
-    A profile of less than 1 MiB is converted to KiB. A profile of less than 1 KiB is not converted.
-
-    Args:
-        content: Content of a file that `memlog.artifacts.flamegraph.check` has accepted.
-        title: Title if the file has none.
+    A profile of less than 1 MiB is converted to KiB. A profile of less than 1 KiB is not converted. A file
+    without a title gets ``title``. `memlog.artifacts.flamegraph.check` must have accepted ``content``.
     """
     try:
         document = msgspec.json.decode(content)

@@ -15,11 +15,7 @@ _CHUNK = 1024**2
 
 
 class JournalStore:
-    """A `memlog.sink.ArtifactStore` over one run's folder.
-
-    Args:
-        run: The run. `list_artifacts` must be called with the id of this run.
-    """
+    """A `memlog.sink.ArtifactStore` over one run's folder."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -45,7 +41,6 @@ class JournalStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Copy one file into ``directory``."""
         self._require_folder()
         events = kept(self._run) if self._events is None else self._events
         wanted = (artifact.name, artifact.kind)

@@ -12,7 +12,6 @@ memlog makes match this pattern."""
 
 
 def is_safe(name: str) -> bool:
-    """Return True if ``name`` is a safe file name."""
     return bool(_SAFE.fullmatch(name))
 
 

@@ -1,4 +1,4 @@
-"""Make pages that show files in a browser. Each kind of file has an opener that recognises the content."""
+"""Make pages that show flame graphs and snapshots in a browser. The content tells the kind of a file."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ _TYPES = {
     ".ico": "image/x-icon",
     ".woff2": "font/woff2",
 }
+_PROFILE = "profile.speedscope.json"
+_KINDS = (
+    "speedscope flame graphs (JSON that names speedscope's $schema, gzip or not), snapshots of CUDA's "
+    "allocator (what torch.cuda.memory._dump_snapshot() writes, gzip or not)"
+)
+_SNAPSHOT_KEYS = (b"device_traces", b"total_size")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -39,85 +45,28 @@ class Page(msgspec.Struct, frozen=True):
     """Messages for the user. Each describes data that is missing in the file."""
 
 
-class FlamegraphOpener:
-    """Opener that shows speedscope files in speedscope's own static build."""
-
-    title = "speedscope flame graphs (JSON that names speedscope's $schema, gzip or not)"
-    """Name of this kind of file, for messages."""
-    _profile = "profile.speedscope.json"
-
-    def recognises(self, content: bytes) -> bool:
-        """Return True if the file names speedscope's schema."""
-        return flamegraph.is_flamegraph(content)
-
-    def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Return a page with speedscope's own files and the flame graphs in ``content``.
-
-        Raises:
-            UnopenableFileError: The file is damaged.
-            ViewerUnavailableError: Speedscope is not installed and can't be fetched.
-        """
-        flamegraph.check(content)
-        folder = find_viewer(announce)
-        files = {
-            path.name: (_TYPES.get(path.suffix, "application/octet-stream"), path.read_bytes())
-            for path in folder.iterdir()
-            if path.is_file()
-        }
-        files[self._profile] = (_TYPES[".json"], in_binary_units(content, title))
-        # No `title` is passed, because it would replace the name of every profile. `left-heavy` shows the
-        # layers that hold most memory first.
-        entry = f"index.html#profileURL={self._profile}&view=left-heavy"
-        return Page(entry, files)
-
-
-class SnapshotOpener:
-    """Opener that shows an allocator's snapshots as flame graphs of the memory in use."""
-
-    title = "snapshots of CUDA's allocator (what torch.cuda.memory._dump_snapshot() writes, gzip or not)"
-    _words = (b"device_traces", b"total_size")
-
-    def recognises(self, content: bytes) -> bool:
-        """Return True if the content is a pickle with a snapshot's keys. The pickle is not loaded."""
-        return content.startswith(PICKLE) and any(word in content for word in self._words)
-
-    def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Return a page with speedscope's own files and the snapshot's flame graphs.
-
-        Raises:
-            SnapshotError: The file is no snapshot, or is damaged or unsafe.
-            ViewerUnavailableError: Speedscope is not installed and can't be fetched.
-        """
-        snapshot = parse_snapshot(content, title)
-        graph = exporters.snapshot_graph(snapshot, title)
-        encoded = msgspec.json.encode(graph.document)
-        page = FlamegraphOpener().page(encoded, title, announce)
-        return msgspec.structs.replace(page, notes=graph.notes)
-
-
-OPENERS = (FlamegraphOpener(), SnapshotOpener())
-
-
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:
-    """Return a page that shows a file.
+    """Return a page with speedscope's own files and the flame graphs of a file.
 
-    Args:
-        path: The file. The content decides how the file is shown, not the name.
-        announce: Function that is called with one line of text before speedscope is downloaded.
+    The file is a speedscope file or a snapshot. Its content decides how it is shown, not its name.
+    ``announce`` is called with one line of text before speedscope is downloaded.
 
     Raises:
-        UnopenableFileError: No opener recognises the file, or the file is damaged or too large.
+        UnopenableFileError: The file is of another kind, damaged or too large.
         SnapshotError: The file is a snapshot that is damaged or unsafe.
         ViewerUnavailableError: Speedscope is not installed and can't be fetched.
         OSError: The file can't be read.
     """
     content = read_content(path)
-    opener = _opener_of(content)
-    if opener is None:
-        known = ", ".join(opener.title for opener in OPENERS)
-        raise UnopenableFileError(f"{path} can't be shown: memlog opens {known}")
+    notes: tuple[str, ...] = ()
+    if _is_snapshot(content):
+        document, notes = exporters.snapshot_graph(parse_snapshot(content, path.name), path.name)
+        content = msgspec.json.encode(document)
+    elif not flamegraph.is_flamegraph(content):
+        raise UnopenableFileError(f"{path} can't be shown: memlog opens {_KINDS}")
     try:
-        return opener.page(content, path.name, announce)
+        flamegraph.check(content)
+        folder = find_viewer(announce)
     except UnopenableFileError as error:
         raise UnopenableFileError(
             f"{path} can't be shown: {error}; write it again, or fetch it with `memlog pull`"
@@ -127,15 +76,26 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
             f"speedscope, which shows {path.absolute()}, is not in this install and can't be fetched "
             f"{error}, or open the file in another copy of speedscope"
         ) from error
+    files = {
+        file.name: (_TYPES.get(file.suffix, "application/octet-stream"), file.read_bytes())
+        for file in folder.iterdir()
+        if file.is_file()
+    }
+    files[_PROFILE] = (_TYPES[".json"], in_binary_units(content, path.name))
+    # No `title` is passed, because it would replace the name of every profile. `left-heavy` shows the
+    # layers that hold most memory first.
+    return Page(f"index.html#profileURL={_PROFILE}&view=left-heavy", files, notes)
 
 
 def is_openable(path: Path) -> bool:
-    """Return True if an opener recognises the file."""
+    """Return True if the file can be read and is a speedscope file or a snapshot, even a damaged one."""
     try:
-        return _opener_of(read_content(path)) is not None
+        content = read_content(path)
     except (UnopenableFileError, OSError):
         return False
+    return _is_snapshot(content) or flamegraph.is_flamegraph(content)
 
 
-def _opener_of(content: bytes) -> FlamegraphOpener | SnapshotOpener | None:
-    return next((opener for opener in OPENERS if opener.recognises(content)), None)
+def _is_snapshot(content: bytes) -> bool:
+    """Return True if the content is a pickle with a snapshot's keys. The pickle is not loaded."""
+    return content.startswith(PICKLE) and any(key in content for key in _SNAPSHOT_KEYS)

@@ -53,8 +53,7 @@ _Load: TypeAlias = "Callable[[_Unpickler], None]"
 def loads(content: bytes) -> Any:
     """Return the value that a pickle describes.
 
-    Args:
-        content: The pickle, of protocol 2 or later, as torch writes it. Bytes after its end are ignored.
+    The pickle must have protocol 2 or later, as torch writes it. Bytes after its end are ignored.
 
     Raises:
         UnsafeSnapshotError: The pickle uses an operation that plain values do not need.
@@ -120,7 +119,6 @@ def _counted(load: _Load) -> _Load:
 
 def _tuple(load: _Load) -> _Load:
     def checked(reader: _Unpickler) -> None:
-        reader.count_container()
         load(reader)
         reader.check_tuple()
 
@@ -152,7 +150,7 @@ def _dispatch() -> dict[int, _Load]:
     table = {code: _refused(name) for name, code in codes.items()}
     table |= {codes[name]: known[codes[name]] for name in _PLAIN.split()}
     table |= {codes[name]: _counted(known[codes[name]]) for name in _CONTAINER_OPCODES}
-    table |= {codes[name]: _tuple(known[codes[name]]) for name in _TUPLE_OPCODES}
+    table |= {codes[name]: _tuple(_counted(known[codes[name]])) for name in _TUPLE_OPCODES}
     table[codes["SETITEM"]] = _with_keys(known[codes["SETITEM"]], slice(-2, -1))
     table[codes["SETITEMS"]] = _with_keys(known[codes["SETITEMS"]], slice(None, None, 2))
     return table

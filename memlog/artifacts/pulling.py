@@ -30,8 +30,6 @@ Outcome: TypeAlias = Literal["written", "same", "replaced"]
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """A file that was downloaded."""
-
     artifact: StoredArtifact
     path: Path
     size: int
@@ -55,11 +53,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
-    """Choose the files to download.
-
-    Args:
-        listed: All files that the store lists.
-        kind: Kind of the files to download; ``None``: all kinds.
+    """Choose the files to download: those of one kind, or all files if ``kind`` is ``None``.
 
     Raises:
         ArtifactError: More than `MAX_FILES` files are chosen, or one of them has more than `MAX_FILE_BYTES`.
@@ -83,12 +77,8 @@ def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
 class Puller:
     """Downloader of files into one folder. Each file is first downloaded to a temporary folder.
 
-    Args:
-        store: The store of the files.
-        run_id: Id of the run in the store.
-        directory: The folder. `room_for` creates the folder if it does not exist.
-        force: True: replace existing files. False: if an existing file has the same name and another content,
-            save the download under a name with a number, such as ``a-1.json``.
+    If ``force`` is true, a download replaces an existing file. Otherwise, if an existing file has the same
+    name and another content, the download gets a name with a number, such as ``a-1.json``.
     """
 
     def __init__(
@@ -116,11 +106,9 @@ class Puller:
             )
 
     def pull(self, artifact: StoredArtifact, progress: Callable[[int], object]) -> Pulled:
-        """Download one file.
+        """Download one of the files that `choose` returned.
 
-        Args:
-            artifact: One of the files that `choose` returned.
-            progress: Function that is called with the number of new bytes each time that data arrives.
+        ``progress`` is called with the number of new bytes each time that data arrives.
 
         Raises:
             ArtifactError: The download is too large or no plain file, or ``force`` is true and a folder has

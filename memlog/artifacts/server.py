@@ -38,11 +38,7 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """HTTP server of one page.
-
-    Args:
-        page: The page.
-        port: Port of the server; 0: a free port.
+    """HTTP server of one page. If ``port`` is 0, the server uses a free port.
 
     Raises:
         OSError: The port is in use.
@@ -65,7 +61,6 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address to open in a browser."""
         return f"http://{LOOPBACK}:{self.server_port}{self._prefix}{self._page.entry}"
 
     def find(self, target: str) -> tuple[str, bytes] | None:

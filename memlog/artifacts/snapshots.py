@@ -66,11 +66,7 @@ def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -
 
 
 def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]:
-    """Return the snapshot that the bytes of a pickle describe.
-
-    Args:
-        content: The pickle.
-        name: Name of the snapshot in error messages.
+    """Return the snapshot that the bytes of a pickle describe. Error messages contain ``name``.
 
     Raises:
         UnsafeSnapshotError: The pickle would import something, or contains values that a snapshot never has.
@@ -86,17 +82,9 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         ) from None
     if isinstance(document, list):  # memory_snapshot() gives the list alone
         document = {"segments": document, "device_traces": []}
-    if not _is_snapshot(document):
+    keys = ("segments", "device_traces")
+    if not isinstance(document, dict) or not all(isinstance(document.get(k), list) for k in keys):
         raise SnapshotError(
             f"{name} has no segments and device_traces; pass a file that _dump_snapshot() wrote"
         )
-    checked: dict[str, Any] = document
-    return checked
-
-
-def _is_snapshot(document: Any) -> bool:
-    return (
-        isinstance(document, dict)
-        and isinstance(document.get("segments"), list)
-        and isinstance(document.get("device_traces"), list)
-    )
+    return document

@@ -12,10 +12,8 @@ from memlog.errors import ViewerUnavailableError
 def find_viewer(announce: Callable[[str], object]) -> Path:
     """Return the folder of speedscope's static build.
 
-    If neither this install nor the user's cache contains the build, npm fetches it.
-
-    Args:
-        announce: Function that is called with one line of text before npm fetches the build.
+    If neither this install nor the user's cache contains the build, npm fetches it. Before that, ``announce``
+    is called with one line of text.
 
     Raises:
         ViewerUnavailableError: The build was not found and can't be fetched. The message says why, and what

@@ -22,12 +22,9 @@ def allocator_snapshot(*, tracing: bool) -> Any:
 
     The call allocates no device memory.
 
-    If torch records a history of allocations while memlog does not trace, the user has started the recording.
-    The user's history can have millions of entries, so the snapshot is taken without the history. If this
-    version of torch can't leave out the history, no snapshot is taken.
-
-    Args:
-        tracing: True if memlog traces the current step.
+    If torch records a history of allocations while memlog does not trace the current step, the user has
+    started the recording. The user's history can have millions of entries, so the snapshot is taken without
+    the history. If this version of torch can't leave out the history, no snapshot is taken.
     """
     torch: Any = sys.modules["torch"]
     memory = torch.cuda.memory

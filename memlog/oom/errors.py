@@ -107,10 +107,8 @@ def describe(
 ) -> OutOfMemory:
     """Return the event that describes a failed allocation.
 
-    Args:
-        error: An exception for which `is_out_of_memory` is true.
-        step: Last completed step; ``None`` if no step has completed.
-        raised: Exception that ended the program, if it is not ``error`` itself.
+    For ``error``, `is_out_of_memory` is true. ``step`` is the last completed step; ``None``: no step has
+    completed. ``raised`` is the exception that ended the program, if it is not ``error`` itself.
     """
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)

@@ -27,12 +27,11 @@ def current_frames() -> list[FrameType]:
 def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
     """Return the layer and the phase that a thread is running. Each is ``None`` if it is unknown.
 
+    ``frames`` holds the frames of the thread, the outermost first.
+
     The layer is given as its path in the outermost module's ``named_modules()`` and its class. In a
     backward pass, the phase is ``backward`` and the layer is usually ``None``, because the frames contain no
     module. Only checkpointing runs modules again in a backward pass.
-
-    Args:
-        frames: Frames of one thread, the outermost first.
     """
     torch = sys.modules.get("torch")
     if torch is None:

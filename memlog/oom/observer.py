@@ -43,10 +43,10 @@ class AllocatorWatch:
     _run: RunDirectory
     _tracing: Callable[[], bool]
     _failed_at: int | None = field(default=-1, init=False)
+    """Last completed step at the newest call of `failed`; -1: `failed` has not been called."""
     _snapshots: int = field(default=0, init=False)
 
     def __call__(self, event: Event) -> None:
-        """Attach the watch to torch if the event shows that a CUDA device is in use."""
         if isinstance(event, Device) and event.name.startswith("cuda"):
             with self._diagnostics.contained("watching for failed allocations"):
                 _attach(self)
@@ -64,7 +64,6 @@ class AllocatorWatch:
             self._publish(describe(failed, self._step(), error))
 
     def stop(self) -> None:
-        """Stop watching."""
         global _watch  # noqa: PLW0603 - the current watch
         if _watch is self:
             _watch = None
@@ -72,11 +71,7 @@ class AllocatorWatch:
     def failed(self, device: int, requested: int, total: int, free: int) -> None:
         """Publish an event for a failed allocation, and save the allocator's snapshot. Never raises.
 
-        Args:
-            device: Index of the device.
-            requested: Bytes that were requested.
-            total: Bytes of the device's memory.
-            free: Bytes of the device's memory that are free.
+        ``device`` is the device's index. ``total`` and ``free`` are bytes of the device's memory.
         """
         with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()

@@ -74,7 +74,6 @@ class Row:
     """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
     def raise_peak(self, level: int) -> None:
-        """Set the peak to ``level`` live bytes if the peak is lower."""
         if self.peak is None or level > self.peak:
             self.peak = level
 
@@ -191,18 +190,13 @@ class _Frames:
 class Accountant:
     """The accounting of one trace.
 
-    Args:
-        by_readings: True: take live bytes from READING events, because the trace has no ALLOC events (engine
-            ``sampler``). False: compute live bytes from ALLOC and FREE events.
-        layers_around: Function that returns a layer's number and the numbers of all layers that contain the
-            layer. By default, no layer contains another layer.
+    If ``by_readings`` is true, live bytes come from READING events, because the trace has no ALLOC events
+    (engine ``sampler``). With the default ``layers_around``, no layer contains another layer.
 
     Attributes:
         live_bytes: Bytes live after the processed events, minus the bytes live at the start of the trace.
-        before_bytes: Bytes that were live before the trace.
         peak_bytes: The highest `live_bytes` so far.
         peak_ns: Time of the peak, in nanoseconds since the trace began.
-        at_peak: Storages live at the peak.
         rows: Figures by layer and phase.
         added: Largest rise of the live bytes during one call of a layer's forward, or during one
             uninterrupted part of the layer's backward pass, by layer. Inner layers are included.
@@ -243,7 +237,6 @@ class Accountant:
         }
 
     def fold(self, events: bytes) -> None:
-        """Process the next part of the stream."""
         step = PIECE * encoding.EVENT_BYTES
         for start in range(0, len(events), step):
             self._fold_piece(events[start : start + step])
@@ -251,10 +244,6 @@ class Accountant:
     def finish(self) -> None:
         """Close all modules that run when the trace ends. `fold` must not be called afterwards."""
         self._frames.close_all(self._last_ns, self.live_bytes)
-
-    def remaining(self) -> list[LiveStorage]:
-        """Return the storages that are live after the processed events."""
-        return list(self._live.values())
 
     def _fold_piece(self, piece: bytes) -> None:
         live_before = dict(self._live)

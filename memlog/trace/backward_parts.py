@@ -1,6 +1,7 @@
 """Bytes that each layer adds in the backward pass.
 
-The backward pass does not call modules. So a layer begins and ends where the layer of the operations changes.
+The backward pass does not call modules. So a layer's part of the pass begins and ends when the operations
+change from one layer to another.
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ class BackwardParts:
     """Parts of one thread's backward pass, and the bytes that each part adds.
 
     A part is an uninterrupted time in which the backward pass runs operations of one layer, or of layers
-    inside this layer.
-
-    Args:
-        layers_around: Function that returns a layer's number and the numbers of all layers that contain it.
-        added: Function that is called when a part ends. Its arguments are the layer and the added bytes.
+    inside this layer. When a part ends, ``added`` is called with the layer and the added bytes.
     """
 
     def __init__(self, layers_around: LayersAround, added: Callable[[int, int], object]) -> None:
@@ -49,7 +46,6 @@ class BackwardParts:
                 self._peaks[layer] = live
 
     def end(self) -> None:
-        """End all open parts."""
         for layer in list(self._open):
             self._end(layer)
 

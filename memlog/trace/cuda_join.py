@@ -79,7 +79,6 @@ def number_of(note: Any) -> int | None:
 
 
 def rounded(size: int) -> int:
-    """Return a size in bytes, rounded up to a multiple of the allocator's block size."""
     return -(-size // _BLOCK) * _BLOCK
 
 
@@ -132,9 +131,8 @@ class Join:
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
         """Yield the encoded events.
 
-        Args:
-            history: The device's entries in a snapshot's ``device_traces``. Entries with an unknown action
-                are skipped.
+        ``history`` holds the device's entries in a snapshot's ``device_traces``. Entries with an unknown
+        action are skipped.
         """
         yield from self._before(history)
         for entry in history:
@@ -158,22 +156,21 @@ class Join:
         allocated = {address for address, entry in first.items() if entry["action"] == "alloc"}
         for storage in self._existing:
             if storage.address not in self._live and storage.address not in allocated:
-                yield self._add(
-                    storage.address, storage.size, storage.layer, BEFORE, storage.category
-                )
-                known += rounded(storage.size)
+                size = rounded(storage.size)
+                yield self._add(storage.address, size, storage.layer, BEFORE, storage.category)
+                known += size
         for address, entry in first.items():
             if address not in allocated and address not in self._live:
-                yield self._add(address, entry["size"], OUTSIDE, BEFORE, OTHER)
-                known += rounded(entry["size"])
+                size = rounded(entry["size"])
+                yield self._add(address, size, OUTSIDE, BEFORE, OTHER)
+                known += size
         if self._opening is not None and self._opening > known:
-            yield self._add(-1, self._opening - known, OUTSIDE, BEFORE, OTHER, exact=True)
+            yield self._add(-1, self._opening - known, OUTSIDE, BEFORE, OTHER)
 
     def _mark_number(self, entry: Any) -> int | None:
         """Return the number of the last mark before a history entry; ``None`` if unknown."""
         if self._times is not None:
-            time_ns = (entry.get("time_us", 0) - self._started_us) * 1000
-            number = bisect_right(self._times, time_ns) - 1
+            number = bisect_right(self._times, self._time_of(entry)) - 1
             return number if number >= 0 else None
         noted = number_of(entry.get("user_metadata"))
         return noted if noted is not None and noted < len(self._marks) else None
@@ -205,7 +202,7 @@ class Join:
         yield pack(key, size, self._now, mark.layer, mark.kind, mark.phase, 0, mark.thread)
 
     def _alloc(self, entry: Any, number: int | None) -> bytes:
-        self._advance_time(entry)
+        self._now = max(self._now, self._time_of(entry))
         thread, (layer, phase) = 0, (OUTSIDE, FORWARD)
         if number is not None:
             mark = self._marks[number]
@@ -214,30 +211,23 @@ class Join:
                 # An autograd thread still has the note of the previous backward pass.
                 layer = OUTSIDE
                 self.unattributed += 1
-        return self._add(entry["addr"], entry["size"], layer, phase, UNDECIDED, thread=thread)
+        return self._add(
+            entry["addr"], rounded(entry["size"]), layer, phase, UNDECIDED, thread=thread
+        )
 
     def _free(self, entry: Any) -> Iterator[bytes]:
-        self._advance_time(entry)
+        self._now = max(self._now, self._time_of(entry))
         serial = self._live.pop(entry["addr"], None)
         if serial is not None:
             yield pack(serial, 0, self._now, 0, FREE, 0, 0, 0)
 
     def _add(
-        self,
-        address: int,
-        size: int,
-        layer: int,
-        phase: int,
-        category: int,
-        *,
-        thread: int = 0,
-        exact: bool = False,
+        self, address: int, size: int, layer: int, phase: int, category: int, *, thread: int = 0
     ) -> bytes:
         self._serial += 1
         self._live[address] = self._serial
-        size = size if exact else rounded(size)
         return pack(self._serial, size, self._now, layer, ALLOC, phase, category, thread)
 
-    def _advance_time(self, entry: Any) -> None:
-        time_ns = (entry.get("time_us", 0) - self._started_us) * 1000
-        self._now = max(self._now, time_ns)
+    def _time_of(self, entry: Any) -> int:
+        time_ns: int = (entry.get("time_us", 0) - self._started_us) * 1000
+        return time_ns

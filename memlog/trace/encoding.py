@@ -86,8 +86,6 @@ assert EVENT_BYTES == 32  # noqa: S101, PLR2004 - the size that the documentatio
 
 
 class StreamEvent(NamedTuple):
-    """One decoded event."""
-
     key: int
     size: int
     time_ns: int
@@ -103,7 +101,6 @@ pack = _LAYOUT.pack
 
 
 def decode(events: bytes | memoryview) -> Iterator[StreamEvent]:
-    """Decode events, in order."""
     return map(StreamEvent._make, _LAYOUT.iter_unpack(events))
 
 

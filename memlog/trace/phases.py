@@ -27,11 +27,8 @@ def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
     """Return the live bytes of each phase that a traced step reached.
 
     The phase ``data`` is the time before the first call of a module. The phase ``end`` begins when a backward
-    pass or an optimizer's step ends, and lasts until another phase begins.
-
-    Returns:
-        The live bytes by phase; ``None`` if the trace does not hold every event, or if live bytes are
-        unknown.
+    pass or an optimizer's step ends, and lasts until another phase begins. Return ``None`` if the trace does
+    not hold every event, or if live bytes are unknown.
     """
     before = trace.result.before
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:

@@ -103,7 +103,6 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def holder(self) -> str:
-        """``line`` if it is known, otherwise ``path``."""
         return self.line or self.path
 
 
@@ -178,7 +177,6 @@ class TraceResult(msgspec.Struct, frozen=True):
     empty if unknown."""
 
     def _repr_html_(self) -> str:
-        """Return the result as HTML for a notebook."""
         from memlog.trace.display import result_html  # noqa: PLC0415 - only notebooks need it
 
         return result_html(self)

@@ -75,18 +75,19 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
     )
 
 
-def with_parents(path: str, root: str) -> list[str]:
+def with_parents(path: str, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the paths of a module's parents, the outermost first, and then the module's own path.
 
-    An example is ``[root, "blocks", "blocks.0"]``. ``root`` is the path of the model itself. No other path
-    begins with ``root``.
+    An example is ``("GPT", "blocks", "blocks.0")``. If a module was called, ``paths[1]`` is the path of the
+    model itself. No other path begins with it.
     """
+    root = paths[1] if len(paths) > 1 else ""
     if path in (root, OUTSIDE_PATH):
-        return [path]
+        return (path,)
     parts = path.split(".")
-    chain = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    chain = tuple(".".join(parts[: count + 1]) for count in range(len(parts)))
     # A module outside the model (a loss) is not below the model.
-    return chain if not root or parts[0].startswith("(") else [root, *chain]
+    return chain if not root or parts[0].startswith("(") else (root, *chain)
 
 
 def common_length(left: Sequence[str], right: Sequence[str]) -> int:
@@ -156,9 +157,9 @@ def _layers(
     totals, peaks = _with_children(rows, own, paths)
     for layer in sorted({*rows, *own}):
         at_peak = own[layer] if counted else None
-        figures = _layer(paths[layer], rows[layer], at_peak, before, totals, peaks)
         known = before is not None and layer != OUTSIDE
-        yield msgspec.structs.replace(figures, added=accountant.added.get(layer) if known else None)
+        added = accountant.added.get(layer) if known else None
+        yield _layer(paths[layer], rows[layer], at_peak, before, totals, peaks, added)
 
 
 def _with_children(
@@ -168,11 +169,10 @@ def _with_children(
 
     Both include the children of a layer.
     """
-    root = paths[1] if len(paths) > 1 else ""
     totals: Counter[str] = Counter()
     peaks: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for layer in {*rows, *own}:
-        for path in with_parents(paths[layer], root):
+        for path in with_parents(paths[layer], paths):
             totals[path] += own[layer]
             by_phase = peaks[path]
             for phase, row in rows[layer].items():
@@ -188,6 +188,7 @@ def _layer(
     before: int | None,
     totals: Counter[str],
     peaks: dict[str, dict[int, int]],
+    added: int | None,
 ) -> LayerFigures:
     """Build one layer's figures.
 
@@ -195,8 +196,7 @@ def _layer(
     bytes at all.
     """
     counted = at_peak is not None
-    by_phase = peaks.get(path, {})
-    highest = max(by_phase.values(), default=None)
+    by_phase = peaks[path]
     readings = sum(row.readings for row in rows.values())
     return LayerFigures(
         path=path,
@@ -205,7 +205,7 @@ def _layer(
             for phase in sorted(rows)
         ),
         allocated=sum(row.allocated for row in rows.values()) if counted else None,
-        peak=_above(before, highest),
+        peak=_above(before, max(by_phase.values(), default=None)),
         at_peak=at_peak,
         at_peak_total=totals[path] if counted else None,
         time_ms=sum(row.time_ns for row in rows.values()) / _NS_PER_MS,
@@ -213,6 +213,7 @@ def _layer(
         fragmentation=(
             sum(row.unused_share for row in rows.values()) / readings if readings else None
         ),
+        added=added,
     )
 
 

@@ -26,6 +26,7 @@ HALF_NOW: Final = 4
 _BITS: Final = 21
 _MAX_MOMENT: Final = (1 << _BITS) - 1
 MOST_CASTS: Final = 255
+"""Maximum of `Uses.casts`, for which an event has one byte."""
 
 
 class Uses(NamedTuple):

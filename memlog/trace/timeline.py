@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,10 +64,7 @@ _TYPES = {
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
-    """Return the statistics of each layer by path, in the model's order.
-
-    Work outside all modules is left out.
-    """
+    """Return the statistics of each layer by path, in the model's order, without work outside all modules."""
     return {
         layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }
@@ -79,15 +76,11 @@ def _stats(layer: LayerFigures) -> LayerMemoryStats:
         layer_name=layer.path,
         peak_allocated=layer.peak,
         peak_reserved=layer.reserved_peak,
-        total_allocations=_sum(phase.allocations for phase in layer.phases) if counted else None,
-        total_deallocations=_sum(phase.frees for phase in layer.phases) if counted else None,
+        total_allocations=sum(one.allocations or 0 for one in layer.phases) if counted else None,
+        total_deallocations=sum(one.frees or 0 for one in layer.phases) if counted else None,
         avg_fragmentation=layer.fragmentation,
         duration_ms=layer.time_ms,
     )
-
-
-def _sum(counts: Iterable[int | None]) -> int:
-    return sum(count or 0 for count in counts)
 
 
 def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:

@@ -58,9 +58,8 @@ def layer_tree(trace: RecordedTrace) -> Node:
     """Return the memory in use at a traced step's peak, by layer and category."""
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))
     root = Node("all", children=[])
-    model = trace.paths[1] if len(trace.paths) > 1 else ""
     for share in trace.result.shares:
-        stack = with_parents(share.path, model)[:_DEEPEST]
+        stack = with_parents(share.path, trace.paths)[:_DEEPEST]
         at = root
         at.size += share.size
         for level, path in enumerate(stack):

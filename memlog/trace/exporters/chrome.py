@@ -32,7 +32,6 @@ _NS_PER_US = 1e3
 
 
 def chrome_trace(trace: RecordedTrace) -> dict[str, Any]:
-    """Build the document of a trace, in Chrome's format."""
     events = [_metadata("process_name", 0, f"memlog: layers and memory ({trace.result.device})")]
     events += _slices(trace)
     events += _counters(trace)
@@ -68,13 +67,9 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """Return the profiler's document with memlog's events added.
+    """Return the profiler's document with memlog's events, whose times are converted to the profiler's clock.
 
-    The times of memlog's events are converted to the profiler's clock.
-
-    Args:
-        ours: Document of `chrome_trace`.
-        profilers: Document of `read_profiler_trace`.
+    ``ours`` is a document of `chrome_trace`, and ``profilers`` is a document of `read_profiler_trace`.
     """
     shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [
@@ -133,12 +128,11 @@ def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
         else:
             continue
         if index % every == 0:
-            at = event.time_ns / _NS_PER_US
             yield {
                 "ph": "C",
                 "name": "live bytes",
                 "pid": PROCESS,
                 "tid": 0,
-                "ts": at,
+                "ts": event.time_ns / _NS_PER_US,
                 "args": dict(live),
             }

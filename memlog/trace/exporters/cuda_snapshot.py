@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from memlog.trace import encoding
-from memlog.trace.exporters.stacks import path_stack
 from memlog.trace.records import RecordedTrace
+from memlog.trace.result import with_parents
 
 _FIRST_ADDRESS = 0x7F0000000000
 _ALIGNMENT = 512
@@ -55,6 +55,6 @@ def snapshot(trace: RecordedTrace) -> dict[str, Any]:
 
 def _frames(trace: RecordedTrace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
     """Return frames for the event's layer, for the layer's parents and for the phase, innermost first."""
-    path = path_stack(trace.paths[event.layer], trace.paths)
+    path = with_parents(trace.paths[event.layer], trace.paths)
     names = (*reversed(path), encoding.PHASES[event.phase])
     return [{"name": name, "filename": "memlog", "line": 0} for name in names]

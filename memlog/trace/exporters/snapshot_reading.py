@@ -45,8 +45,6 @@ class Change(NamedTuple):
 
 
 class Device:
-    """Blocks and history of one device."""
-
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.history: list[Change] = []
@@ -171,9 +169,7 @@ def _requested_size(block: Block) -> int:
 def printable(text: str, *, end: bool = False) -> str:
     """Cut a snapshot's text to `_MAX_TEXT` characters, and replace characters that can't be printed.
 
-    Args:
-        text: The text.
-        end: True: keep the end of the text. False: keep the beginning.
+    If ``end`` is true, the end of the text is kept, otherwise the beginning.
     """
     cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
     return "".join(character if character.isprintable() else "?" for character in cut)

@@ -8,8 +8,9 @@ from typing import Any
 from memlog._internal.units import format_bytes
 from memlog.trace import encoding
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
-from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
+from memlog.trace.exporters.stacks import Stack, ThreadStacks
 from memlog.trace.records import Exactness, RecordedTrace
+from memlog.trace.result import with_parents
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
@@ -26,9 +27,7 @@ _BOUNDS: dict[Exactness, str] = {
 def flame_graph(trace: RecordedTrace, where: str = "") -> dict[str, Any]:
     """Build a document with three kinds of profiles: live bytes at the peak, allocations in order, and time.
 
-    Args:
-        trace: The trace.
-        where: Place of the trace in the run, such as ``step 160``, for the title.
+    The title contains ``where``, the place of the trace in the run, such as ``step 160``.
     """
     frames, title = Frames(), _title(trace, where)
     at_peak = sampled(title, _at_peak(trace), frames)
@@ -75,7 +74,7 @@ def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
     numbers = {path: number for number, path in enumerate(trace.paths)}
     for share in sorted(trace.result.shares, key=lambda one: (numbers[one.path], one.category)):
         line = (share.line,) if share.line else ()
-        yield (*path_stack(share.path, trace.paths), *line, f"[{share.category}]"), share.size
+        yield (*with_parents(share.path, trace.paths), *line, f"[{share.category}]"), share.size
 
 
 def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
@@ -88,7 +87,7 @@ def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
     }
     for event in encoding.decode(trace.events):
         if event.kind == encoding.ALLOC and event.phase != encoding.BEFORE:
-            path = path_stack(trace.paths[event.layer], trace.paths)
+            path = with_parents(trace.paths[event.layer], trace.paths)
             stored += event.size
             yield (encoding.PHASES[event.phase], *path, *lines.get(event.key, ())), event.size
     rest = sum(layer.allocated or 0 for layer in trace.result.layers) - stored

@@ -81,11 +81,8 @@ def speedscope_file(
 ) -> dict[str, Any]:
     """Build the whole document from the profiles that are not ``None``.
 
-    Args:
-        name: Title of the document.
-        frames: The frames of all profiles.
-        profiles: The profiles. Speedscope shows the first one when it opens the file.
-        files: The "file" of each frame, by the frame's name. A frame that is missing here has no file.
+    Speedscope shows the first profile when it opens the file. ``files`` holds the "file" of each frame, by
+    the frame's name. A frame that is missing there has no file.
     """
     known = files or {}
     return {

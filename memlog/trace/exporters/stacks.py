@@ -18,14 +18,6 @@ from memlog.trace.result import common_length, with_parents
 Stack = tuple[str, ...]
 
 
-def path_stack(path: str, paths: Sequence[str]) -> Stack:
-    """Return the paths of a layer's parents, the outermost first, and then the layer's own path.
-
-    If a module was called, ``paths[1]`` is the path of the model.
-    """
-    return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
-
-
 class ThreadStacks:
     """Stack of one thread's frames. The thread's events open and close the frames."""
 
@@ -52,7 +44,7 @@ class ThreadStacks:
             self._outside = ()
             if event.phase != FORWARD:
                 known = event.layer != OUTSIDE
-                path = path_stack(self._paths[event.layer], self._paths) if known else ()
+                path = with_parents(self._paths[event.layer], self._paths) if known else ()
                 self._outside = (PHASES[event.phase], *path)
         return self._switch(tuple(self._stack()))
 

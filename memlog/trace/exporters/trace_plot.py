@@ -63,14 +63,6 @@ class _Drawing:
         for band in self._stack:
             band.end(len(changes))
 
-    @property
-    def changes(self) -> int:
-        return len(self.top) - 1
-
-    @property
-    def peak(self) -> int:
-        return max(level for _, level in self.top)
-
     def _allocate(self, at: int, change: Change, *, drawn: bool) -> None:
         band = _Band(change, at, self._level) if drawn else None
         self._live[change.address] = band, change.size
@@ -134,14 +126,14 @@ def _largest(changes: list[Change]) -> set[int]:
 
 
 def _section(device: int, drawing: _Drawing) -> str:
-    peak = max(drawing.peak, 1)
-    across, up = _WIDTH / drawing.changes, _HEIGHT / peak
+    changes, peak = len(drawing.top) - 1, max(level for _, level in drawing.top)
+    across, up = _WIDTH / changes, _HEIGHT / max(peak, 1)
 
     def path(points: Iterable[tuple[int, int]]) -> str:
         placed = (f"{_MARGIN + x * across:.1f} {_HEIGHT - y * up:.1f}" for x, y in points)
         return "M" + "L".join(placed) + "Z"
 
-    outline = [(0, 0), *drawing.top, (drawing.changes, 0)]
+    outline = [(0, 0), *drawing.top, (changes, 0)]
     shapes = [f'<path d="{path(outline)}" fill="#bbb"><title>all others</title></path>']
     for band in drawing.bands:
         upper = [(x, y + band.size) for x, y in reversed(band.edge)]
@@ -151,12 +143,12 @@ def _section(device: int, drawing: _Drawing) -> str:
         )
     ticks = [
         f'<text x="{_MARGIN - 8:.0f}" y="{_HEIGHT * (1 - part / _TICKS) + 5:.0f}" text-anchor="end" '
-        f'font-size="14">{format_bytes(drawing.peak * part / _TICKS)}</text>'
+        f'font-size="14">{format_bytes(peak * part / _TICKS)}</text>'
         for part in range(_TICKS + 1)
     ]
     box = f"0 -15 {_MARGIN + _WIDTH:.0f} {_HEIGHT + 30:.0f}"
     return (
-        f"<h2>Device {device}: {format_bytes(drawing.peak)} at the peak</h2>\n"
+        f"<h2>Device {device}: {format_bytes(peak)} at the peak</h2>\n"
         f'<svg viewBox="{box}" xmlns="http://www.w3.org/2000/svg">\n'
         + "\n".join([*shapes, *ticks])
         + "\n</svg>"

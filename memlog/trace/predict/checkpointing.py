@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from memlog.trace.encoding import BACKWARD, FORWARD
+from memlog.trace.encoding import BACKWARD, FORWARD, RECOMPUTE
 from memlog.trace.predict.lifetimes import (
     Call,
     SizedInterval,
@@ -80,12 +80,7 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
 def best_plan(traced: TracedStep, peak: int) -> Plan | None:
     """Find the sibling modules whose checkpointing gives the lowest peak.
 
-    Args:
-        traced: The traced step.
-        peak: The peak without checkpointing, in bytes.
-
-    Returns:
-        The modules and the predicted peak; ``None`` if no plan lowers the peak.
+    Return ``None`` if no plan lowers ``peak``, which is the peak without checkpointing, in bytes.
     """
     calls = _recomputed_calls(traced)
     plans = [
@@ -134,7 +129,10 @@ def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[i
 
 def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
     """Return, by layer, the calls in which checkpointing would drop storages."""
-    excluded = traced.recomputed() | {call.layer for call in traced.calls if call.inputs is None}
+    # A module whose forward runs again in the backward pass is checkpointed already.
+    excluded = {
+        call.layer for call in traced.calls if call.phase == RECOMPUTE or call.inputs is None
+    }
     forward_ends = _forward_ends(traced)
     found: _CallsByLayer = {}
     # From the last call to the first: the order in which the backward pass reaches them.

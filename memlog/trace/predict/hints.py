@@ -61,7 +61,6 @@ class Hint(msgspec.Struct, frozen=True):
     checkpointing only: the measured time of the modules' forward, because this forward would run twice."""
 
     def sentence(self) -> str:
-        """Return one line of text for a user."""
         return (
             f"{self.what}: a peak of about {format_bytes(self.peak)}, "
             f"{format_bytes(self.saved)} ({self.share:.0%}) less."
@@ -90,12 +89,9 @@ class Advice(msgspec.Struct, frozen=True):
 def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
     """Find changes that would lower a traced step's peak.
 
-    All figures are computed from the trace's events. No model runs.
-
-    Args:
-        trace: Trace of the step.
-        held: Bytes that the process (or the device's allocator) held in the step; ``None``: unknown. A hint
-            must save at least 1 % of ``held`` and at least 1 % of the step's peak.
+    All figures are computed from the trace's events. No model runs. ``held`` is the number of bytes that the
+    process (or the device's allocator) held in the step; ``None``: unknown. A hint must save at least 1 % of
+    ``held`` and at least 1 % of the step's peak.
     """
     result = trace.result
     peak, hints, notes = _predictions(trace, held)
@@ -260,11 +256,10 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
     if kept:
         bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
         yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", current, bare)
-        counts = {
-            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes
+        sizes = {
+            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes * _8_BIT
             for one in kept
         }
-        sizes = {step: many * _8_BIT for step, many in counts.items()}
         more = any(one.values > _TWO_MOMENTS for one in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"

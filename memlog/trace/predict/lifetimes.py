@@ -18,7 +18,6 @@ from memlog.trace.encoding import (
     OPTIMIZER,
     OPTIMIZER_STATE,
     PARAMETER,
-    RECOMPUTE,
     TEMPORARY,
     UNDECIDED,
     StreamEvent,
@@ -59,7 +58,6 @@ class StorageLifetime:
 
     @property
     def key(self) -> ParameterKey:
-        """Layer and size of the storage."""
         return ParameterKey(self.layer, self.size)
 
 
@@ -85,8 +83,6 @@ class PhaseChange(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The time from one moment to another."""
-
     begin: int
     end: int
 
@@ -162,15 +158,9 @@ class _StreamReader:
 
     def _enter(self, at: int, event: StreamEvent) -> None:
         serials = (event.key, event.size)
-        inputs = tuple(self._live[serial] for serial in serials if serial in self._live)
-        call = Call(
-            event.layer,
-            event.phase,
-            at,
-            self._length,
-            event.thread,
-            None if event.key < 0 else inputs,
-        )
+        known = tuple(self._live[serial] for serial in serials if serial in self._live)
+        inputs = None if event.key < 0 else known
+        call = Call(event.layer, event.phase, at, self._length, event.thread, inputs)
         self._running.setdefault(event.thread, []).append(call)
 
     def _exit(self, at: int, event: StreamEvent) -> None:
@@ -185,13 +175,9 @@ class _StreamReader:
 
 
 class TracedStep:
-    """A traced step, read from the trace's stream of events.
-
-    Args:
-        trace: A trace that holds all its events.
+    """A traced step, read from the events of a trace that holds all its events.
 
     Attributes:
-        trace: The trace.
         paths: Paths of the layers, by the layer's number.
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
@@ -236,7 +222,6 @@ class TracedStep:
 
     @property
     def has_backward(self) -> bool:
-        """True if the step has a backward pass."""
         return any(change.phase == BACKWARD for change in self._phase_changes)
 
     def allocated_after(self, serial: int) -> int:
@@ -286,11 +271,9 @@ class TracedStep:
         )
 
     def phase_changes_before(self, at: int) -> list[PhaseChange]:
-        """Return the changes of phase before a moment, in order."""
         return self._phase_changes[: bisect_left(self._phase_changes, at, key=_moment)]
 
     def phase_changes_from(self, at: int) -> list[PhaseChange]:
-        """Return the changes of phase from a moment on, in order."""
         return self._phase_changes[bisect_left(self._phase_changes, at, key=_moment) :]
 
     def backward_after(self, at: int) -> int:
@@ -313,10 +296,6 @@ class TracedStep:
                 found.setdefault(storage.layer, []).append(storage.size)
         return found
 
-    def recomputed(self) -> set[int]:
-        """Return the checkpointed layers: those whose forward runs again in the backward pass."""
-        return {call.layer for call in self.calls if call.phase == RECOMPUTE}
-
     def intervals(
         self,
         sizes: Mapping[StorageLifetime, float] | None = None,
@@ -324,9 +303,7 @@ class TracedStep:
     ) -> list[SizedInterval]:
         """Return each storage's interval and bytes, as if optimizer state existed from the step's start.
 
-        Args:
-            sizes: Bytes of storages that have another size than in the trace.
-            ends: Ends of storages that have another end than in the trace.
+        ``sizes`` and ``ends`` hold the bytes and the ends of storages for which these differ from the trace.
         """
         sizes, ends = sizes or {}, ends or {}
         return [
@@ -352,12 +329,9 @@ def highest(
 ) -> int:
     """Compute the highest number of bytes that are live at one moment.
 
-    Args:
-        intervals: Bytes with the moments at which they are live. The ``end`` of an interval does not belong
-            to it.
-        length: Number of events in the step.
-        spikes: Pairs of a moment and bytes that are live at this moment only. If there are several pairs for
-            one moment, the largest counts.
+    The ``end`` of an interval does not belong to it. ``length`` is the number of events in the step.
+    ``spikes`` are pairs of a moment and bytes that are live at this moment only. If there are several pairs
+    for one moment, the largest counts.
     """
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in intervals:

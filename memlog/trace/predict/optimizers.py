@@ -26,9 +26,9 @@ _ALLOCATOR_BLOCK = 512
 """Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
 round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
-"""Minimum of two fractions. The first is the part of a state's bytes that has the same whole number of values
-per parameter. The second is the part of the parameters' bytes that has such state. Only parameters with
-gradients count, in layers with state."""
+"""Minimum of two fractions. If one is lower, memlog predicts no peak with another optimizer. The first is the
+part of a state's bytes that has the same whole number of values per parameter. The second is the part of the
+parameters' bytes that has such state. Only parameters with gradients count, in layers with state."""
 
 
 class State(NamedTuple):
@@ -100,11 +100,8 @@ def kept_states(traced: TracedStep) -> list[State]:
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
     """Compute the peak in bytes if other optimizers replace optimizers of the traced step.
 
-    The computation assumes that the steps of the new optimizers allocate nothing but state.
-
-    Args:
-        traced: The traced step.
-        sizes: Bytes of each new state, by the `State.step` of the replaced state.
+    The computation assumes that the steps of the new optimizers allocate nothing but state. ``sizes`` holds
+    the bytes of each new state, by the `State.step` of the state that it replaces.
     """
     intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))

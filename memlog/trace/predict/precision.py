@@ -59,9 +59,7 @@ RNN are missing, because the storages that these layers keep depend on the libra
 def with_autocast(traced: TracedStep) -> int | None:
     """Compute the peak under bfloat16 autocast, in bytes.
 
-    Returns:
-        The peak; ``None`` if `why_not` gives a reason, the traced step used autocast, or there is nothing to
-        cast.
+    Return ``None`` if `why_not` gives a reason, the traced step used autocast, or there is nothing to cast.
     """
     if (
         why_not(traced) is not None

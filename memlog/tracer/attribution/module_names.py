@@ -110,7 +110,7 @@ class ModuleNames:
         """Return the numbers of a layer and of the layers that contain it; empty for `OUTSIDE`."""
         found = self._around.get(layer)
         if found is None:
-            paths = with_parents(self.paths[layer], self.paths[1])
+            paths = with_parents(self.paths[layer], self.paths)
             found = tuple(self._numbers[path] for path in paths if path in self._numbers)
             self._around[layer] = found
         return found

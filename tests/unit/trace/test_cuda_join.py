@@ -168,7 +168,7 @@ def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
     history.free(A, 512, label(2))
     history.alloc(A, 1024, label(2))  # another storage at the same address
     accountant, _ = joined(marks, history)
-    assert not any(held.final_category == GRADIENT for held in accountant.remaining())
+    assert not any(held.final_category == GRADIENT for held in accountant.at_peak)
     assert not any(held.layer == 5 for held in accountant.at_peak)
     assert accountant.peak_bytes == 1536
 
@@ -277,7 +277,7 @@ def test_categories_are_found_by_address(known: bool) -> None:
     run = Run(GPT(), known=known)
     truth, found = (
         {
-            category: sum(h.size for h in accountant.remaining() if h.final_category == category)
+            category: sum(h.size for h in accountant._live.values() if h.final_category == category)
             for category in (PARAMETER, GRADIENT, OPTIMIZER_STATE)
         }
         for accountant in run.books
