@@ -20,7 +20,6 @@ _T = TypeVar("_T")
 _MAX_LOGGED = 200
 """Maximum number of different causes that are logged. Further causes are only counted."""
 
-
 NOT_NOTICED = (
     "memlog noticed no optimizer step (it notices none without PyTorch, in Keras or inside torch.compile): "
     "call session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"

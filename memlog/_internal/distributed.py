@@ -69,11 +69,9 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     for launcher in _LAUNCHERS:
         rank = _number(environment, launcher.rank)
         size = _number(environment, launcher.world_size)
-        if (
-            rank is None
-            or size is None
-            or (launcher.rank[0] == "S" and not _in_a_step(environment))
-        ):
+        if rank is None or size is None:
+            continue
+        if launcher.rank == "SLURM_PROCID" and not _in_a_step(environment):
             continue
         if size < 2 or rank >= size:  # noqa: PLR2004 - one process trains alone
             return None

@@ -61,10 +61,9 @@ def _uses_locals(code: CodeType) -> bool:
         return False
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _PREPARES]
     for one, following in itertools.pairwise(instructions):
-        if one.opname in _LOADS and one.argval in _USES_LOCALS:
+        if one.opname not in _LOADS:
+            continue
+        takes_nothing = following.opname.startswith("CALL") and following.arg == 0
+        if one.argval in _USES_LOCALS or (one.argval in _USES_LOCALS_ALONE and takes_nothing):
             return True
-        if one.opname in _LOADS and one.argval in _USES_LOCALS_ALONE:
-            takes_nothing = following.opname.startswith("CALL") and following.arg == 0
-            if takes_nothing:
-                return True
     return False

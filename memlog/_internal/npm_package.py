@@ -115,18 +115,14 @@ class NpmPackage:
         with tempfile.TemporaryDirectory(prefix=f".{self.name}-", dir=target.parent) as scratch:
             folder = Path(scratch)
             tarball = self._pack(folder)
-            self.verify(tarball)
+            self._verify(tarball)
             unpacked = folder / "unpacked"
             unpacked.mkdir()
             self.extract(tarball, unpacked)
             self._move(unpacked, target)
 
-    def verify(self, tarball: Path) -> None:
-        """Compare a tarball's hash with `integrity`.
-
-        Raises:
-            FetchError: The hash differs.
-        """
+    def _verify(self, tarball: Path) -> None:
+        """Raise `FetchError` if a tarball's hash is not `integrity`."""
         digest = hashlib.sha512(tarball.read_bytes()).digest()
         found = f"sha512-{base64.b64encode(digest).decode()}"
         if found != self.integrity:
@@ -138,7 +134,7 @@ class NpmPackage:
         """Unpack the wanted files and collect the licences.
 
         Args:
-            tarball: A package that `verify` has accepted, so its content and the names of its entries are
+            tarball: A package that `_verify` has accepted, so its content and the names of its entries are
                 trusted.
             target: Folder for the files.
 

@@ -65,10 +65,9 @@ class Estimate:
     @cached_property
     def reserved(self) -> int | None:
         """Bytes that CUDA's caching allocator reserves for the step; ``None`` on the CPU."""
-        question = self._question
-        if question.device == "cpu":
+        if self.device == "cpu":
             return None
-        return reserved(self.recording, expandable=question.expandable_segments)
+        return reserved(self.recording, expandable=self._question.expandable_segments)
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:

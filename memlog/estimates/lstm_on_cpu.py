@@ -42,7 +42,7 @@ _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
 operation."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
-_NUMBERS: Final = slice(13, 22)
+_NUMBERS: Final = range(13, 22)
 
 
 class _Measured(NamedTuple):
@@ -150,9 +150,7 @@ def _measured(
         one if one is None else real_tensor(one, shape)
         for one, shape in zip(backward[_GRADIENTS], ((steps, *state), state, state), strict=True)
     ]
-    others = [
-        hidden if at == _HIDDEN_BACKWARD else backward[at] for at in range(*_NUMBERS.indices(22))
-    ]
+    others = [hidden if at == _HIDDEN_BACKWARD else backward[at] for at in _NUMBERS]
     given = (*tensors, *results[:-1], *gradients, *others, results[-1])
     more = op_workspace.allocations(_aten.mkldnn_rnn_layer_backward.default, given, {})[1]
     return None if more is None else _Measured(sizes, more, [kept_bytes])

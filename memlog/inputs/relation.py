@@ -28,7 +28,7 @@ FEWEST = 6
 """Minimum number of different values of a dimension for a relation."""
 _TOLERANCE = 0.1
 """Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
-_MANY = 12, 0.15
+_MANY, _TOLERANCE_OF_MANY = 12, 0.15
 """Number of different values from which a parabola may be farther from a known peak; and the maximum distance
 in this case, as a fraction of the peaks' range."""
 _FALLS = 0.05
@@ -188,10 +188,9 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         return None
     points = [(float(size), float(step.peak)) for size, step in known]
     bounds = [(float(size), float(step.peak)) for size, step in pairs if not step.known]
-    wide = max(peak for _, peak in points) - min(peak for _, peak in points)
-    for make in (_line, _parabola):
-        fit = make(points)
-        if fit is not None and _holds(fit, make, points, bounds, wide):
+    for degree in (1, 2):
+        fit = _polynomial(points, degree)
+        if fit is not None and _holds(fit, degree, points, bounds):
             break
     else:
         return None
@@ -201,7 +200,7 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         name=dimension.name,
         dimension=dimension.axis,
         is_length=dimension.is_length,
-        is_linear=make is _line,
+        is_linear=degree == 1,
         slope=fit(largest) - fit(largest - 1),
         smallest=min(size for size, _ in known),
         largest=largest,
@@ -238,38 +237,30 @@ def _slope(begin: tuple[int, int], end: tuple[int, int]) -> float:
 
 def _holds(
     fit: _Fit,
-    make: Callable[[Sequence[tuple[float, float]]], _Fit | None],
+    degree: int,
     points: Sequence[tuple[float, float]],
     bounds: Sequence[tuple[float, float]],
-    wide: float,
 ) -> bool:
     """Return True if a fit rises, is near all points, and is not far above any bound.
 
-    A second fit without the largest point must also predict that point. ``wide`` is the range of the peaks.
+    A second fit without the largest point must also predict that point.
     """
+    wide = max(peak for _, peak in points) - min(peak for _, peak in points)
     sizes = sorted({size for size, _ in points})
     fitted = [fit(size) for size in sizes]
     falls = max(high - now for high, now in zip(accumulate(fitted, max), fitted, strict=True))
     if falls > _FALLS * wide or fitted[-1] < max(fitted):
         return False
-    many, of_many = _MANY
-    error = wide * (of_many if make is _parabola and len(sizes) >= many else _TOLERANCE)
+    has_many = degree > 1 and len(sizes) >= _MANY
+    error = wide * (_TOLERANCE_OF_MANY if has_many else _TOLERANCE)
     if any(abs(fit(size) - peak) > error for size, peak in points):
         return False
     if any(fit(size) - bound > error for size, bound in bounds):
         return False
-    others = make([point for point in points if point[0] < sizes[-1]])
+    others = _polynomial([point for point in points if point[0] < sizes[-1]], degree)
     return others is not None and all(
         abs(others(size) - peak) <= _PREDICTED * wide for size, peak in points if size == sizes[-1]
     )
-
-
-def _line(points: Sequence[tuple[float, float]]) -> _Fit | None:
-    return _polynomial(points, 1)
-
-
-def _parabola(points: Sequence[tuple[float, float]]) -> _Fit | None:
-    return _polynomial(points, 2)
 
 
 def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | None:

@@ -54,7 +54,7 @@ class StepInputsWatch:
         self._host_free = host_free
         self._publish = publish
         self._diagnostics = diagnostics
-        self._device: str | None = None
+        self._device = "host"
         self._capacities: dict[str, int | None] = {}
         self._begun = time.perf_counter()
         self._spent = self._cost = 0.0
@@ -140,7 +140,7 @@ class StepInputsWatch:
             StepInputs(
                 time_us=now_us(),
                 step=step.step,
-                device=self._device or "host",
+                device=self._device,
                 peak=step.peak,
                 inputs=self._varying_first(step.inputs),
                 like_step=next(like, None),
@@ -165,8 +165,7 @@ class StepInputsWatch:
             step: Last complete step.
             at_the_end: True to publish the finding again, now with the largest step of the run.
         """
-        before = self._found
-        if (before is not None and not at_the_end) or not self._steps_grow():
+        if (self._found is not None and not at_the_end) or not self._steps_grow():
             return
         found = relation(self._steps)
         if found is None:
@@ -175,13 +174,12 @@ class StepInputsWatch:
 
         if matters(found):
             self._found = found
-            device = self._device or "host"
             self._publish(
                 larger_steps(
                     found,
                     step,
                     self._highest,
-                    device,
+                    self._device,
                     at_the_end=at_the_end,
                     free=self._free(found.peak),
                 )
@@ -193,7 +191,7 @@ class StepInputsWatch:
             free = self._host_free()
             limit = None if free is None else free + self._level
         else:
-            limit = self._capacities.get(self._device or "")
+            limit = self._capacities.get(self._device)
         return None if limit is None else max(limit - peak, 0)
 
     def _steps_grow(self) -> bool:

@@ -93,9 +93,8 @@ class HostProbe:
         try:
             rss, mark = memory.read()
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
-            if (
-                self._memory is not None
-            ):  # else another thread has ended the run and closed the files
+            # If another thread has ended the run meanwhile, the files are closed.
+            if self._memory is not None:
                 self._diagnostics.fault("reading the host's memory", error)
             return None, None
         if mark is not None:

@@ -103,15 +103,15 @@ class ProcessTree:
         members, left_out = [self._root], set[int]()
         # Parents come before their children.
         for process in descendants:
-            if _parent(process) in left_out or self._is_left_out(process):
+            if self._is_left_out(process, left_out):
                 left_out.add(process.pid)
             else:
                 members.append(process)
         return members
 
-    def _is_left_out(self, process: psutil.Process) -> bool:
+    def _is_left_out(self, process: psutil.Process, left_out: set[int]) -> bool:
         with suppress(psutil.Error):
-            return process.cmdline()[1:] == self._leave_out
+            return process.ppid() in left_out or process.cmdline()[1:] == self._leave_out
         return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
@@ -169,12 +169,6 @@ def _total(sizes: Sequence[int | None]) -> int | None:
     """Return the sum of some sizes; ``None`` if one is unknown, or if there are none."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None
-
-
-def _parent(process: psutil.Process) -> int | None:
-    with suppress(psutil.Error):
-        return process.ppid()
-    return None
 
 
 def _proportional(rollup: Path) -> _Size | None:
