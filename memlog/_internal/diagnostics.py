@@ -73,9 +73,7 @@ class Diagnostics:
     def fault(self, where: str, error: BaseException) -> None:
         """Count and log an error inside memlog, so that training goes on.
 
-        Args:
-            where: Activity of memlog that failed, as the subject of a sentence ("writing the journal").
-            error: The error.
+        ``where`` is the activity that failed, as the subject of a sentence ("writing the journal").
 
         Raises:
             BaseException: ``error`` itself, if a signal handler of the user raised it. The user's code

@@ -35,8 +35,7 @@ variable in this file, and of getrefcount's argument."""
 def local_variables(frame: FrameType) -> dict[str, Any]:
     """Return a function's local variables by name; empty if they can't be read without an effect.
 
-    Args:
-        frame: The function's frame. For the frame of a module or a class the result is empty.
+    For the frame of a module or a class the result is empty.
     """
     code = frame.f_code
     if not code.co_flags & CO_OPTIMIZED:

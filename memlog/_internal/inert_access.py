@@ -88,9 +88,7 @@ def own_method(value: object, name: str) -> Any:
 def values_in(value: object, limit: int) -> Iterator[object]:
     """Yield a value or, if it is a tuple, list or dictionary, the values in it at any depth.
 
-    Args:
-        value: Any object.
-        limit: Maximum number of values that are looked at.
+    At most ``limit`` values are looked at.
     """
     waiting = [value]
     while waiting and limit > 0:

@@ -38,11 +38,7 @@ ASK_NPM = (
 
 
 class FetchError(Exception):
-    """A package can't be fetched. The message is one line with the reason.
-
-    Attributes:
-        remedy: Action that the user can take.
-    """
+    """A package can't be fetched. The message is one line with the reason; ``remedy`` says what to do."""
 
     def __init__(self, why: str, remedy: str = ASK_NPM) -> None:
         super().__init__(why)
@@ -131,12 +127,9 @@ class NpmPackage:
             )
 
     def extract(self, tarball: Path, target: Path) -> None:
-        """Unpack the wanted files and collect the licences.
+        """Unpack the wanted files into the folder ``target``, and collect the licences.
 
-        Args:
-            tarball: A package that `_verify` has accepted, so its content and the names of its entries are
-                trusted.
-            target: Folder for the files.
+        `_verify` must have accepted ``tarball``: its content and the names of its entries are trusted.
 
         Raises:
             FetchError: The tarball lacks a needed file or the licence.

@@ -141,8 +141,7 @@ class _Call:
     def measured(self, cuts: _Cuts) -> list[int] | None:
         """Run the operation on real tensors with some dimensions cut.
 
-        Returns:
-            Bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+        Return the bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
         """
         args = dict(self.args)
         for dimension, few in cuts:
@@ -179,16 +178,10 @@ def _shape(tensor: Tensor, cuts: _Cuts) -> list[int]:
 def _allocations(
     call: _Call, dimensions: Sequence[_Dimension], most: int, cuts: _Cuts = ()
 ) -> list[int] | None:
-    """Return the allocations of an operation, measured with its full shapes or with some dimensions cut.
+    """Return the bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
 
-    Args:
-        call: The operation.
-        dimensions: Dimensions that may be cut, one after the other.
-        most: Maximum bytes of arguments and results. With more bytes, a further dimension is cut.
-        cuts: Dimensions that are cut already.
-
-    Returns:
-        Bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+    If arguments and results have more than ``most`` bytes, ``dimensions`` are cut, one after the other, and
+    the bytes are extrapolated to the full lengths. The dimensions in ``cuts`` are cut already.
     """
     size = call.size(cuts)
     if size <= most or not dimensions:

@@ -286,12 +286,8 @@ def estimate_made_by(
 ) -> Estimate:
     """Estimate a step whose model is made by a function, on fake tensors.
 
-    Args:
-        make: Function that returns arguments of `estimate` by name: ``step``, and if needed ``model``,
-            ``optimizer`` and ``expandable_segments``.
-        batch: Number of samples, for steps with a parameter ``batch``.
-        length: Length of a sequence, for steps with a parameter ``length``.
-        device: ``"cuda"`` or ``"cpu"``: where the step will run.
+    ``make`` returns arguments of `estimate` by name: ``step``, and if needed ``model``, ``optimizer`` and
+    ``expandable_segments``. The other arguments are as for `estimate`.
 
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.

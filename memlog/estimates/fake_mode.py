@@ -173,7 +173,6 @@ class FakeMode(FakeTensorMode):
         return out
 
     def empty(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a new tensor of the mode."""
         meta = torch.empty_strided(shape, strides, dtype=dtype, device=_META)
         return self.wrap(meta)
 

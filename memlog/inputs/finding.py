@@ -35,13 +35,10 @@ def larger_steps(
 ) -> Finding:
     """Return the finding that an input made steps larger.
 
-    Args:
-        found: The relation of input and peak.
-        step: Last complete step.
-        highest: Highest peak of the run so far, in bytes.
-        device: Memory that has the peak: ``host``, or an accelerator's name.
-        at_the_end: True if the run has ended, so that no larger step can come.
-        free: Bytes between the peak of ``found`` and the limit; ``None``: unknown.
+    ``step`` is the last complete step, and ``highest`` the run's highest peak so far, in bytes.
+    ``device`` is ``host`` or an accelerator's name. ``at_the_end`` is true if the run has ended, so that no
+    larger step can come. ``free`` is the number of bytes between the peak of ``found`` and the limit;
+    ``None``: unknown.
     """
     of = "the process" if device == "host" else device
     return Finding(

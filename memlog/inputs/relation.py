@@ -110,10 +110,9 @@ class _Dimension(NamedTuple):
 
 
 def relation(steps: Sequence[StepPeak]) -> Relation | None:
-    """Return the dimension that explains the peaks of some steps; ``None`` if none does, or several do.
+    """Return the dimension that explains the peaks; ``None`` if none does, or several do.
 
-    Args:
-        steps: The steps in order.
+    ``steps`` are in order.
     """
     known = [step for step in steps if step.known]
     if len(known) < FEWEST or _range(known) < _LEAST_RISE or _is_kept(known):
@@ -216,12 +215,9 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
 
 
 def _per_step(sizes: Sequence[tuple[int, int]]) -> float:
-    """Return the mean rise per step in the second half of ``sizes``.
+    """Return the mean rise per step in the second half of ``sizes``, which are pairs of a step and a size.
 
     The result is 0 if the sizes often fall, or if they rise less than half as fast as in the first half.
-
-    Args:
-        sizes: Pairs of a step and the size of the dimension in it.
     """
     falls = sum(after < before for (_, before), (_, after) in pairwise(sizes))
     if falls > _FALLING * len(sizes):

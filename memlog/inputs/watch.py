@@ -39,10 +39,7 @@ class StepInputsWatch:
     The bus calls it on the trainer's thread, within the call of the optimizer's step. At this moment, the
     functions that ran the step still have their variables.
 
-    Args:
-        publish: Function that publishes an event.
-        diagnostics: Counter of memlog's internal errors.
-        host_free: Function that returns the bytes that the process can still take; ``None``: unknown.
+    ``host_free`` returns the bytes that the process can still take; ``None``: unknown.
     """
 
     def __init__(
@@ -77,10 +74,7 @@ class StepInputsWatch:
     def finish(self, step: int | None) -> None:
         """Publish the inputs of the newest step that raised the peak, and the finding, if there are any.
 
-        Call it at the end of the run.
-
-        Args:
-            step: Last complete step; ``None``: there was none.
+        Call it at the end of the run, with the last complete step; ``None``: there was none.
         """
         with self._diagnostics.contained("relating the steps' inputs to their peaks"):
             if step is not None:
@@ -161,9 +155,7 @@ class StepInputsWatch:
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps become far larger and the size of an input explains this.
 
-        Args:
-            step: Last complete step.
-            at_the_end: True to publish the finding again, now with the largest step of the run.
+        With ``at_the_end``, the finding is published again, now with the largest step of the run.
         """
         if (self._found is not None and not at_the_end) or not self._steps_grow():
             return
@@ -205,13 +197,10 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return the reading of the accelerator with the highest peak.
+    """Return the accelerator with the highest peak, or the process if no accelerator has a known peak.
 
-    If no accelerator has a known peak, return the reading of the process.
-
-    Returns:
-        The name, the bytes in use after the step, the peak in bytes, and whether the peak was reached in this
-        step.
+    The result is a name, the bytes in use after the step, the peak in bytes, and whether the peak was reached
+    in this step.
     """
     known = [each for each in batch.devices if each.peak is not None]
     if known:

@@ -33,11 +33,7 @@ class HostProbe:
     """Reader of the resident set and its watermark; safe across ``fork``.
 
     Each probe has its own peak window. A caller that needs the peaks of both epochs and batches uses two
-    probes.
-
-    Args:
-        diagnostics: Counter of errors, which are never raised.
-        proc: Folder of processes, on Linux.
+    probes. Errors are counted in ``diagnostics`` and never raised.
     """
 
     def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
