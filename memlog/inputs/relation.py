@@ -29,8 +29,8 @@ FEWEST = 6
 _TOLERANCE = 0.1
 """Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
 _MANY, _TOLERANCE_OF_MANY = 12, 0.15
-"""Number of different values from which a parabola may be farther from a known peak; and the maximum distance
-in this case, as a fraction of the peaks' range."""
+"""Minimum number of different values with which a parabola may be farther from known peaks than `_TOLERANCE`,
+and its maximum distance, as a fraction of the peaks' range."""
 _FALLS = 0.05
 """Maximum bytes by which a fit may fall, as a fraction of the peaks' range. A parabola falls a little if the
 peaks of all small inputs are equal."""
@@ -43,9 +43,10 @@ _LEAST_RISE = 16 * 1024**2
 """Minimum range of the peaks, in bytes. A smaller range can be noise of the allocator."""
 
 _FALLING: Final = 0.02
-"""Maximum fraction of steps in which a rising size may fall."""
+"""Maximum fraction of steps in which the size of an input falls, for the size to count as growing."""
 _STEADY: Final = 0.5
-"""Minimum rise per step in the second half of the steps, as a fraction of the rise per step in the first."""
+"""Minimum rise per step in the second half of the steps for steady growth, as a fraction of the rise per step
+in the first half."""
 
 _Fit: TypeAlias = Callable[[float], float]
 

@@ -15,10 +15,9 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Ratio to the last record peak from which a peak is a new record. The inputs of the step are then
-published."""
+"""Minimum ratio of a new record peak to the last one. memlog publishes the inputs of the record's step."""
 _RISEN = 1.01
-"""Ratio to the last risen peak from which a peak counts as risen. The inputs of the step are then read."""
+"""Minimum ratio of a risen peak to the last one. memlog reads the inputs of the risen peak's step."""
 _SHARE = 0.002
 """Maximum fraction of the run's time for reading inputs. Above it, only the inputs of steps with a risen
 or record peak are read."""
