@@ -55,11 +55,8 @@ def address_in(text: str) -> str | None:
 def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -> str:
     """Return the one-line message that a tracker can't be reached.
 
-    Args:
-        tracker: The tracker's display name, such as ``"MLflow"``.
-        address: The tracker's address, which may hold a password (it is removed); ``None``: unknown.
-        text: The client's message. It may name another server, for example the tracker's file storage.
-        reason: Cause in a few words.
+    A password in ``address`` is removed; ``None``: the address is unknown. ``text`` is the client's message.
+    It may name another server, for example the tracker's file storage.
     """
     named = address_in(text)
     asked = named if address is None else bare_address(address)

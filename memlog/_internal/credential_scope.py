@@ -51,10 +51,9 @@ def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
 def is_same_place(named: str, known: str | None) -> bool:
     """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
-    Args:
-        named: Address that a run names. A password in it is not removed before the comparison, because the
-            address without its password is a different address.
-        known: Address that the user or the environment names; ``None``: neither names one.
+    A run names the address ``named``. A password in it is not removed before the comparison, because the
+    address without its password is a different address. The user or the environment names ``known``;
+    ``None``: neither does.
     """
     if known is None:
         return False
@@ -66,15 +65,11 @@ def is_same_place(named: str, known: str | None) -> bool:
 
 
 def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the credentials that ``address`` would get although they belong to another tracker.
+    """Return the names of variables and files with credentials that ``address`` must not get.
 
-    Args:
-        address: Address that a run's folder names; ``None``: the folder names none.
-        home: The tracker's address and credentials in the environment.
-        trusted: Further addresses that the user allows.
-
-    Returns:
-        Names of variables and files; empty if memlog may connect to ``address``.
+    They belong to another tracker, and a client that connects to ``address`` would send them. The result is
+    empty if memlog may connect. ``address`` comes from a run's folder; ``None``: the folder names none.
+    ``trusted`` are addresses that the user allows, in addition to that of ``home``.
     """
     if not address or _is_local(address, home):
         return ()

@@ -87,8 +87,7 @@ def on_demand() -> bool:
 def before_finish(settle: Callable[[float], None]) -> None:
     """Register a function that publishes pending events. memlog calls the function before a session ends.
 
-    Args:
-        settle: Function that publishes the events. Its argument is the time limit in seconds.
+    Its argument is the time limit in seconds.
     """
     _before_finish.append(settle)
 

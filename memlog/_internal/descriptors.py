@@ -11,11 +11,7 @@ class Descriptor:
     A program that becomes a daemon forks and closes every descriptor. The system then may give the same
     number to a file of the program. memlog must not close that file.
 
-    Args:
-        number: An open descriptor, which this object takes over.
-
-    Attributes:
-        number: The descriptor's number; -1 after `close`.
+    The object takes over the open descriptor ``number``. After `close`, its ``number`` is -1.
     """
 
     def __init__(self, number: int) -> None:

@@ -20,7 +20,6 @@ _T = TypeVar("_T")
 _MAX_LOGGED = 200
 """Maximum number of different causes that are logged. Further causes are only counted."""
 
-
 NOT_NOTICED = (
     "memlog noticed no optimizer step. It can't notice steps in Keras, inside torch.compile, or if PyTorch "
     "is not used: call session.step() after each step, or use memlog's monitors, memlog_keras or "
@@ -75,9 +74,7 @@ class Diagnostics:
     def fault(self, where: str, error: BaseException) -> None:
         """Count and log an error inside memlog, so that training goes on.
 
-        Args:
-            where: Activity of memlog that failed, as the subject of a sentence ("writing the journal").
-            error: The error.
+        ``where`` is the activity that failed, as the subject of a sentence ("writing the journal").
 
         Raises:
             BaseException: ``error`` itself, if a signal handler of the user raised it. The user's code

@@ -20,21 +20,16 @@ _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Place of a process among the ranks of one training.
-
-    Attributes:
-        rank: Number of the process, from 0.
-        world_size: Number of processes.
-        job: Text that the processes of one training have in common. A later training may have the same text.
-        local_rank: Number of the process on its machine; ``None``: unknown.
-        restart: Number of times that the launcher has started the training again.
-    """
+    """Place of a process among the ranks of one training."""
 
     rank: int
     world_size: int
     job: str
+    """Text that the processes of one training have in common. A later training may have the same text."""
     local_rank: int | None = None
+    """Number of the process on its machine; ``None``: unknown."""
     restart: int = 0
+    """Number of times that the launcher has started the training again."""
 
 
 class _Launcher(NamedTuple):
@@ -69,11 +64,9 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     for launcher in _LAUNCHERS:
         rank = _number(environment, launcher.rank)
         size = _number(environment, launcher.world_size)
-        if (
-            rank is None
-            or size is None
-            or (launcher.rank[0] == "S" and not _in_a_step(environment))
-        ):
+        if rank is None or size is None:
+            continue
+        if launcher.rank == "SLURM_PROCID" and not _in_a_step(environment):
             continue
         if size < 2 or rank >= size:  # noqa: PLR2004 - one process trains alone
             return None

@@ -31,10 +31,7 @@ def _forked() -> None:
 def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
     """Give every child process a new lock: no thread of the child could release a lock held in the parent.
 
-    Args:
-        owner: Module or object that has the lock. memlog does not keep it alive.
-        attribute: Attribute of ``owner`` that refers to the lock.
-        make: Function that creates a new lock.
+    ``owner`` is the module or object that has the lock. memlog does not keep it alive.
     """
     _locks.setdefault(owner, {})[attribute] = make
 

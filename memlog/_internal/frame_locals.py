@@ -35,8 +35,7 @@ variable in this file, and of getrefcount's argument."""
 def local_variables(frame: FrameType) -> dict[str, Any]:
     """Return a function's local variables by name; empty if they can't be read without an effect.
 
-    Args:
-        frame: The function's frame. For the frame of a module or a class the result is empty.
+    For the frame of a module or a class the result is empty.
     """
     code = frame.f_code
     if not code.co_flags & CO_OPTIMIZED:
@@ -61,10 +60,9 @@ def _uses_locals(code: CodeType) -> bool:
         return False
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _PREPARES]
     for one, following in itertools.pairwise(instructions):
-        if one.opname in _LOADS and one.argval in _USES_LOCALS:
+        if one.opname not in _LOADS:
+            continue
+        takes_nothing = following.opname.startswith("CALL") and following.arg == 0
+        if one.argval in _USES_LOCALS or (one.argval in _USES_LOCALS_ALONE and takes_nothing):
             return True
-        if one.opname in _LOADS and one.argval in _USES_LOCALS_ALONE:
-            takes_nothing = following.opname.startswith("CALL") and following.arg == 0
-            if takes_nothing:
-                return True
     return False

@@ -10,6 +10,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType
 from typing import Any, Final
 
@@ -87,9 +88,7 @@ def own_method(value: object, name: str) -> Any:
 def values_in(value: object, limit: int) -> Iterator[object]:
     """Yield a value or, if it is a tuple, list or dictionary, the values in it at any depth.
 
-    Args:
-        value: Any object.
-        limit: Maximum number of values that are looked at.
+    At most ``limit`` values are looked at.
     """
     waiting = [value]
     while waiting and limit > 0:
@@ -137,19 +136,12 @@ def attribute_name(owner: object, value: object) -> str | None:
             return key
     for base in bases(type(owner)):
         for name, member in class_namespace(base).items():
-            if type(member) is MemberDescriptorType and _slot(member, owner) is value:
-                return shown(name)
+            if type(member) is not MemberDescriptorType:
+                continue
+            with suppress(AttributeError):  # an empty slot
+                if member.__get__(owner) is value:
+                    return shown(name)
     return None
-
-
-def _slot(member: Any, owner: object) -> Any:
-    try:
-        return member.__get__(owner)
-    except AttributeError:
-        return _NOTHING
-
-
-_NOTHING: Final = object()
 
 
 def key_of(mapping: dict[Any, Any], value: object) -> str | None:

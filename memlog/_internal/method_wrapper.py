@@ -10,13 +10,9 @@ Method: TypeAlias = Callable[..., Any]
 
 
 def wrap_method(owner: type, name: str, around: Method) -> None:
-    """Replace a method of a class.
+    """Replace a method of a class by ``around``.
 
-    Args:
-        owner: The class.
-        name: Name of the method.
-        around: Function called in place of the method. Its first argument is the original method; the
-            method's own arguments follow.
+    The first argument of ``around`` is the original method; the method's own arguments follow.
     """
     method = getattr(owner, name)
 

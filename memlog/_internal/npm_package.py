@@ -38,11 +38,7 @@ ASK_NPM = (
 
 
 class FetchError(Exception):
-    """A package can't be fetched. The message is one line with the reason.
-
-    Attributes:
-        remedy: Action that the user can take.
-    """
+    """A package can't be fetched. The message is one line with the reason; ``remedy`` says what to do."""
 
     def __init__(self, why: str, remedy: str = ASK_NPM) -> None:
         super().__init__(why)
@@ -115,18 +111,14 @@ class NpmPackage:
         with tempfile.TemporaryDirectory(prefix=f".{self.name}-", dir=target.parent) as scratch:
             folder = Path(scratch)
             tarball = self._pack(folder)
-            self.verify(tarball)
+            self._verify(tarball)
             unpacked = folder / "unpacked"
             unpacked.mkdir()
             self.extract(tarball, unpacked)
             self._move(unpacked, target)
 
-    def verify(self, tarball: Path) -> None:
-        """Compare a tarball's hash with `integrity`.
-
-        Raises:
-            FetchError: The hash differs.
-        """
+    def _verify(self, tarball: Path) -> None:
+        """Raise `FetchError` if a tarball's hash is not `integrity`."""
         digest = hashlib.sha512(tarball.read_bytes()).digest()
         found = f"sha512-{base64.b64encode(digest).decode()}"
         if found != self.integrity:
@@ -137,12 +129,9 @@ class NpmPackage:
             )
 
     def extract(self, tarball: Path, target: Path) -> None:
-        """Unpack the wanted files and collect the licences.
+        """Unpack the wanted files into the folder ``target``, and collect the licences.
 
-        Args:
-            tarball: A package that `verify` has accepted, so its content and the names of its entries are
-                trusted.
-            target: Folder for the files.
+        `_verify` must have accepted ``tarball``: its content and the names of its entries are trusted.
 
         Raises:
             FetchError: The tarball lacks a needed file or the licence.

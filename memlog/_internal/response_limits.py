@@ -85,13 +85,10 @@ class _Timed:
 
 
 class _TimedReader(io.RawIOBase):
-    """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long.
-
-    Attributes:
-        limit: Upper bound of the time limits of all answers in this process, in seconds; ``None``: none.
-    """
+    """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long."""
 
     limit: float | None = None
+    """Upper bound of the time limits of all answers in this process, in seconds; ``None``: none."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

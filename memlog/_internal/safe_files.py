@@ -28,10 +28,6 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 def open_plain(root: Path, name: str) -> BinaryIO:
     """Open a file below ``root`` for reading.
 
-    Args:
-        root: The folder.
-        name: Path below ``root``, with ``/``.
-
     Raises:
         OSError: the file can't be read, is not a regular file, or a link leads to it.
         ValueError: ``name`` leads out of ``root``.

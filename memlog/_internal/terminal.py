@@ -18,7 +18,6 @@ def out(text: str) -> None:
 
 
 def err(text: str) -> None:
-    """Write lines to standard error."""
     _write(sys.stderr, text)
 
 

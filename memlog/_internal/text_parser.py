@@ -44,11 +44,8 @@ class Token(NamedTuple):
 class Reader:
     """Reader of one text, from left to right.
 
-    The message of every error has three lines: the remedy, the text, and a caret under the mistake.
-
-    Args:
-        text: The text.
-        what: Name of the expression for error messages, with its article ("an alert rule").
+    The message of every error has three lines: the remedy, the text, and a caret under the mistake. It names
+    the expression by ``what``, which includes an article ("an alert rule").
     """
 
     def __init__(self, text: str, what: str) -> None:
@@ -107,10 +104,9 @@ class Reader:
         return None
 
     def device(self) -> tuple[str, str] | None:
-        """Consume a measure of one device, such as ``cuda0.peak``.
+        """Consume a measure of one device, such as ``cuda0.peak``, and return the device and the measure.
 
-        Returns:
-            The device and the measure; ``None`` if the next token is no such measure.
+        Return ``None`` if the next token is no such measure.
         """
         owner, _, measure = self.next.text.partition(".")
         is_device = _DEVICE.fullmatch(owner) is not None and not owner.startswith("gpu")
@@ -134,14 +130,7 @@ class Reader:
             raise self.error(f"write {name}{number.text}.{measure.text}")
 
     def size(self, number: Token) -> float:
-        """Consume the unit of a size.
-
-        Args:
-            number: The size's number, already consumed.
-
-        Returns:
-            Bytes.
-        """
+        """Consume a unit, and return the bytes of ``number`` units. ``number`` is consumed already."""
         unit = self.next
         if unit.kind != "word" or unit.text.lower() not in _SIZES:
             raise self.error(f"write the unit here: {SIZE_NAMES}, or %")
@@ -152,11 +141,7 @@ class Reader:
         return size
 
     def end(self, what: str) -> None:
-        """Raise an error if more text follows.
-
-        Args:
-            what: Name of the expression for the message.
-        """
+        """Raise an error if more text follows. Its message names the expression by ``what``."""
         if self.next.kind != "end":
             raise self.error(f"the {what} ends here: remove the rest")
 

@@ -118,7 +118,6 @@ class CachingAllocator:
         self._used[key] = block
 
     def free(self, key: int) -> None:
-        """Free the bytes that were allocated under a key."""
         block = self._used.pop(key)
         block.free = True
         if block.after is not None and block.after.free:

@@ -77,16 +77,17 @@ def measured_on_small_batches() -> Iterator[None]:
 
 def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
     """Return the workspace of an operation on fake tensors; ``None`` if it can't be measured."""
+    kwargs = kwargs or {}
     name = operation_name(func).rstrip("_")
     if name in lstm_on_cpu.OPERATIONS:
         return lstm_on_cpu.workspace(func, args)
     if torch.Tag.inplace_view in func.tags:
         return Workspace(0, 0)
-    if any(isinstance(value, torch.Generator) for value in (kwargs or {}).values()):
+    if any(isinstance(value, torch.Generator) for value in kwargs.values()):
         return None  # the program's own generator: a measurement would change its state
-    if any(is_sparse(value) for value in (*args, *(kwargs or {}).values())):
+    if any(is_sparse(value) for value in (*args, *kwargs.values())):
         return None  # zeros would be all of its values, and not those that it has
-    call = _Call(func, args, kwargs or {}, out)
+    call = _Call(func, args, kwargs, out)
     large = call.size(()) > _WHOLE
     with _disable_current_modes(), torch.no_grad(), _same_random_numbers(func):
         if name in _PRODUCTS and large:
@@ -131,7 +132,7 @@ class _Call:
         self.args = dict(zip(names, args, strict=False))
         self.kwargs = kwargs
         self.given = _tensors((*self.args.items(), *kwargs.items()))
-        self.all = [*(each for _, each in self.given), *(each for _, each in _tensors([("", out)]))]
+        self.all = [each for _, each in (*self.given, *_tensors([("", out)]))]
 
     def size(self, cuts: _Cuts) -> int:
         """Return the bytes of arguments and results with some dimensions cut."""
@@ -140,8 +141,7 @@ class _Call:
     def measured(self, cuts: _Cuts) -> list[int] | None:
         """Run the operation on real tensors with some dimensions cut.
 
-        Returns:
-            Bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+        Return the bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
         """
         args = dict(self.args)
         for dimension, few in cuts:
@@ -178,16 +178,10 @@ def _shape(tensor: Tensor, cuts: _Cuts) -> list[int]:
 def _allocations(
     call: _Call, dimensions: Sequence[_Dimension], most: int, cuts: _Cuts = ()
 ) -> list[int] | None:
-    """Return the allocations of an operation, measured with its full shapes or with some dimensions cut.
+    """Return the bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
 
-    Args:
-        call: The operation.
-        dimensions: Dimensions that may be cut, one after the other.
-        most: Maximum bytes of arguments and results. With more bytes, a further dimension is cut.
-        cuts: Dimensions that are cut already.
-
-    Returns:
-        Bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+    If arguments and results have more than ``most`` bytes, ``dimensions`` are cut, one after the other, and
+    the bytes are extrapolated to the full lengths. The dimensions in ``cuts`` are cut already.
     """
     size = call.size(cuts)
     if size <= most or not dimensions:

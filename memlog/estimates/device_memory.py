@@ -41,15 +41,10 @@ WORKSPACES = SizeRange(
 def reserved(
     trace: RecordedTrace, limit: int | None = None, *, expandable: bool = False
 ) -> int | None:
-    """Return the bytes that CUDA's caching allocator reserves for a traced step.
+    """Return the maximum number of bytes that CUDA's caching allocator reserves for a traced step.
 
-    Args:
-        trace: The step, with all of its events.
-        limit: Maximum number of bytes that the allocator may reserve; ``None``: no limit.
-        expandable: True if the allocator's segments grow (``expandable_segments:True``).
-
-    Returns:
-        The maximum number of reserved bytes; ``None`` if the step does not fit below the limit.
+    ``trace`` must have all events of the step. ``limit`` and ``expandable`` are as for `CachingAllocator`.
+    The result is ``None`` if the step does not fit below the limit.
     """
     allocator = CachingAllocator(limit, expandable=expandable)
     events = tuple(encoding.decode_with_allocations(trace.events))

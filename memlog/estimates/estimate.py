@@ -65,10 +65,9 @@ class Estimate:
     @cached_property
     def reserved(self) -> int | None:
         """Bytes that CUDA's caching allocator reserves for the step; ``None`` on the CPU."""
-        question = self._question
-        if question.device == "cpu":
+        if self.device == "cpu":
             return None
-        return reserved(self.recording, expandable=question.expandable_segments)
+        return reserved(self.recording, expandable=self._question.expandable_segments)
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:
@@ -287,12 +286,8 @@ def estimate_made_by(
 ) -> Estimate:
     """Estimate a step whose model is made by a function, on fake tensors.
 
-    Args:
-        make: Function that returns arguments of `estimate` by name: ``step``, and if needed ``model``,
-            ``optimizer`` and ``expandable_segments``.
-        batch: Number of samples, for steps with a parameter ``batch``.
-        length: Length of a sequence, for steps with a parameter ``length``.
-        device: ``"cuda"`` or ``"cpu"``: where the step will run.
+    ``make`` returns arguments of `estimate` by name: ``step``, and if needed ``model``, ``optimizer`` and
+    ``expandable_segments``. The other arguments are as for `estimate`.
 
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.

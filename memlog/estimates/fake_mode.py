@@ -64,7 +64,8 @@ _WITHOUT_FAKES: Final[dict[Any, Callable[..., Any]]] = {
     _aten.mm.default: lambda sparse, dense: dense.new_empty(sparse.shape[0], dense.shape[1]),
     _aten.multi_margin_loss_backward.default: lambda _, values, *__: torch.empty_like(values),
 }
-"""Replacements of operations that torch can't run on fake tensors. Two of them fail only if sparse.
+"""Replacements of operations that torch can't run on fake tensors, or not on sparse ones (``mm`` and
+``_sparse_addmm``).
 
 Each function returns tensors with the shapes and types of the operation's results."""
 
@@ -173,7 +174,6 @@ class FakeMode(FakeTensorMode):
         return out
 
     def empty(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a new tensor of the mode."""
         meta = torch.empty_strided(shape, strides, dtype=dtype, device=_META)
         return self.wrap(meta)
 

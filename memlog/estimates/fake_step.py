@@ -62,13 +62,10 @@ def traced_step(
 ) -> RecordedTrace:
     """Run one training step to make the optimizer's state, then trace a second step.
 
-    Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have.
-
-    Args:
-        step: Function that makes one training step.
-        model: The model; ``None``: the first module that is called.
-        optimizer: The model's optimizer; ``None`` if it is not known before the step.
-        device: Device whose operations are imitated. ``None``: the CPU, but workspaces are not measured.
+    Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have. If ``model`` is
+    ``None``, the model is the first module that is called. ``optimizer`` is ``None`` if it is not known
+    before the step. The operations of ``device`` are imitated; ``None``: those of the CPU, but workspaces are
+    not measured.
 
     Raises:
         ConfigurationError: The step branches on a tensor's value, or has too many events.

@@ -21,9 +21,6 @@ class Fakes:
     """Fake tensors with the shapes, strides and types of real tensors, one for each real tensor.
 
     All fakes lie on the CPU, because memlog's CPU engine can trace the operations there.
-
-    Args:
-        mode: Mode that makes the fake tensors.
     """
 
     def __init__(self, mode: FakeMode) -> None:

@@ -42,7 +42,7 @@ _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
 operation."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
-_NUMBERS: Final = slice(13, 22)
+_NUMBERS: Final = range(13, 22)
 
 
 class _Measured(NamedTuple):
@@ -75,14 +75,10 @@ def workspace(func: Any, args: Any) -> Workspace | None:
 def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Measured | None:
     """Return the allocations of both operations if some dimensions have chosen lengths.
 
-    Args:
-        forward: Arguments of the forward operation.
-        backward: Arguments of the backward operation; ``None``: it is not measured.
-        chosen: Lengths of the first of the dimensions, in the order of `_points`. The other dimensions keep
-            the lengths that they have in ``forward``.
-
-    Returns:
-        The allocations and the kept bytes; ``None`` if they can't be measured.
+    ``forward`` and ``backward`` are the operations' arguments. If ``backward`` is ``None``, only the forward
+    operation is measured. ``chosen`` has the lengths of the first dimensions, in the order of `_points`. The
+    other dimensions keep the lengths that they have in ``forward``. The result is ``None`` if the operations
+    can't be measured.
     """
     lengths = (*forward[0].shape, forward[_HIDDEN])
     at = len(chosen)
@@ -103,12 +99,7 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
 
 
 def _points(forward: Any, at: int) -> tuple[int, ...]:
-    """Return the lengths to measure for a dimension.
-
-    Args:
-        forward: Arguments of the forward operation.
-        at: Number of the dimension: steps (0), samples (1), inputs (2), or states (3).
-    """
+    """Return the lengths to measure for a dimension: steps (0), samples (1), inputs (2), or states (3)."""
     inputs, weights = forward[0], forward[1:3]
     length = (*inputs.shape, forward[_HIDDEN])[at]
     states = _STEPS[-1] * inputs.shape[1] * forward[_HIDDEN] * inputs.itemsize
@@ -150,9 +141,7 @@ def _measured(
         one if one is None else real_tensor(one, shape)
         for one, shape in zip(backward[_GRADIENTS], ((steps, *state), state, state), strict=True)
     ]
-    others = [
-        hidden if at == _HIDDEN_BACKWARD else backward[at] for at in range(*_NUMBERS.indices(22))
-    ]
+    others = [hidden if at == _HIDDEN_BACKWARD else backward[at] for at in _NUMBERS]
     given = (*tensors, *results[:-1], *gradients, *others, results[-1])
     more = op_workspace.allocations(_aten.mkldnn_rnn_layer_backward.default, given, {})[1]
     return None if more is None else _Measured(sizes, more, [kept_bytes])

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from memlog._internal.units import MIB
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
@@ -41,7 +42,6 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """Return the estimate as lines of text."""
-        mib = 1024**2
         rows = {
             "Model weights": self.parameters + self.buffers,
             "Gradients": self.gradients,
@@ -54,7 +54,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
             "After the optimizer": self.after_optimizer,
             "Peak": self.peak,
         }
-        return "\n".join(f"  {name + ':':20} {size / mib:10.1f} MiB" for name, size in rows.items())
+        return "\n".join(f"  {name + ':':20} {size / MIB:10.1f} MiB" for name, size in rows.items())
 
 
 @only_new_objects()

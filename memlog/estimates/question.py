@@ -74,7 +74,6 @@ class Question:
         return self.size
 
     def with_batch(self, size: int) -> Question:
-        """Return the same arguments with another batch size."""
         if not _is_batch(size):
             raise ConfigurationError(f"batch={size!r:.100}: write a whole number above 0")
         before = self.known_size()
@@ -87,7 +86,6 @@ class Question:
         return replace(self, batch=batch)
 
     def with_length(self, length: int) -> Question:
-        """Return the same arguments with another length."""
         if self.length is None:
             raise ConfigurationError("the length is unknown: pass length= to memlog.estimate")
         return replace(self, length=length)
@@ -96,9 +94,7 @@ class Question:
     def trace(self, mode: FakeMode | None = None) -> RecordedTrace:
         """Trace the step on fake tensors.
 
-        Args:
-            mode: Mode in which the model was made with fake tensors; ``None``: the model has real tensors, or
-                a function makes it.
+        If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``.
         """
         mode = mode or FakeMode()
         fakes = Fakes(mode)

@@ -15,15 +15,14 @@ MOST: Final = 32 * MIB
 """Maximum bytes of real tensors that one operation of an estimate may get and return."""
 
 
-def real_tensor(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Return zeros with a tensor's layout and type. ``shape``: Lengths; by default, the tensor's."""
-    shape = tensor.shape if shape is None else shape
+def real_tensor(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return zeros with the layout and type of a tensor, and the lengths in ``shape``."""
     strides = _strides(tensor, shape)
     return torch.zeros(extent(shape, strides), dtype=tensor.dtype).as_strided(shape, strides)
 
 
 def bytes_of(tensor: Tensor, shape: Sequence[int] | None = None) -> int:
-    """Return the bytes that the result of `real_tensor` takes for the same arguments."""
+    """Return the bytes that `real_tensor` takes for these arguments. ``shape``: by default, the tensor's."""
     shape = tensor.shape if shape is None else shape
     return extent(shape, _strides(tensor, shape)) * tensor.itemsize
 

@@ -50,12 +50,8 @@ stored row by row."""
 def known(key: tuple[Any, ...], func: Any, args: Any, kwargs: Any) -> Repetition | None:
     """Return a function that makes an operation's results; ``None`` if they are not known yet.
 
-    Args:
-        key: The operation and everything that its results depend on. Shapes and strides are tuples. Nothing
-            else in the key is a tuple.
-        func: The operation.
-        args: The operation's arguments.
-        kwargs: The operation's arguments by name.
+    ``key`` has the operation and everything that its results depend on. Shapes and strides are tuples.
+    Nothing else in the key is a tuple.
     """
     again = _known.get(key)
     if again is None:
@@ -142,7 +138,6 @@ class _LikeArguments(NamedTuple):
         return cls(again, [one and layouts.index(one[:2]) for one in again.shapes])
 
     def repetition(self, given: Sequence[Tensor]) -> Repetition:
-        """Return the repetition for the shapes of the arguments in ``given``."""
         if not isinstance(self.again, _NewTensors):
             return self.again
         shapes = [

@@ -9,10 +9,10 @@ from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
 
 MUCH_LARGER = 1.5
-"""Minimum ratio of the memory that a much larger step needs to the memory that a usual step needs. Memory
-that is still in use after a step does not count."""
+"""A much larger step needs at least this many times the memory of a usual step. Memory that is still in use
+after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
-"""Minimum difference, in bytes, between the memory that a much larger step and a usual step need."""
+"""Minimum number of bytes that a much larger step needs more than a usual step."""
 _FAR = 10
 """Maximum distance from the peak to the limit, as a multiple of the rise of the peak so far. At a larger
 distance memlog makes no forecast, because the relation may no longer hold."""
@@ -35,13 +35,10 @@ def larger_steps(
 ) -> Finding:
     """Return the finding that an input made steps larger.
 
-    Args:
-        found: The relation of input and peak.
-        step: Last complete step.
-        highest: Highest peak of the run so far, in bytes.
-        device: Memory that has the peak: ``host``, or an accelerator's name.
-        at_the_end: True if the run has ended, so that no larger step can come.
-        free: Bytes between the peak of ``found`` and the limit; ``None``: unknown.
+    ``step`` is the last complete step, and ``highest`` the run's highest peak so far, in bytes.
+    ``device`` is ``host`` or an accelerator's name. ``at_the_end`` is true if the run has ended, so that no
+    larger step can come. ``free`` is the number of bytes between the peak of ``found`` and the limit;
+    ``None``: unknown.
     """
     of = "the process" if device == "host" else device
     return Finding(

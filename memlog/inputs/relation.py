@@ -28,9 +28,9 @@ FEWEST = 6
 """Minimum number of different values of a dimension for a relation."""
 _TOLERANCE = 0.1
 """Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
-_MANY = 12, 0.15
-"""Number of different values from which a parabola may be farther from a known peak; and the maximum distance
-in this case, as a fraction of the peaks' range."""
+_MANY, _TOLERANCE_OF_MANY = 12, 0.15
+"""Minimum number of different values with which a parabola may be farther from known peaks than `_TOLERANCE`,
+and its maximum distance, as a fraction of the peaks' range."""
 _FALLS = 0.05
 """Maximum bytes by which a fit may fall, as a fraction of the peaks' range. A parabola falls a little if the
 peaks of all small inputs are equal."""
@@ -43,9 +43,10 @@ _LEAST_RISE = 16 * 1024**2
 """Minimum range of the peaks, in bytes. A smaller range can be noise of the allocator."""
 
 _FALLING: Final = 0.02
-"""Maximum fraction of steps in which a rising size may fall."""
+"""Maximum fraction of steps in which the size of an input falls, for the size to count as growing."""
 _STEADY: Final = 0.5
-"""Minimum rise per step in the second half of the steps, as a fraction of the rise per step in the first."""
+"""Minimum rise per step in the second half of the steps for steady growth, as a fraction of the rise per step
+in the first half."""
 
 _Fit: TypeAlias = Callable[[float], float]
 
@@ -110,10 +111,9 @@ class _Dimension(NamedTuple):
 
 
 def relation(steps: Sequence[StepPeak]) -> Relation | None:
-    """Return the dimension that explains the peaks of some steps; ``None`` if none does, or several do.
+    """Return the dimension that explains the peaks; ``None`` if none does, or several do.
 
-    Args:
-        steps: The steps in order.
+    ``steps`` are in order.
     """
     known = [step for step in steps if step.known]
     if len(known) < FEWEST or _range(known) < _LEAST_RISE or _is_kept(known):
@@ -188,10 +188,9 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         return None
     points = [(float(size), float(step.peak)) for size, step in known]
     bounds = [(float(size), float(step.peak)) for size, step in pairs if not step.known]
-    wide = max(peak for _, peak in points) - min(peak for _, peak in points)
-    for make in (_line, _parabola):
-        fit = make(points)
-        if fit is not None and _holds(fit, make, points, bounds, wide):
+    for degree in (1, 2):
+        fit = _polynomial(points, degree)
+        if fit is not None and _holds(fit, degree, points, bounds):
             break
     else:
         return None
@@ -201,7 +200,7 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         name=dimension.name,
         dimension=dimension.axis,
         is_length=dimension.is_length,
-        is_linear=make is _line,
+        is_linear=degree == 1,
         slope=fit(largest) - fit(largest - 1),
         smallest=min(size for size, _ in known),
         largest=largest,
@@ -217,12 +216,9 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
 
 
 def _per_step(sizes: Sequence[tuple[int, int]]) -> float:
-    """Return the mean rise per step in the second half of ``sizes``.
+    """Return the mean rise per step in the second half of ``sizes``, which are pairs of a step and a size.
 
     The result is 0 if the sizes often fall, or if they rise less than half as fast as in the first half.
-
-    Args:
-        sizes: Pairs of a step and the size of the dimension in it.
     """
     falls = sum(after < before for (_, before), (_, after) in pairwise(sizes))
     if falls > _FALLING * len(sizes):
@@ -238,38 +234,30 @@ def _slope(begin: tuple[int, int], end: tuple[int, int]) -> float:
 
 def _holds(
     fit: _Fit,
-    make: Callable[[Sequence[tuple[float, float]]], _Fit | None],
+    degree: int,
     points: Sequence[tuple[float, float]],
     bounds: Sequence[tuple[float, float]],
-    wide: float,
 ) -> bool:
     """Return True if a fit rises, is near all points, and is not far above any bound.
 
-    A second fit without the largest point must also predict that point. ``wide`` is the range of the peaks.
+    A second fit without the largest point must also predict that point.
     """
+    wide = max(peak for _, peak in points) - min(peak for _, peak in points)
     sizes = sorted({size for size, _ in points})
     fitted = [fit(size) for size in sizes]
     falls = max(high - now for high, now in zip(accumulate(fitted, max), fitted, strict=True))
     if falls > _FALLS * wide or fitted[-1] < max(fitted):
         return False
-    many, of_many = _MANY
-    error = wide * (of_many if make is _parabola and len(sizes) >= many else _TOLERANCE)
+    has_many = degree > 1 and len(sizes) >= _MANY
+    error = wide * (_TOLERANCE_OF_MANY if has_many else _TOLERANCE)
     if any(abs(fit(size) - peak) > error for size, peak in points):
         return False
     if any(fit(size) - bound > error for size, bound in bounds):
         return False
-    others = make([point for point in points if point[0] < sizes[-1]])
+    others = _polynomial([point for point in points if point[0] < sizes[-1]], degree)
     return others is not None and all(
         abs(others(size) - peak) <= _PREDICTED * wide for size, peak in points if size == sizes[-1]
     )
-
-
-def _line(points: Sequence[tuple[float, float]]) -> _Fit | None:
-    return _polynomial(points, 1)
-
-
-def _parabola(points: Sequence[tuple[float, float]]) -> _Fit | None:
-    return _polynomial(points, 2)
 
 
 def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | None:

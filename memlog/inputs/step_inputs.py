@@ -40,14 +40,10 @@ def inputs_at_step_end() -> tuple[TensorInput, ...]:
 
 
 def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
-    """Return the inputs of a step that failed.
+    """Return the inputs of the step whose failure has these frames, the outermost first.
 
-    Args:
-        frames: The frames of the failure, the outermost first.
-
-    Returns:
-        The tensors among the variables of the program's functions outside the model. Then the model's
-        arguments, if they are not among these variables.
+    These are the tensors among the variables of the program's functions outside the model. Then come the
+    model's arguments, if they are not among these variables.
     """
     outside: list[FrameType] = []
     inside: list[FrameType] = []

@@ -13,7 +13,7 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-from memlog._internal.inert_access import bases, class_namespace, instance_dict
+from memlog._internal.inert_access import bases, class_namespace, instance_dict, is_kind
 from memlog.events import TensorInput
 
 _DEPTH = 3
@@ -67,7 +67,7 @@ class TensorFinder:
                 self._seen.add(id(value))
                 self._add_tensor(name, value)
         elif depth:
-            for item, inner in _items(name, value, kind):
+            for item, inner in _items(name, value):
                 self._add(item, inner, depth - 1)
 
     def _is_full(self) -> bool:
@@ -81,25 +81,20 @@ class TensorFinder:
         self.found.append(TensorInput(name, shape, str(tensor.dtype).removeprefix("torch.")))
 
 
-def _items(name: str, value: object, kind: type) -> Iterator[tuple[str, object]]:
+def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the items of a container with their names; nothing if ``value`` is no container, or too large."""
-    kinds = bases(kind)
-    if _is_among(dict, kinds):
+    if is_kind(value, dict):
         yield from _dict_items(name, cast("dict[object, object]", value))
-    elif _is_among(list, kinds):
+    elif is_kind(value, list):
         yield from _sequence_items(name, list.__iter__(cast("list[object]", value)))
-    elif _is_among(tuple, kinds):
+    elif is_kind(value, tuple):
         yield from _sequence_items(name, tuple.__iter__(cast("tuple[object, ...]", value)))
-    elif _is_among(UserDict, kinds):  # such as ``BatchEncoding`` of Hugging Face
+    elif is_kind(value, UserDict):  # such as ``BatchEncoding`` of Hugging Face
         inner = dict(_attributes(value)).get("data")
         if type(inner) is dict:
             yield from _dict_items(name, inner)
-    elif any("__dataclass_fields__" in class_namespace(one) for one in kinds):
+    elif any("__dataclass_fields__" in class_namespace(one) for one in bases(type(value))):
         yield from ((f"{name}.{field}", each) for field, each in _attributes(value))
-
-
-def _is_among(wanted: type, kinds: tuple[type, ...]) -> bool:
-    return any(one is wanted for one in kinds)
 
 
 def _dict_items(name: str, values: dict[object, object]) -> Iterator[tuple[str, object]]:

@@ -15,10 +15,9 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Ratio to the last record peak from which a peak is a new record. The inputs of the step are then
-published."""
+"""Minimum ratio of a new record peak to the last one. memlog publishes the inputs of the record's step."""
 _RISEN = 1.01
-"""Ratio to the last risen peak from which a peak counts as risen. The inputs of the step are then read."""
+"""Minimum ratio of a risen peak to the last one. memlog reads the inputs of the risen peak's step."""
 _SHARE = 0.002
 """Maximum fraction of the run's time for reading inputs. Above it, only the inputs of steps with a risen
 or record peak are read."""
@@ -39,10 +38,7 @@ class StepInputsWatch:
     The bus calls it on the trainer's thread, within the call of the optimizer's step. At this moment, the
     functions that ran the step still have their variables.
 
-    Args:
-        publish: Function that publishes an event.
-        diagnostics: Counter of memlog's internal errors.
-        host_free: Function that returns the bytes that the process can still take; ``None``: unknown.
+    ``host_free`` returns the bytes that the process can still take; ``None``: unknown.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class StepInputsWatch:
         self._host_free = host_free
         self._publish = publish
         self._diagnostics = diagnostics
-        self._device: str | None = None
+        self._device = "host"
         self._capacities: dict[str, int | None] = {}
         self._begun = time.perf_counter()
         self._spent = self._cost = 0.0
@@ -77,10 +73,7 @@ class StepInputsWatch:
     def finish(self, step: int | None) -> None:
         """Publish the inputs of the newest step that raised the peak, and the finding, if there are any.
 
-        Call it at the end of the run.
-
-        Args:
-            step: Last complete step; ``None``: there was none.
+        Call it at the end of the run, with the last complete step; ``None``: there was none.
         """
         with self._diagnostics.contained("relating the steps' inputs to their peaks"):
             if step is not None:
@@ -140,7 +133,7 @@ class StepInputsWatch:
             StepInputs(
                 time_us=now_us(),
                 step=step.step,
-                device=self._device or "host",
+                device=self._device,
                 peak=step.peak,
                 inputs=self._varying_first(step.inputs),
                 like_step=next(like, None),
@@ -161,12 +154,9 @@ class StepInputsWatch:
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps become far larger and the size of an input explains this.
 
-        Args:
-            step: Last complete step.
-            at_the_end: True to publish the finding again, now with the largest step of the run.
+        With ``at_the_end``, the finding is published again, now with the largest step of the run.
         """
-        before = self._found
-        if (before is not None and not at_the_end) or not self._steps_grow():
+        if (self._found is not None and not at_the_end) or not self._steps_grow():
             return
         found = relation(self._steps)
         if found is None:
@@ -175,13 +165,12 @@ class StepInputsWatch:
 
         if matters(found):
             self._found = found
-            device = self._device or "host"
             self._publish(
                 larger_steps(
                     found,
                     step,
                     self._highest,
-                    device,
+                    self._device,
                     at_the_end=at_the_end,
                     free=self._free(found.peak),
                 )
@@ -193,7 +182,7 @@ class StepInputsWatch:
             free = self._host_free()
             limit = None if free is None else free + self._level
         else:
-            limit = self._capacities.get(self._device or "")
+            limit = self._capacities.get(self._device)
         return None if limit is None else max(limit - peak, 0)
 
     def _steps_grow(self) -> bool:
@@ -207,13 +196,10 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return the reading of the accelerator with the highest peak.
+    """Return the accelerator with the highest peak, or the process if no accelerator has a known peak.
 
-    If no accelerator has a known peak, return the reading of the process.
-
-    Returns:
-        The name, the bytes in use after the step, the peak in bytes, and whether the peak was reached in this
-        step.
+    The result is a name, the bytes in use after the step, the peak in bytes, and whether the peak was reached
+    in this step.
     """
     known = [each for each in batch.devices if each.peak is not None]
     if known:

@@ -21,7 +21,6 @@ class DeviceFigures(NamedTuple):
 
     @property
     def in_use(self) -> bool:
-        """True if the process holds memory on the device."""
         return bool(self.reserved or self.allocated)
 
 
@@ -66,12 +65,10 @@ class AcceleratorBackend:
     """One kind of accelerator, read through torch's module of the same name, such as ``torch.cuda``.
 
     Every method can raise any exception that torch raises.
-
-    Attributes:
-        kind: Name in front of a device's index, as in ``cuda0``.
     """
 
     kind: str
+    """Name in front of a device's index, as in ``cuda0``."""
 
     def possible(self, torch: Any, /) -> bool:
         """Return True if torch was built for this kind. The answer never changes."""
@@ -88,11 +85,9 @@ class AcceleratorBackend:
     # The methods below are called only after `ready` returned True.
 
     def count(self, torch: Any, /) -> int:
-        """Return the number of devices."""
         return int(getattr(torch, self.kind).device_count())
 
     def current(self, torch: Any, /) -> int:
-        """Return the index of the selected device."""
         return int(getattr(torch, self.kind).current_device())
 
     def figures(self, torch: Any, index: int, /) -> DeviceFigures:
@@ -228,8 +223,9 @@ class OtherBackend(AcceleratorBackend):
 def _has_own_backend(torch: Any) -> bool:
     """Return True if one of the classes above reads the devices of this build of torch.
 
-    In such a build, ``torch.accelerator.current_accelerator`` finds no other device. The first versions of
-    this function also query the driver. After such a query, forked children can't use the device.
+    In such a build, ``torch.accelerator.current_accelerator`` finds no other device. In the first versions of
+    torch that have this function, it also queries the driver. After such a query, forked children can't use
+    the device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)

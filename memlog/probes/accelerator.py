@@ -28,12 +28,7 @@ class AcceleratorProbe:
 
     The probe never imports torch. It never initialises a device, waits for a device, or resets a device's
     statistics. Each probe has its own peak windows. A caller that needs the peaks of both epochs and batches
-    uses two probes.
-
-    Args:
-        diagnostics: Counter of errors, which are never raised.
-        clock: Function that returns the time in seconds. Devices not in use so far are checked every few
-            seconds.
+    uses two probes. Errors are counted in ``diagnostics`` and never raised.
     """
 
     def __init__(

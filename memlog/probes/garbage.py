@@ -15,23 +15,19 @@ from memlog.probes.malloc import read_heap
 
 
 class Collection(NamedTuple):
-    """Result of collecting garbage."""
+    """Result of collecting garbage, in bytes."""
 
     freed: int
-    """Bytes that the collection freed."""
     left: int
-    """Bytes in use after the collection."""
+    """Bytes that are still in use."""
 
 
 def collect_garbage(*, old: bool = False) -> Collection | None:
     """Collect garbage now. Return the bytes that were freed, and the bytes still in use.
 
-    Args:
-        old: Collect old garbage, too. This takes 0.1 to 0.3 s for a million objects. Collecting only young
-            garbage takes a millisecond.
-
-    Returns:
-        ``None`` if garbage collection is switched off, or if the C library has no such figures.
+    Collecting young garbage takes a millisecond. With ``old``, old garbage is collected, too, which takes 0.1
+    to 0.3 s for a million objects. The result is ``None`` if garbage collection is switched off, or if the C
+    library has no such figures.
     """
     if not gc.isenabled():
         return None

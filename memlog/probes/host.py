@@ -33,11 +33,7 @@ class HostProbe:
     """Reader of the resident set and its watermark; safe across ``fork``.
 
     Each probe has its own peak window. A caller that needs the peaks of both epochs and batches uses two
-    probes.
-
-    Args:
-        diagnostics: Counter of errors, which are never raised.
-        proc: Folder of processes, on Linux.
+    probes. Errors are counted in ``diagnostics`` and never raised.
     """
 
     def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
@@ -93,9 +89,8 @@ class HostProbe:
         try:
             rss, mark = memory.read()
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
-            if (
-                self._memory is not None
-            ):  # else another thread has ended the run and closed the files
+            # If another thread has ended the run meanwhile, the files are closed.
+            if self._memory is not None:
                 self._diagnostics.fault("reading the host's memory", error)
             return None, None
         if mark is not None:

@@ -33,9 +33,8 @@ class _Memory(ctypes.Structure):
 class Nvml:
     """Reader of devices by their identity. No method raises.
 
-    Args:
-        diagnostics: Counts errors of NVML. A machine without NVML is not an error.
-        load: Function that loads the library. It raises OSError if there is none.
+    Errors of NVML are counted in ``diagnostics``. On a machine without NVML, ``load`` raises OSError, which
+    does not count as an error.
     """
 
     def __init__(self, diagnostics: Diagnostics, load: Callable[[str], Any] = ctypes.CDLL) -> None:

@@ -20,11 +20,7 @@ class PeakWindow:
     def advance(
         self, current: int | None, mark: int | None
     ) -> tuple[int | None, PeakSource | None]:
-        """End a window at this reading and begin the next.
-
-        Args:
-            current: Bytes in use now.
-            mark: Bytes of the high-water mark now.
+        """End a window at this reading, which is in bytes, and begin the next.
 
         Returns:
             The window's peak in bytes and how it was obtained; ``(None, None)`` if ``mark`` is ``None``.

@@ -24,10 +24,6 @@ def roles_of(processes: Sequence[psutil.Process], proc: Path) -> list[str]:
 
     Several processes of the same kind get numbers from 0, in the order of ``processes``. A DataLoader worker
     always gets a number, because torch numbers its workers in the order in which it starts them.
-
-    Args:
-        processes: The processes.
-        proc: Folder of processes, on Linux.
     """
     kinds = [_kind(process, proc) for process in processes]
     counts, next_number = Counter(kinds), Counter[str]()

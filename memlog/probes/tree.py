@@ -49,11 +49,8 @@ class ProcessTree:
     counted again for each worker. If this size can't be read (macOS, Linux before 4.14, a process of
     another user), the resident set is used instead. The resident set counts shared pages in full.
 
-    Args:
-        pid: Process id of the trainer, the root of the tree. The root is counted, too.
-        leave_out: Command-line arguments of memlog's helper processes, of this run and of others. Processes
-            with exactly these arguments are left out with all their descendants.
-        proc: Folder of processes.
+    Processes whose command-line arguments are exactly ``leave_out`` are left out with all their descendants.
+    They are memlog's helper processes, of this run and of others.
     """
 
     def __init__(
@@ -103,15 +100,15 @@ class ProcessTree:
         members, left_out = [self._root], set[int]()
         # Parents come before their children.
         for process in descendants:
-            if _parent(process) in left_out or self._is_left_out(process):
+            if self._is_left_out(process, left_out):
                 left_out.add(process.pid)
             else:
                 members.append(process)
         return members
 
-    def _is_left_out(self, process: psutil.Process) -> bool:
+    def _is_left_out(self, process: psutil.Process, left_out: set[int]) -> bool:
         with suppress(psutil.Error):
-            return process.cmdline()[1:] == self._leave_out
+            return process.ppid() in left_out or process.cmdline()[1:] == self._leave_out
         return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
@@ -151,9 +148,8 @@ def available_memory() -> int | None:
 def memory_limit(cgroup_limit: int | None, machine: int | None) -> int | None:
     """Return the bytes that processes of a control group may use together; ``None`` if unknown.
 
-    Args:
-        cgroup_limit: Smallest limit, in bytes, of the group and the groups above it; ``None`` if none.
-        machine: Total bytes of the machine; ``None`` if unknown.
+    ``cgroup_limit`` is the smallest limit of the group and the groups above it, in bytes; ``None`` if none.
+    ``machine`` is the total of the machine, in bytes; ``None`` if unknown.
     """
     return min((size for size in (cgroup_limit, machine) if size), default=None)
 
@@ -169,12 +165,6 @@ def _total(sizes: Sequence[int | None]) -> int | None:
     """Return the sum of some sizes; ``None`` if one is unknown, or if there are none."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None
-
-
-def _parent(process: psutil.Process) -> int | None:
-    with suppress(psutil.Error):
-        return process.ppid()
-    return None
 
 
 def _proportional(rollup: Path) -> _Size | None:

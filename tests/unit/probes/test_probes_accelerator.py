@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.torch_double import GIB, Devices, Torch, flat, nested
+from support.torch_double import GIB, Devices, Torch, nested
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import DeviceReading
@@ -50,13 +50,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
         return torch
 
     return put
-
-
-@pytest.mark.parametrize("parse", [parse_nested, lambda stats: parse_flat(flat(stats))])
-def test_parses_both_forms_of_statistics(parse: Any) -> None:
-    stats = nested(3 * GIB, 5 * GIB, 4 * GIB, GIB)
-
-    assert parse(stats) == DeviceFigures(3 * GIB, 5 * GIB, 4 * GIB, GIB)
 
 
 @pytest.mark.parametrize("parse", [parse_nested, parse_flat])
