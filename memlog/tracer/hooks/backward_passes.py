@@ -13,8 +13,6 @@ from memlog.tracer.hooks.shared_hook import SharedHook
 
 
 class BackwardListener(Protocol):
-    """Listener for backward passes."""
-
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:

@@ -10,8 +10,8 @@ SPACING = 20
 durations of steps vary, the cost of tracing can't be measured. Only this limit then bounds the cost."""
 
 _USED = 0.6
-"""Fraction of the allowed share of training time that measured costs may use. Some costs of tracing, such as
-emptied caches, can't be measured."""
+"""Maximum of the measured costs, as a fraction of the allowed share of training time. The remainder is left
+for costs that can't be measured, such as emptied caches."""
 _LEAST_SECONDS = 60.0
 """Minimum duration of a run, in seconds, that the budget assumes. A shorter run may spend as much on traces
 as a run of this duration: 0.6 s with the default share. That is enough for networks with hundreds of narrow
@@ -67,7 +67,6 @@ class Budget:
         self._started = now if self._started is None else self._started
 
     def plain_step(self, seconds: float) -> None:
-        """Record the duration of a step without tracing, in seconds."""
         self._plain.append(seconds)
         if self._unsettled:  # set-up steps that were charged in full
             self.set_up = max(self.set_up - self._unsettled * seconds, 0.0)
@@ -118,9 +117,7 @@ class Budget:
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
         """Return whether the budget allows another trace of the expected cost.
 
-        Args:
-            now: Current time, in seconds of the clock that `begin` got.
-            outdated: True if the kept trace no longer describes what the run does.
+        ``outdated``: True if the kept trace no longer describes what the run does.
         """
         if self._since < SPACING:
             return False

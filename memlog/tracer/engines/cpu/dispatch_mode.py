@@ -48,8 +48,6 @@ class's code."""
 
 
 class Observer(Protocol):
-    """Interface of the object that observes a dispatch mode's operations."""
-
     def operation(
         self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
     ) -> None:

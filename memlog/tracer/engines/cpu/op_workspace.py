@@ -166,12 +166,11 @@ def of_fakes(measure: MeasureFakes) -> Iterator[None]:
 
 
 def measures_fakes() -> bool:
-    """Return whether the workspace of operations on fake tensors is measured."""
     return _of_fakes is not None
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a key that is the same for operations with the same workspace.
+    """Return a key for a call of an operation. Calls with the same key have the same workspace.
 
     Return ``None`` if the workspace depends on the values of the arguments.
     """
