@@ -34,9 +34,7 @@ class HookEngine:
     def module_begins(self, module: Any, args: Any) -> None:
         thread_state = self._module_stack.thread_state()
         surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
-        begun = self._module_stack.module_begins(module)
-        self._register_new_roots()
-        if begun is not None:
+        if self._module_stack.module_begins(module) is not None:
             self._backward.mark(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
@@ -49,12 +47,6 @@ class HookEngine:
 
     def optimizer_ends(self, optimizer: Any) -> None:
         self._module_stack.optimizer_ends(optimizer)
-
-    def _register_new_roots(self) -> None:
-        """Register root modules that were found since the last call.
-
-        Subclasses that need root modules override this.
-        """
 
     def _end(self) -> None:
         self._hooks.remove()

@@ -67,9 +67,8 @@ class Hooks:
     def remove(self) -> None:
         """Remove the hooks. A second call is harmless."""
         LISTENERS.remove(self)
-        optimizers, self._optimizers = self._optimizers, None
-        if optimizers is not None:
-            optimizers.remove()
+        if self._optimizers is not None:
+            self._optimizers.remove()
         while self._handles:
             self._handles.pop().remove()
         COMPILE_WARNING_FILTER.remove(self)

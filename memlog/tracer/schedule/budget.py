@@ -45,17 +45,16 @@ class Budget:
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1.
-        now: Start of training, in seconds of any steady clock. ``None``: `begin` sets it.
 
     Attributes:
         spent: Seconds that tracing has cost so far, without set-up.
         set_up: Seconds that set-up has cost.
     """
 
-    def __init__(self, share: float, now: float | None = None) -> None:
+    def __init__(self, share: float) -> None:
         self.spent = self.set_up = 0.0
         self._share = share
-        self._started = now
+        self._started: float | None = None
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = SPACING
@@ -63,7 +62,7 @@ class Budget:
         self._unsettled = 0
 
     def begin(self, now: float) -> None:
-        """Set the start of training to ``now``, unless it is set already."""
+        """Set the start of training to ``now``, in seconds of any steady clock, unless it is set already."""
         self._started = now if self._started is None else self._started
 
     def plain_step(self, seconds: float) -> None:

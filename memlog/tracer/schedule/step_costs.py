@@ -92,7 +92,6 @@ class StepCosts:
             return False
         if 0 < self._traced < _SET_UP:
             return self.steps > self._traced_at + 1
-        self.budget.begin(now)
         return self.budget.allows_another(now) or (
             self.budget.allows_another(now, outdated=True) and outdated()
         )

@@ -13,7 +13,7 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -222,15 +222,17 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     The bytes are ``None`` if they can't be measured, because another profiler is on, this torch has no legacy
     profiler, or a dispatch mode of the program has stopped the profiler.
     """
-    start, end = torch_private.allocation_profiler()
-    if start is None or end is None or not _started(start):
+    profiler = torch_private.allocation_profiler()
+    if profiler is None or not _started(profiler[0]):
         return func(*args, **kwargs), None
     collects = gc.isenabled()
     gc.disable()  # a collection's frees would be reported as the operation's
+    records: Any = None
     try:
         out = func(*args, **kwargs)
     finally:
-        records = _ended(end)
+        with suppress(RuntimeError):  # the program has stopped the profiler
+            records = profiler[1]()
         if collects:
             gc.enable()
     if records is None:
@@ -284,14 +286,6 @@ def _started(start: Callable[[], Any]) -> bool:
     except RuntimeError:
         return False  # another profiler is on, which memlog must not stop
     return True
-
-
-def _ended(end: Callable[[], Any]) -> Any:
-    """Return the profiler's records; ``None`` if the program has stopped the profiler."""
-    try:
-        return end()
-    except RuntimeError:
-        return None
 
 
 def _has_mask(values: Any) -> bool:

@@ -105,6 +105,7 @@ class NativeEngine(HookEngine):
         if thread_state is not None:
             thread_state.inputs = self._largest(args)
         super().module_begins(module, args)
+        self._add_roots(late=True)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         for parameter in parameters_of(optimizer):
@@ -116,9 +117,6 @@ class NativeEngine(HookEngine):
     def optimizer_ends(self, optimizer: Any) -> None:
         self._classify_state(optimizer)
         super().optimizer_ends(optimizer)
-
-    def _register_new_roots(self) -> None:
-        self._add_roots(late=True)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         reading = None
