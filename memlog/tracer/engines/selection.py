@@ -28,8 +28,6 @@ _COMPILED_ON_CPU = (
 
 
 class Choice(NamedTuple):
-    """Chosen engine, the reason for it, and the exactness of its peaks."""
-
     engine: EngineName
     why: str
     exactness: Exactness

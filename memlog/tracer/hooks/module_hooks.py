@@ -39,8 +39,7 @@ class OptimizerListener(Protocol):
 
 
 class Listener(OptimizerListener, Protocol):
-    def module_begins(self, module: Any, args: Any) -> None:
-        """Handle the begin of a module's ``forward``."""
+    def module_begins(self, module: Any, args: Any) -> None: ...
 
     def module_ends(self, module: Any, output: Any) -> None:
         """Handle the end of a module's ``forward``; ``output`` is ``None`` if an exception ended it."""

@@ -43,8 +43,7 @@ class Budget:
     This happens each time the number of steps has doubled, so the total falls below the share as the run goes
     on. A run of less than a minute may spend as much as a run of a minute.
 
-    Args:
-        share: Share of training time that tracing may cost, 0 to 1.
+    ``share``: Share of training time that tracing may cost, 0 to 1.
 
     Attributes:
         spent: Seconds that tracing has cost so far, without set-up.

@@ -1,4 +1,4 @@
-"""Allocator history of a device. If the user's program turned the history on, memlog does not turn it off."""
+"""Allocator history of a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ replace the oldest ones. torch's default has no limit."""
 
 
 class AllocatorHistory:
-    """History of one device's allocator.
+    """History of the allocator of one CUDA or XPU device, which has an index.
 
     If the user's program has turned the history on, memlog neither turns it off nor clears it. memlog
     attaches notes to the entries, and reads only the entries of the window.
-
-    Args:
-        device: A CUDA or XPU device with an index.
 
     Attributes:
         takes_notes: True if this torch can attach notes to entries.
