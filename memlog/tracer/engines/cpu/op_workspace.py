@@ -148,7 +148,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if _of_fakes is not None and any(type(value).__name__ == "FakeTensor" for value in args):
         out = func(*args, **kwargs)
         found = _of_fakes(func, args, kwargs, out)
-        if found is not None and key is not None:
+        if found is not None and key is not None and len(_known) < _MAX_KNOWN:
             _known[key] = found
         return out, found
     return _measured(key, func, args, kwargs)
