@@ -78,7 +78,6 @@ def is_sparse(value: Any) -> bool:
 
 
 def storages_in(values: Any) -> Storages:
-    """Return the storages of the tensors in an operation's arguments."""
     storages = (plain.untyped_storage() for plain in _plain_tensors_in(values))
     return {storage._cdata: (storage, storage.nbytes()) for storage in storages}
 
@@ -99,12 +98,9 @@ def _plain_tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 class StateTensor(NamedTuple):
-    """A tensor of an optimizer's state.
+    """A tensor of an optimizer's state, and the ``parameter`` under which the optimizer keeps the tensor.
 
-    Attributes:
-        parameter: Parameter under which the optimizer keeps the tensor.
-        shared: True if the state belongs to all parameters. LBFGS keeps such state under the first parameter.
-        tensor: The tensor.
+    ``shared``: True if the state belongs to all parameters. LBFGS keeps such state under the first parameter.
     """
 
     parameter: Any
@@ -113,7 +109,6 @@ class StateTensor(NamedTuple):
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[StateTensor]:
-    """Yield each tensor of an optimizer's state."""
     # A copy, since a step on another thread may change the dictionary.
     states = list(optimizer.state.items())
     alone = len(states) == 1 and sum(len(group["params"]) for group in optimizer.param_groups) > 1
@@ -126,6 +121,5 @@ def optimizer_tensors(optimizer: Any) -> Iterator[StateTensor]:
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """Yield the parameters that an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]

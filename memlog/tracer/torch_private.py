@@ -233,16 +233,16 @@ def onednn_precisions() -> tuple[str, ...]:
         return ()  # this torch has other names for the precisions
 
 
-def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
+def allocation_profiler() -> tuple[Callable[[], Any], Callable[[], Any]] | None:
     """Return the functions that start and stop torch's legacy profiler, which reports allocations.
 
-    Both are ``None`` if this torch has no legacy profiler.
+    Return ``None`` if this torch has no legacy profiler.
     """
     begin = _find("_C._autograd._enable_profiler_legacy")
     end = _find("_C._autograd._disable_profiler_legacy")
     configuration = _profiler_configuration()
     if begin is None or end is None or configuration is None:
-        return None, None
+        return None
     return functools.partial(begin, configuration), end
 
 

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace.records import EngineChoice
-from memlog.trace.timeline import LayerMemoryStats, MemoryEvent
 from memlog.tracer.attribution.user_scopes import scope
 from memlog.tracer.last_trace import LastTrace
 
 if TYPE_CHECKING:
     from memlog.tracer.window import TraceWindow
-
-__all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
 class MemoryTracer(LastTrace):

@@ -103,10 +103,7 @@ class TraceWindow:
         self._trace: RecordedTrace | None = None
 
     def roots(self) -> list[Any]:
-        """Return the root modules in the order in which the window found them.
-
-        A root module is a module that no other module calls.
-        """
+        """Return the root modules in the order in which the window found them."""
         return [
             module for module in (root.module() for root in self._names.roots) if module is not None
         ]

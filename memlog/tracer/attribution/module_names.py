@@ -21,10 +21,7 @@ _COMPILED = "_orig_mod"
 class RootModule(NamedTuple):
     """A module that no other module calls.
 
-    Attributes:
-        module: The module, held weakly.
-        path: Path of the module.
-        prefix: Prefix of the paths of the modules inside this module.
+    ``prefix``: Prefix of the paths of the modules inside this module.
     """
 
     module: weakref.ref[Any]
@@ -84,7 +81,6 @@ class ModuleNames:
         return max(numbers, key=lambda number: common_length(self.paths[number].split("."), around))
 
     def knows(self, module: Any) -> bool:
-        """Return whether a module has a number."""
         return bool(self._numbers_of(module))
 
     def _numbers_of(self, module: Any) -> tuple[int, ...]:

@@ -158,7 +158,6 @@ class ModuleStack:
                     self._names.optimizers.append(type(optimizer).__name__)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Record the end of an optimizer's step."""
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing == id(optimizer):
             thread_state.optimizing = None

@@ -29,40 +29,26 @@ class HookEngine:
         return self._stopped
 
     def stop_recording(self) -> None:
-        """Record nothing more."""
         self._module_stack.closed = True
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """Record the begin of a module's ``forward``."""
         thread_state = self._module_stack.thread_state()
         surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
-        begun = self._module_stack.module_begins(module)
-        self._register_new_roots()
-        if begun is not None:
+        if self._module_stack.module_begins(module) is not None:
             self._backward.mark(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """Record the end of a module's ``forward``."""
         layer = self._module_stack.module_ends(module)
         if layer is not None:
             self._backward.mark(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Record the begin of an optimizer's step."""
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Record the end of an optimizer's step."""
         self._module_stack.optimizer_ends(optimizer)
 
-    def _register_new_roots(self) -> None:
-        """Register root modules that were found since the last call.
-
-        Subclasses that need root modules override this.
-        """
-
     def _end(self) -> None:
-        """Remove the hooks and end open modules."""
         self._hooks.remove()
         self._module_stack.close()
         self._backward.close()

@@ -22,8 +22,6 @@ from memlog.tracer.event_log import EventLog
 
 
 class SamplerEngine(HookEngine):
-    """Engine that samples the allocator's statistics."""
-
     def __init__(
         self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, device: torch.device
     ) -> None:

@@ -28,8 +28,6 @@ _COMPILED_ON_CPU = (
 
 
 class Choice(NamedTuple):
-    """Chosen engine, the reason for it, and the exactness of its peaks."""
-
     engine: EngineName
     why: str
     exactness: Exactness
@@ -38,10 +36,8 @@ class Choice(NamedTuple):
 def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """Return the device to trace.
 
-    Args:
-        models: Models to trace.
-        named: Device as torch writes it. ``None``: the device of the models' first parameter or buffer. If
-            the models have neither, the CUDA device if one is in use, else the CPU.
+    ``named``: Device as torch writes it. ``None``: the device of the models' first parameter or buffer. If
+    the models have neither, the CUDA device if one is in use, else the CPU.
 
     Raises:
         ConfigurationError: The device does not exist.
@@ -61,13 +57,10 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
 def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Choice:
     """Return the engine for a device.
 
-    Args:
-        device: Device to trace.
-        wanted: Engine that the user asked for, or ``"auto"``.
-        compiled: True if a part of the models was passed to ``torch.compile``.
+    ``compiled``: True if a part of the models was passed to ``torch.compile``.
 
     Raises:
-        ConfigurationError: The engine that the user asked for can't trace the device.
+        ConfigurationError: The engine that the user asked for (``wanted``) can't trace the device.
     """
     best: EngineName
     if device.type in ("cuda", "xpu"):

@@ -13,8 +13,6 @@ from memlog.tracer.hooks.shared_hook import SharedHook
 
 
 class BackwardListener(Protocol):
-    """Listener for backward passes."""
-
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:
@@ -31,6 +29,7 @@ class _BackwardPasses(SharedHook[BackwardListener]):
     def __init__(self) -> None:
         super().__init__()
         self._original: Any = None
+        self._on = False
 
         def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             creates_graph = args[2:3] == (True,)
@@ -43,10 +42,11 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         self._replacement = run
 
     def _install(self) -> None:
-        if self._original is None:
-            self._original = getattr(torch.autograd, torch_private.ENGINE, None)
-            if self._original is not None:
-                setattr(torch.autograd, torch_private.ENGINE, self._replacement)
+        original = getattr(torch.autograd, torch_private.ENGINE, None)
+        if original is not None and not self._on:
+            self._original = original
+            setattr(torch.autograd, torch_private.ENGINE, self._replacement)
+            self._on = True
 
     def _uninstall(self) -> None:
         """Restore the original function.
@@ -55,7 +55,7 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         """
         if getattr(torch.autograd, torch_private.ENGINE, None) is self._replacement:
             setattr(torch.autograd, torch_private.ENGINE, self._original)
-            self._original = None
+            self._on = False
 
 
 BACKWARD_PASSES = _BackwardPasses()

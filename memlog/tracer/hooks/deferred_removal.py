@@ -24,8 +24,6 @@ class ClosedWindow(Protocol):
 
 
 class _WaitingWindows(SharedHook[ClosedWindow]):
-    """Closed windows whose modes are still to be removed, and the hook that tries to remove these modes."""
-
     def __init__(self) -> None:
         super().__init__()
         self._handle: Any = None

@@ -33,20 +33,13 @@ from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 
 class OptimizerListener(Protocol):
-    """Listener for optimizer steps."""
+    def optimizer_begins(self, optimizer: Any) -> None: ...
 
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """Handle the begin of an optimizer's step."""
-
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """Handle the end of an optimizer's step."""
+    def optimizer_ends(self, optimizer: Any) -> None: ...
 
 
 class Listener(OptimizerListener, Protocol):
-    """Listener for optimizer steps and module calls."""
-
-    def module_begins(self, module: Any, args: Any) -> None:
-        """Handle the begin of a module's ``forward``."""
+    def module_begins(self, module: Any, args: Any) -> None: ...
 
     def module_ends(self, module: Any, output: Any) -> None:
         """Handle the end of a module's ``forward``; ``output`` is ``None`` if an exception ended it."""
@@ -73,9 +66,8 @@ class Hooks:
     def remove(self) -> None:
         """Remove the hooks. A second call is harmless."""
         LISTENERS.remove(self)
-        optimizers, self._optimizers = self._optimizers, None
-        if optimizers is not None:
-            optimizers.remove()
+        if self._optimizers is not None:
+            self._optimizers.remove()
         while self._handles:
             self._handles.pop().remove()
         COMPILE_WARNING_FILTER.remove(self)
@@ -87,7 +79,6 @@ class Hooks:
                 self._listener.module_begins(scope, ())
 
     def scope_ends(self, scope: Scope) -> None:
-        """Report the end of a scope to the listener."""
         with self._diagnostics.contained("noticing that a scope ends"):
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)
@@ -147,7 +138,6 @@ class OptimizerSubscription:
             _optimizer_hooks.remove(self)
 
     def begins(self, optimizer: Any) -> None:
-        """Handle the begin of an optimizer's step."""
         if self._removed:
             return
         self._stepping.append((weakref.ref(optimizer), threading.get_ident()))
@@ -155,7 +145,6 @@ class OptimizerSubscription:
             self._listener.optimizer_begins(optimizer)
 
     def ends(self, optimizer: Any) -> None:
-        """Handle the end of an optimizer's step."""
         if self._removed:
             return
         self._stepping = [other for other in self._stepping if other[0]() is not optimizer]
@@ -164,8 +153,6 @@ class OptimizerSubscription:
 
 
 class _OptimizerHooks(SharedHook[OptimizerSubscription]):
-    """The process's only pair of optimizer hooks, and all subscriptions to these hooks."""
-
     def __init__(self) -> None:
         super().__init__()
         self._handles: list[Any] = []

@@ -27,7 +27,6 @@ class SharedHook(Generic[_Holder]):
         fork.renew(self, "_lock", threading.Lock)
 
     def add(self, holder: _Holder) -> None:
-        """Add a holder."""
         with self._lock:
             if not self.holders:
                 self._install()

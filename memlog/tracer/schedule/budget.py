@@ -10,8 +10,8 @@ SPACING = 20
 durations of steps vary, the cost of tracing can't be measured. Only this limit then bounds the cost."""
 
 _USED = 0.6
-"""Fraction of the allowed share of training time that measured costs may use. Some costs of tracing, such as
-emptied caches, can't be measured."""
+"""Maximum of the measured costs, as a fraction of the allowed share of training time. The remainder is left
+for costs that can't be measured, such as emptied caches."""
 _LEAST_SECONDS = 60.0
 """Minimum duration of a run, in seconds, that the budget assumes. A shorter run may spend as much on traces
 as a run of this duration: 0.6 s with the default share. That is enough for networks with hundreds of narrow
@@ -43,19 +43,17 @@ class Budget:
     This happens each time the number of steps has doubled, so the total falls below the share as the run goes
     on. A run of less than a minute may spend as much as a run of a minute.
 
-    Args:
-        share: Share of training time that tracing may cost, 0 to 1.
-        now: Start of training, in seconds of any steady clock. ``None``: `begin` sets it.
+    ``share``: Share of training time that tracing may cost, 0 to 1.
 
     Attributes:
         spent: Seconds that tracing has cost so far, without set-up.
         set_up: Seconds that set-up has cost.
     """
 
-    def __init__(self, share: float, now: float | None = None) -> None:
+    def __init__(self, share: float) -> None:
         self.spent = self.set_up = 0.0
         self._share = share
-        self._started = now
+        self._started: float | None = None
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = SPACING
@@ -63,11 +61,10 @@ class Budget:
         self._unsettled = 0
 
     def begin(self, now: float) -> None:
-        """Set the start of training to ``now``, unless it is set already."""
+        """Set the start of training to ``now``, in seconds of any steady clock, unless it is set already."""
         self._started = now if self._started is None else self._started
 
     def plain_step(self, seconds: float) -> None:
-        """Record the duration of a step without tracing, in seconds."""
         self._plain.append(seconds)
         if self._unsettled:  # set-up steps that were charged in full
             self.set_up = max(self.set_up - self._unsettled * seconds, 0.0)
@@ -118,9 +115,7 @@ class Budget:
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
         """Return whether the budget allows another trace of the expected cost.
 
-        Args:
-            now: Current time, in seconds of the clock that `begin` got.
-            outdated: True if the kept trace no longer describes what the run does.
+        ``outdated``: True if the kept trace no longer describes what the run does.
         """
         if self._since < SPACING:
             return False

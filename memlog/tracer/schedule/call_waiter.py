@@ -18,10 +18,8 @@ causes a second compilation."""
 class CallWaiter:
     """Global hook for module calls outside compiled code. The hook causes no compilation.
 
-    Args:
-        called: Function that gets the module and the inputs of each module call. Errors that it raises are
-            counted, and not passed on.
-        diagnostics: Counter of these errors.
+    ``called`` gets the module and the inputs of each module call. Errors that it raises are counted, and not
+    passed on.
     """
 
     def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
@@ -91,9 +89,7 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
     "never" if ``torch.compile`` is in use for other code only. Also return "never" for a compiled model on
     the CPU, because no engine sees inside compiled code.
 
-    Args:
-        roots: Root modules of the session.
-        steps: Number of the session's steps so far.
+    ``steps``: Number of the session's steps so far.
     """
     from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is loaded already
 

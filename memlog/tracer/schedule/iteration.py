@@ -44,7 +44,6 @@ class OptimizerSchedule:
         self.clock_steps = 0
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Record that an optimizer's step begins."""
         self._begins(optimizer)
         self._stepping.add(id(optimizer))
         part = self._parts.pop(id(optimizer), None)
@@ -62,7 +61,6 @@ class OptimizerSchedule:
             part.had_state = _has_state(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Record that an optimizer's step has ended."""
         self._stepping.discard(id(optimizer))
         if not self._stepping:
             self._ends(optimizer)
@@ -111,11 +109,7 @@ class OptimizerSchedule:
 
 
 class TracedIteration:
-    """Optimizers' steps in a window. They tell which part of a training iteration the window covers.
-
-    Args:
-        schedule: Record of all optimizers' steps.
-    """
+    """Optimizers' steps in a window. They tell which part of a training iteration the window covers."""
 
     def __init__(self, schedule: OptimizerSchedule) -> None:
         self._schedule = schedule

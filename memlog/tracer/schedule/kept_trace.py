@@ -57,10 +57,6 @@ class StepTrace(NamedTuple):
 class KeptTrace:
     """Trace that a session keeps in a file. All traces of the session are published.
 
-    Args:
-        kept: File for the events of the kept step. The helper process makes a flame graph of them.
-        publish: Function that gets each trace event.
-
     Attributes:
         members: Optimizers that stepped in the kept trace.
     """
@@ -85,12 +81,10 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        The next optimizer step decides whether the trace covers a whole iteration. It does if this step's
-        optimizer also stepped in the trace.
+        At the next optimizer step, the trace is found to cover a whole iteration if the optimizer of that
+        step also stepped in the trace.
 
-        Args:
-            step_trace: The trace.
-            whole: Guess that is used until the next optimizer step.
+        ``whole``: Guess that is used until the next optimizer step.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())

@@ -30,7 +30,6 @@ class LargerSteps:
         self._traced: dict[str, int] = {}
 
     def __call__(self, event: Event) -> None:
-        """Handle one event."""
         if not isinstance(event, Batch):
             return
         for name, peak, rose in _peaks(event):

@@ -23,18 +23,12 @@ LIMITS: Final = (
 
 
 class OpenWindow:
-    """Window that opens at a module call on this thread.
+    """Window that opens when this thread calls ``module`` with ``inputs``.
 
-    Args:
-        module: Module that this thread calls.
-        inputs: Positional arguments of the call.
-        roots: Known root modules. If there are none, ``module`` is the first root module.
-        optimizers: Known optimizers.
-        diagnostics: Counter of memlog's own errors.
-        usual_step: Seconds of a step without tracing; ``None`` if unknown.
+    If there are no known ``roots``, ``module`` is the first root module. ``usual_step`` is the duration of a
+    step without tracing, in seconds; ``None`` if unknown.
 
     Attributes:
-        window: The window.
         thread: Thread that opened the window, and that is traced.
         opened: Value of `time.perf_counter` when the window opened.
     """
@@ -133,6 +127,5 @@ class WindowSlot:
         return opened
 
     def end(self) -> None:
-        """Prevent further windows from opening."""
         with self._lock:
             self.ended = True

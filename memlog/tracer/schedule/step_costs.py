@@ -36,7 +36,6 @@ class StepCosts:
         return self.budget.spent, self.budget.set_up
 
     def step_ended(self, now: float) -> None:
-        """Count a step."""
         self.steps += 1
         self.budget.begin(now)
 
@@ -46,7 +45,6 @@ class StepCosts:
             self.budget.plain_step(now - self._step_began)
 
     def step_begins(self) -> None:
-        """Record the current time as the start of the next step."""
         self._step_began = time.perf_counter()
 
     def window_opened(self, now: float) -> None:
@@ -94,7 +92,6 @@ class StepCosts:
             return False
         if 0 < self._traced < _SET_UP:
             return self.steps > self._traced_at + 1
-        self.budget.begin(now)
         return self.budget.allows_another(now) or (
             self.budget.allows_another(now, outdated=True) and outdated()
         )

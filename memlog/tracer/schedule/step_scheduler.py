@@ -185,7 +185,6 @@ class PeriodicTracer:
         return when == "now"
 
     def _called(self, module: Any, inputs: Any) -> None:
-        """Handle a module call outside compiled code."""
         opened = self._slot.window
         if opened is not None:
             if opened.thread is threading.current_thread() and opened.exceeds_limits(module):

@@ -7,8 +7,14 @@ from memlog.tracer.schedule.budget import SPACING, Budget
 
 def settled(share: float = 0.01, *, step: float = 1.0) -> Budget:
     """Return a budget that is set up and has the time of an untraced step."""
-    budget = Budget(share, now=0)
+    budget = begun(share)
     plain_steps(budget, seconds=step)
+    return budget
+
+
+def begun(share: float = 0.01) -> Budget:
+    budget = Budget(share)
+    budget.begin(0)
     return budget
 
 
@@ -34,7 +40,7 @@ def test_steps_traced_together_cost_their_time_above_that_of_plain_steps() -> No
 
 
 def test_what_is_done_once_stands_apart() -> None:
-    budget = Budget(0.01, now=0)
+    budget = begun()
     budget.traced_step(3.0, between=0.5, setting_up=True)
     budget.plain_step(1.0)
     assert budget.set_up == pytest.approx(2.5)  # the step itself would have taken 1 s of it
@@ -47,7 +53,7 @@ def test_what_is_done_once_stands_apart() -> None:
 
 
 def test_one_slow_step_does_not_buy_tracing() -> None:
-    budget = Budget(0.01, now=0)
+    budget = begun()
     for seconds in (0.1, 0.1, 9.0, 0.1):
         budget.plain_step(seconds)
     budget.traced_step(0.5, between=0.0)
@@ -81,7 +87,7 @@ def trained(
     seconds: float, cost: float, steps: int, share: float = 0.01
 ) -> tuple[Budget, list[int]]:
     """Simulate a run with steps of ``seconds``, and return its budget and the steps traced later."""
-    budget, now, traced = Budget(share, now=0), 0.0, []
+    budget, now, traced = begun(share), 0.0, []
     for step in range(steps):
         setting_up = step in (0, 2)
         if setting_up or budget.allows_another(now):
@@ -143,7 +149,7 @@ def test_a_short_run_of_many_narrow_layers_is_traced_in_its_second_half(steps: i
 
 
 def test_what_came_to_nothing_is_paid_for() -> None:
-    budget = Budget(0.01, now=0)
+    budget = begun()
     budget.charge(2.0)
     plain_steps(budget, seconds=0.1)
     assert budget.spent == 2.0

@@ -318,3 +318,12 @@ def test_somebody_elses_resize_stays_theirs() -> None:
             del storage.resize_
     assert calls == [100, 200]
     assert not tracer.health.faults
+
+
+def test_a_library_that_imported_the_patched_backward_in_a_trace_can_call_it_afterwards() -> None:
+    model = nn.Linear(2, 2)
+    with MemoryTracer().trace(model):
+        from torch.autograd import _engine_run_backward as imported
+    loss = model(torch.ones(1, 2)).sum()
+    imported((loss,), (torch.ones(()),), False, False, (), accumulate_grad=True)
+    assert model.weight.grad is not None

@@ -172,10 +172,7 @@ def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return the ``type`` and the ``wide_inside`` of an operation's results. The operation is no product.
-
-    ``role``: Result of `_role_of`.
-    """
+    """Return the ``type`` and the ``wide_inside`` of an operation's results. The operation is no product."""
     if role == _LOSS:
         for _, tracked in tensors:
             if tracked.type == HALF:

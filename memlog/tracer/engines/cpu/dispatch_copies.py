@@ -36,8 +36,6 @@ _HAS_IN_PLACE: Final = 4
 
 _ADD: Final = torch.ops.aten.add.Tensor
 _CLONE: Final = torch.ops.aten.clone.default
-_ZEROS: Final = ("zeros", "zeros_like", "new_zeros")
-_PRODUCTS: Final = ("mm", "bmm")
 
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _LOGITS: Final = "BinaryCrossEntropyWithLogitsBackward0"
@@ -64,8 +62,6 @@ _ALTERED: Final = frozenset(
 """Derivatives for which torch runs other operations while a mode is active, with the same results. In torch
 2.13's own tests, all other derivatives with other operations are handled by `ModeCopies` or
 `untraced_derivatives`."""
-
-_OURS: Final = "memlog.tracer."
 
 
 class ModeCopies:
@@ -192,7 +188,7 @@ def _same_shape_and_type(old: Any, new: Any) -> bool:
 def _called_by_autograd() -> bool:
     """Return whether autograd called the operation, rather than Python code such as a hook."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("memlog.tracer."):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == torch_private.ENGINE
 
@@ -202,9 +198,9 @@ def _role_of(func: Any) -> int:
     name = torch_private.operation_name(func)
     if func is _ADD:
         return _ADDS
-    if name in _ZEROS:
+    if name in ("zeros", "zeros_like", "new_zeros"):
         return _FILLS_WITH_ZEROS
-    if name in _PRODUCTS:
+    if name in ("mm", "bmm"):
         return _MULTIPLIES
     return _HAS_IN_PLACE if name and hasattr(torch.ops.aten, f"{name}_") else _OTHER
 

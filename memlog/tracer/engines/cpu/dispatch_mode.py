@@ -48,8 +48,6 @@ class's code."""
 
 
 class Observer(Protocol):
-    """Interface of the object that observes a dispatch mode's operations."""
-
     def operation(
         self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
     ) -> None:
@@ -84,8 +82,8 @@ class ObservingMode(TorchDispatchMode):
         self.failures = 0
         self._observer: Observer | None = observer
         self._diagnostics = diagnostics
-        self._inside = False
         self._thread: threading.Thread | None = None
+        """Thread on whose stack the mode is; ``None`` if it is on none."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,7 +103,6 @@ class ObservingMode(TorchDispatchMode):
         _remove_finished_from_top()
         _flags.add(self)
         self.__enter__()
-        self._inside = True
         self._thread = threading.current_thread()
 
     @property
@@ -128,7 +125,7 @@ class ObservingMode(TorchDispatchMode):
         self.stop_observing()
         thread = self._thread
         if torch_private.backward_task() != torch_private.NO_TASK:
-            return not self._inside
+            return thread is None
         if thread is threading.current_thread():
             _remove_finished_from_top()
             removed = not any(mode is self for mode in torch_private.mode_stack())
@@ -136,24 +133,22 @@ class ObservingMode(TorchDispatchMode):
             removed = thread is not None and not thread.is_alive()  # its stack is freed with it
         if removed:
             self._removed_from_stack()  # also if another mode's exit removed it
-        return not self._inside
+        return self._thread is None
 
     def remove_from_top(self) -> bool:
         """Remove the mode from the top of its thread's stack, if the mode has no observer.
 
         Return whether the mode was removed.
         """
-        if not self._inside or self._observer is not None:
+        if self._thread is None or self._observer is not None:
             return False
         self.__exit__(None, None, None)
         self._removed_from_stack()
         return True
 
     def _removed_from_stack(self) -> None:
-        if self._inside:
-            self._inside = False
-            self._thread = None
-            _flags.remove(self)
+        self._thread = None
+        _flags.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         observer = self._observer

@@ -31,11 +31,7 @@ from memlog.tracer.tensor_storages import tensors_in
 
 
 class DispatchEngine:
-    """Engine that records the thread that starts it, and the threads that run its backward pass.
-
-    Args:
-        types: True to find out the type of each storage under autocast.
-    """
+    """Engine that records the thread that starts it, and the threads that run its backward pass."""
 
     def __init__(
         self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, *, types: bool = False
@@ -66,7 +62,6 @@ class DispatchEngine:
         self._transformed = self._precision_changed = False
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording on this thread."""
         self._module_stack.begin()
         self._model_tensors.add_new_roots()
         for optimizer in optimizers:
@@ -126,10 +121,7 @@ class DispatchEngine:
         )
 
     def _missed(self, peak: int) -> tuple[str, ...]:
-        """Return the reasons why peaks are lower bounds, in whole sentences.
-
-        ``peak``: highest number of live bytes in the trace.
-        """
+        """Return the reasons why peaks are lower bounds, in whole sentences."""
         live_storages = self._live_storages
         found = {
             limitations.SPARSE: live_storages.sparse,
@@ -155,13 +147,11 @@ class DispatchEngine:
         self._module_stack.closed = True
 
     def leave(self) -> bool:
-        """Remove the mode if it is on top of this thread's stack; return whether it is removed."""
         return self._mode.leave()
 
     # Calls from hooks.
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """Record the begin of a module's ``forward``."""
         tensors = tensors_in(args)
         before = self._module_stack.thread_state()
         if before is not None:
@@ -178,12 +168,10 @@ class DispatchEngine:
                     self._live_storages.classify(tensor, OUTSIDE, INPUT)
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """Record the end of a module's ``forward``."""
         del output
         self._module_stack.module_ends(module)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Record the begin of an optimizer's step."""
         if self._module_stack.thread_state() is None:
             return
         self._model_tensors.add_optimizer(optimizer)
@@ -191,7 +179,6 @@ class DispatchEngine:
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Record the end of an optimizer's step."""
         if self._module_stack.thread_state() is not None:
             self._model_tensors.add_state(optimizer)
             self._model_tensors.repeat_state(optimizer)

@@ -65,11 +65,8 @@ def unknown_compilers(names: Sequence[str]) -> str:
 def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
     """Return the sentence about derivatives that torch computes in another way during tracing.
 
-    Return ``None`` if the derivatives allocated at most a thousandth of the peak.
-
-    Args:
-        allocated: Bytes that each derivative allocated.
-        peak: Highest number of live bytes in the trace.
+    ``allocated`` has the bytes of each derivative. Return ``None`` if they are at most a thousandth of the
+    peak.
     """
     names = _names(allocated, peak)
     return names and (
@@ -81,11 +78,8 @@ def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
 def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
     """Return the sentence about derivatives that ran without the dispatch mode.
 
-    Return ``None`` if their results have at most a thousandth of the bytes of the peak.
-
-    Args:
-        returned: Bytes of the results of each derivative.
-        peak: Highest number of live bytes in the trace.
+    ``returned`` has the bytes of each derivative's results. Return ``None`` if they are at most a thousandth
+    of the peak.
     """
     names = _names(returned, peak)
     return names and (

@@ -65,11 +65,8 @@ class LiveStorages:
 
     Attributes:
         omitted: Number of times a small storage was not tracked.
-        sparse: True if sparse tensors were seen.
-        complex: True if complex tensors were seen.
-        nested: True if nested tensors were seen.
+        sparse, complex, nested: True if a tensor of this kind was seen.
         serial: Serial number of the newest storage or workspace.
-        events: Writer of the events.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:

@@ -52,7 +52,6 @@ class ModelTensors:
         self.add_state(optimizer)
 
     def add_state(self, optimizer: Any) -> None:
-        """Classify an optimizer's state."""
         for state in optimizer_tensors(optimizer):
             self._live_storages.classify(
                 state.tensor, self._owners.of_state(state), OPTIMIZER_STATE

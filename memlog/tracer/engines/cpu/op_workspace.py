@@ -13,7 +13,7 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -148,7 +148,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if _of_fakes is not None and any(type(value).__name__ == "FakeTensor" for value in args):
         out = func(*args, **kwargs)
         found = _of_fakes(func, args, kwargs, out)
-        if found is not None and key is not None:
+        if found is not None and key is not None and len(_known) < _MAX_KNOWN:
             _known[key] = found
         return out, found
     return _measured(key, func, args, kwargs)
@@ -166,12 +166,11 @@ def of_fakes(measure: MeasureFakes) -> Iterator[None]:
 
 
 def measures_fakes() -> bool:
-    """Return whether the workspace of operations on fake tensors is measured."""
     return _of_fakes is not None
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a key that is the same for operations with the same workspace.
+    """Return a key for a call of an operation. Calls with the same key have the same workspace.
 
     Return ``None`` if the workspace depends on the values of the arguments.
     """
@@ -223,15 +222,17 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     The bytes are ``None`` if they can't be measured, because another profiler is on, this torch has no legacy
     profiler, or a dispatch mode of the program has stopped the profiler.
     """
-    start, end = torch_private.allocation_profiler()
-    if start is None or end is None or not _started(start):
+    profiler = torch_private.allocation_profiler()
+    if profiler is None or not _started(profiler[0]):
         return func(*args, **kwargs), None
     collects = gc.isenabled()
     gc.disable()  # a collection's frees would be reported as the operation's
+    records: Any = None
     try:
         out = func(*args, **kwargs)
     finally:
-        records = _ended(end)
+        with suppress(RuntimeError):  # the program has stopped the profiler
+            records = profiler[1]()
         if collects:
             gc.enable()
     if records is None:
@@ -285,14 +286,6 @@ def _started(start: Callable[[], Any]) -> bool:
     except RuntimeError:
         return False  # another profiler is on, which memlog must not stop
     return True
-
-
-def _ended(end: Callable[[], Any]) -> Any:
-    """Return the profiler's records; ``None`` if the program has stopped the profiler."""
-    try:
-        return end()
-    except RuntimeError:
-        return None
 
 
 def _has_mask(values: Any) -> bool:

@@ -28,10 +28,6 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 class OperationRecorder:
     """Observer of a dispatch mode. It tracks the storages of results, and the workspaces of operations.
 
-    Args:
-        fakes: True to count fake tensors as if they had memory.
-        types: True to find out the type of each storage under autocast.
-
     Attributes:
         altered: Bytes allocated by each derivative that an untraced step computes in another way.
         lines: Lines of the program that called operations outside all modules.
@@ -85,7 +81,6 @@ class OperationRecorder:
     def operation(
         self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
     ) -> None:
-        """Record an operation whose result may have a new storage, or that allocates workspace."""
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is None:
             return

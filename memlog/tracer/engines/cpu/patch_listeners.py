@@ -25,19 +25,16 @@ class PatchListeners:
     _live_storages: LiveStorages
     _module_stack: ModuleStack
     _owner: Callable[[ThreadState], Owner]
-    """Function that returns the owner of a thread's current operation."""
     _diagnostics: Diagnostics
     _compiled: Sequence[FunctionPatch] = field(default=(), init=False)
     compiled_calls: int = field(default=0, init=False)
 
     def subscribe(self) -> None:
-        """Start to listen."""
         self._compiled = patches.compiled_code()
         for patch, listener in self._listeners():
             patch.add(listener)
 
     def unsubscribe(self) -> None:
-        """Stop listening."""
         for patch, listener in self._listeners():
             patch.remove(listener)
 

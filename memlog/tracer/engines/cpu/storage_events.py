@@ -136,10 +136,7 @@ class StorageEvents:
             self._pending.append(_PendingAllocation(tracked, instead, event))
 
     def workspace(self, serial: int, size: int, owner: Owner, made: int) -> None:
-        """Write the ALLOC and FREE events of an operation's workspace of ``size`` bytes.
-
-        ``made``: Type of the workspace under autocast.
-        """
+        """Write the ALLOC and FREE events of an operation's workspace of ``size`` bytes."""
         now = self._log.now()
         layer, phase, thread = owner
         events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
@@ -150,7 +147,6 @@ class StorageEvents:
             self._log.append(events)
 
     def category(self, tracked: TrackedStorage, layer: int) -> None:
-        """Write the category of a storage."""
         self.write_pending()
         now = self._log.now()
         self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
@@ -163,11 +159,7 @@ class StorageEvents:
         self._log.append(tracked.use_event(kind, self._log.now()))
 
     def write_pending(self) -> None:
-        """Write the pending ALLOC event, if there is one.
-
-        The event waits, because the new storage replaces an older one if the older one is freed next. Call
-        this if anything else happens next.
-        """
+        """Write the pending ALLOC event, if there is one. Call this if anything but a free happens next."""
         with suppress(IndexError):
             pending = self._pending.pop()
             self._log.append(pending.event + pending.workspace)

@@ -37,10 +37,7 @@ _MAX_NODES: Final = 1_000_000
 class UntracedDerivatives:
     """Listener for backward passes while a window is open.
 
-    Args:
-        mode: Dispatch mode of the window.
-        record: Function that gets each tensor that a derivative returned without the mode.
-        diagnostics: Counter of memlog's own errors.
+    ``record`` gets each tensor that a derivative returned without the mode.
 
     Attributes:
         returned: Bytes of the results of each derivative that ran without the mode.

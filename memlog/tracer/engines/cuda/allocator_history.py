@@ -1,4 +1,4 @@
-"""Allocator history of a device. If the user's program turned the history on, memlog does not turn it off."""
+"""Allocator history of a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ replace the oldest ones. torch's default has no limit."""
 
 
 class AllocatorHistory:
-    """History of one device's allocator.
+    """History of the allocator of one CUDA or XPU device, which has an index.
 
     If the user's program has turned the history on, memlog neither turns it off nor clears it. memlog
     attaches notes to the entries, and reads only the entries of the window.
-
-    Args:
-        device: A CUDA or XPU device with an index.
 
     Attributes:
         takes_notes: True if this torch can attach notes to entries.
@@ -29,7 +26,6 @@ class AllocatorHistory:
         self.device = device
         self._memory: Any = getattr(torch, device.type).memory
         self._set_note = getattr(self._memory, "_set_memory_metadata", None)
-        self._get_note = getattr(self._memory, "_get_memory_metadata", None)
         self._enabled_here = False
         self.takes_notes = self._set_note is not None
 
@@ -45,13 +41,15 @@ class AllocatorHistory:
         backend = getattr(self._memory, "get_allocator_backend", None)
         if backend is not None and backend() != "native":
             return f"the allocator is {backend()}, which keeps no history"
-        if self._get_note is not None and self._get_note():
+        get_note = getattr(self._memory, "_get_memory_metadata", None)
+        if get_note is not None and get_note():
             return "the program attaches memory metadata of its own"
         return None
 
     def start(self) -> None:
         """Turn the history on if it is off."""
-        if self._on():
+        is_on = getattr(torch._C, f"_{self.device.type}_isHistoryEnabled", None)
+        if is_on is not None and is_on():
             return
         wanted = {
             "context": None,
@@ -88,7 +86,3 @@ class AllocatorHistory:
         index = self.device.index or 0
         found = traces[index] if index < len(traces) else []
         return [entry for entry in found if entry.get("time_us", since_us) >= since_us]
-
-    def _on(self) -> bool:
-        enabled = getattr(torch._C, f"_{self.device.type}_isHistoryEnabled", None)
-        return bool(enabled()) if enabled is not None else False

@@ -40,9 +40,8 @@ _UNSEEN = (
 class NativeEngine(HookEngine):
     """Engine that records one window of one device.
 
-    Args:
-        readings: True to read the allocator's statistics at every change of layer, for the fragmentation
-            of each layer.
+    ``readings``: True to read the allocator's statistics at every change of layer, for the fragmentation of
+    each layer.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class NativeEngine(HookEngine):
         self._report = EngineReport()
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording."""
         self._module_stack.begin()
         self._history.start()
         self._started_us = time.time_ns() // 1000
@@ -103,14 +101,13 @@ class NativeEngine(HookEngine):
     # Calls from hooks.
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """Record the begin of a module's ``forward``."""
         thread_state = self._module_stack.thread_state()
         if thread_state is not None:
             thread_state.inputs = self._largest(args)
         super().module_begins(module, args)
+        self._add_roots(late=True)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Record the begin of an optimizer's step."""
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
@@ -118,12 +115,8 @@ class NativeEngine(HookEngine):
         super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Record the end of an optimizer's step."""
         self._classify_state(optimizer)
         super().optimizer_ends(optimizer)
-
-    def _register_new_roots(self) -> None:
-        self._add_roots(late=True)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         reading = None
