@@ -65,11 +65,7 @@ class RunDetector:
     def join_new_runs(self, next_step: int = 0) -> bool:
         """Join runs that were opened since the last call, in about a microsecond per backend. Never raises.
 
-        Args:
-            next_step: The session's next step.
-
-        Returns:
-            True if a run was joined.
+        Return True if a run was joined.
         """
         joined = False
         for name, backend in self._backends.items():
@@ -87,12 +83,8 @@ class RunDetector:
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
         """Join a run that a logger holds. memlog writes to it until the user opens another run.
 
-        Never raises. If the session does not use this backend, nothing is joined.
-
-        Args:
-            name: The backend's name.
-            known: The run; fields that the caller does not know are ``None``.
-            next_step: The session's next step.
+        Never raises. If the session does not use the backend ``name``, nothing is joined. Fields of ``known``
+        that the caller does not know are ``None``.
         """
         if not self._may_join():
             return
@@ -126,12 +118,8 @@ class RunDetector:
     def begin_step(self, step: int, number: int | None) -> bool:
         """Join new runs at a step. Joined runs that have no step yet begin with this step. Never raises.
 
-        Args:
-            step: The session's step.
-            number: The trainer's own number of the step; ``None``: the trainer gave none.
-
-        Returns:
-            True if a run was joined since the last step.
+        ``number`` is the trainer's own number of the step; ``None``: the trainer gave none. Return True if a
+        run was joined since the last step.
         """
         self.join_new_runs(step)
         for name, run_id, offset in self._offsets.begin_at(step, number):

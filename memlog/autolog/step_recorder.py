@@ -28,16 +28,8 @@ NO_STEPS = f"nothing was recorded: {NOT_NOTICED}"
 class BatchRecorder:
     """Recorder of steps. It numbers the steps, reads memory at each step, and publishes a batch event.
 
-    Args:
-        settings: Settings, such as which steps to publish and the first step's number.
-        run_detector: Detector that searches for the user's runs before each event.
-        model: The user's model. Its size becomes one of the run's parameters.
-        before_parameters: Function called before the run's parameters are published. It must not raise.
-
-    Attributes:
-        parameters: Publisher of the run's parameters and devices.
-        health: Publisher of memlog's own cost and errors.
-        host: Reader of the host's memory; holds the figures of the last step.
+    The size of ``model`` becomes one of the run's parameters. ``before_parameters`` is called before the
+    run's parameters are published, and must not raise. ``host`` holds the host's memory at the last step.
     """
 
     def __init__(
@@ -83,8 +75,7 @@ class BatchRecorder:
     def step_by_hand(self, number: object = None) -> None:
         """Record a step that the caller reports. From now on only the caller's steps count. Never raises.
 
-        Args:
-            number: The caller's own number of the step; ``None``: the caller has no number.
+        ``number`` is the caller's own number of the step; ``None``: the caller has no number.
         """
         if self._is_forked_copy():
             return
@@ -103,8 +94,7 @@ class BatchRecorder:
     def claim(self, *, only_first: bool) -> None:
         """Let only the caller count the steps until `release`.
 
-        Args:
-            only_first: True: have no effect if the session has recorded a step.
+        With ``only_first``, the call has no effect if the session has recorded a step.
         """
         if not (only_first and self._begun):
             self._claimed = True
@@ -153,7 +143,6 @@ class BatchRecorder:
 
     @property
     def next_step(self) -> int:
-        """Number that the next completed step gets."""
         return self._next
 
     def warn_if_no_steps(self) -> None:
@@ -162,7 +151,6 @@ class BatchRecorder:
             self._diagnostics.say_once("no_steps", NO_STEPS)
 
     def close(self) -> None:
-        """Close the files of the host's memory figures."""
         self.host.close()
 
     def _record(self, number: int | None = None) -> None:
@@ -204,7 +192,6 @@ class BatchRecorder:
 
 
 def run_event(settings: Settings, begun_us: int) -> Run:
-    """Return the first event of a run's journal."""
     return Run(
         time_us=begun_us,
         name=settings.name,
@@ -243,10 +230,8 @@ class HealthReport:
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publish a health event after ``step``, and return it.
 
-        Args:
-            step: Last completed step; ``None``: no step is completed.
-            unjudged: Reasons why alert rules were never judged, by rule, at the end of the run. ``None``: the
-                run has not ended.
+        ``unjudged`` holds, at the end of the run, the reasons why alert rules were never judged, by rule.
+        ``None``: the run has not ended.
         """
         self._total += self._spent
         self._all_steps += self._steps

@@ -50,13 +50,9 @@ def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
 def in_run(event: Event, offset: int) -> Event | None:
     """Return an event with the step number of a tracker's run instead of the session's.
 
-    Args:
-        event: The event, with the session's step.
-        offset: The session's step minus the run's step (`memlog.journal.Binding.offset`).
-
-    Returns:
-        The event with the run's step. If the event lies before the run's first step: ``None`` for a batch or
-        a loss, step 0 for a phase, and no step for other events.
+    ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). An event that
+    lies before the run's first step becomes ``None`` if it is a batch or a loss. A phase gets step 0, and any
+    other event gets no step.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:

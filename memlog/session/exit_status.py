@@ -19,7 +19,7 @@ def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
     Errors in an interactive shell do not count. At exit, Python does not report that a script has called
-    ``sys.exit(1)``. So such a script counts as finished. It counts as failed if this exception leaves a
+    ``sys.exit(1)``. So such a script counts as finished. It counts as failed if the ``SystemExit`` leaves a
     session's ``with`` block.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)

@@ -22,11 +22,6 @@ class RunLines:
     """Printer of one line per run of a tracker, and of the last lines of ``finish``. No method raises.
 
     If the session is ``quiet``, or if only another rank has runs in trackers, only the verdict is printed.
-
-    Args:
-        run: The run's folder.
-        rank: Place of the run among the ranks.
-        diagnostics: Counts errors.
     """
 
     def __init__(self, run: RunDirectory, rank: SessionRank, diagnostics: Diagnostics) -> None:
@@ -67,11 +62,8 @@ class RunLines:
         Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such
         an import makes Python forget that Ctrl-C ended the program, and changes the exit code.
 
-        Args:
-            verdict: The most important finding, which is always printed; ``None``: there is no finding.
-            peaks: Highest memory of the session.
-            host_limit: Bytes that the process may use; ``None``: unknown.
-            failed: True if the run failed.
+        ``verdict`` is the most important finding, which is always printed. ``host_limit`` is the number of
+        bytes that the process may use; ``None``: unknown.
         """
         with self._diagnostics.contained("printing the last lines"):
             failure = peaks.failure if failed else None
