@@ -18,7 +18,6 @@ from memlog._internal.units import mib
 from memlog.events import (
     Alert,
     Batch,
-    DeviceReading,
     Epoch,
     Evaluation,
     Event,
@@ -161,10 +160,10 @@ def _main_figure(event: Recorded) -> tuple[str, int | None]:
 
 def _peak(event: Epoch) -> tuple[str, str]:
     """Return ``GPU`` and the first device's peak; without devices, return ``CPU`` and the host's peak."""
-    device: DeviceReading | None = event.devices[0] if event.devices else None
-    if device is not None:
-        return "GPU", _qualified(device.peak, device.peak_source)
-    return "CPU", _qualified(event.rss_peak, event.rss_peak_source)
+    if not event.devices:
+        return "CPU", _qualified(event.rss_peak, event.rss_peak_source)
+    device = event.devices[0]
+    return "GPU", _qualified(device.peak, device.peak_source)
 
 
 def _qualified(size: int | None, source: PeakSource | None) -> str:

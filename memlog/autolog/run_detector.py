@@ -62,12 +62,8 @@ class RunDetector:
     def __post_init__(self) -> None:
         self._offsets = RunOffsets(self._opened_own)
 
-    def join_new_runs(self, next_step: int = 0) -> bool:
-        """Join runs that were opened since the last call, in about a microsecond per backend. Never raises.
-
-        Return True if a run was joined.
-        """
-        joined = False
+    def join_new_runs(self, next_step: int) -> None:
+        """Join runs opened since the last call, in about a microsecond per backend. Never raises."""
         for name, backend in self._backends.items():
             try:
                 run = backend.active_run()
@@ -75,10 +71,8 @@ class RunDetector:
                     continue
                 if self._may_join():
                     self._join(name, run, next_step)
-                    joined = True
             except Exception as error:  # noqa: BLE001 - a tracker's error must not reach the trainer
                 self._diagnostics.fault(f"looking for a run in {name}", error)
-        return joined
 
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
         """Join a run that a logger holds. memlog writes to it until the user opens another run.
@@ -94,7 +88,9 @@ class RunDetector:
                 self._look_for(name, known)
                 return
             active = backend.active_run()
-            run = _completed(backend, known)
+            run: TrackerRun | None = known
+            if isinstance(backend, JoinableBackend):
+                run = backend.run_of(known.run_id, known.uri, known.name)
             if run is None:
                 self._diagnostics.say_once(
                     f"join {name} {known.run_id}",
@@ -188,10 +184,3 @@ class RunDetector:
         self._tell(Join(name, run, in_process=writer is not None, offset=offset))
         self._journal.bind(name, binding)
         return binding
-
-
-def _completed(backend: Backend, known: TrackerRun) -> TrackerRun | None:
-    """Return a run with the fields that its backend adds; ``None`` if memlog can't write to the run."""
-    if isinstance(backend, JoinableBackend):
-        return backend.run_of(known.run_id, known.uri, known.name)
-    return known

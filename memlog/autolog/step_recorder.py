@@ -22,7 +22,6 @@ from memlog.settings import Settings
 
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
-NO_STEPS = f"nothing was recorded: {NOT_NOTICED}"
 
 
 class BatchRecorder:
@@ -148,7 +147,7 @@ class BatchRecorder:
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", NO_STEPS)
+            self._diagnostics.say_once("no_steps", f"nothing was recorded: {NOT_NOTICED}")
 
     def close(self) -> None:
         self.host.close()

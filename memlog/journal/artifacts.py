@@ -137,7 +137,8 @@ class Names:
                     f"its {what} is {text!r}: pass text, such as 'report'"
                 )
         safe_kind = safe_name(kind)
-        wanted, suffix = safe_name(name), Path(safe_name(name)).suffix[:32]
+        wanted = safe_name(name)
+        suffix = Path(wanted).suffix[:32]
         stem = wanted.removesuffix(suffix)
         of_its_kind = _fitting(stem, f"-{safe_kind[:64]}{suffix}")
         digest = _fitting(stem, f"-{_digest(name, kind)}{suffix}")

@@ -25,13 +25,17 @@ def error_at_exit() -> BaseException | None:
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
+def is_a_child_of_multiprocessing() -> bool:
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
+
+
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
     """Make a ``multiprocessing`` child call ``finish``, because the child may skip Python's exit handlers.
 
     The child's finalizers run while its exception, or its ``sys.exit``, is being raised.
     """
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is None or multiprocessing.parent_process() is None:
+    if not is_a_child_of_multiprocessing():
         return
     from multiprocessing.util import Finalize  # noqa: PLC0415 - already imported in such a child
 

@@ -129,9 +129,8 @@ class Phases:
                 for outer in stack:
                     outer.saw(event.rss, event.devices)
                 self._publish(msgspec.structs.replace(event, error=error))
-        del self._open[thread]
-        if stack:
-            self._open[thread] = stack
+        if not stack:
+            del self._open[thread]
 
     def _reader(self, thread: int, depth: int) -> PhaseReader:
         reader = self._readers.get((thread, depth))

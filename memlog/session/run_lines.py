@@ -13,7 +13,6 @@ from memlog.journal.run_names import tracker_runs
 from memlog.sink import LOCAL
 
 if TYPE_CHECKING:
-    from memlog.events import OutOfMemory
     from memlog.session.peak_watch import PeakWatch
     from memlog.session.rank import SessionRank
 
@@ -74,8 +73,10 @@ class RunLines:
             else:
                 first = verdict or peaks.sentence(host_limit)
                 if failure is not None:
+                    from memlog.reports.verdict import failure_title  # noqa: PLC0415 - see above
+
                     rest = f". {first[0].upper()}{first[1:]}" if first else "."
-                    first = f"{_title(failure, peaks.last_step)}{rest}"
+                    first = f"{failure_title(failure, peaks.last_step)}{rest}"
                 lines = [first, *self._links(first is not None)]
             for line in filter(None, lines):
                 say(line)
@@ -108,9 +109,3 @@ def described(backend: str, run: Binding) -> str:
         return f"{backend} run {name}"
     link = run.link if "://" in run.link.partition(" ")[0] else f"`{run.link}`"
     return f"{backend} run {name}: {link}"
-
-
-def _title(failure: OutOfMemory, last_step: int | None) -> str:
-    from memlog.reports.verdict import failure_title  # noqa: PLC0415 - if memory ran out
-
-    return failure_title(failure, last_step)
