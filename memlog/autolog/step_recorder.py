@@ -38,8 +38,8 @@ class BatchRecorder:
         journal: JournalWriter,
         run_detector: RunDetector,
         diagnostics: Diagnostics,
-        model: Any = None,
-        before_parameters: Callable[[], object] = lambda: None,
+        model: Any,
+        before_parameters: Callable[[], object],
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -105,7 +105,7 @@ class BatchRecorder:
     def count(self, number: object = None) -> tuple[int, Batch | None] | None:
         """Record a step as `step_by_hand` does; return the session's step number and the step's event.
 
-        The event is ``None`` if none was published for this step.
+        The event is ``None`` if none was published for this step; the result is ``None`` in a forked process.
         """
         if self._is_forked_copy():
             return None
@@ -148,9 +148,6 @@ class BatchRecorder:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
             self._diagnostics.say_once("no_steps", f"nothing was recorded: {NOT_NOTICED}")
-
-    def close(self) -> None:
-        self.host.close()
 
     def _record(self, number: int | None = None) -> None:
         begun = time.perf_counter_ns()

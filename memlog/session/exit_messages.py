@@ -27,7 +27,7 @@ class Waiting:
     """
 
     def __init__(
-        self, run: RunDirectory, timeout: float, diagnostics: Diagnostics, *, quiet: bool = False
+        self, run: RunDirectory, timeout: float, diagnostics: Diagnostics, *, quiet: bool
     ) -> None:
         self._run = run
         self._timeout = timeout

@@ -101,7 +101,7 @@ class Recording(RecordingParts):
         if only_first and self._console is not None:
             self._console.stop_printing_batches()
 
-    def finish(self, status: Status, timeout: float, error: BaseException | None = None) -> None:
+    def finish(self, status: Status, timeout: float, error: BaseException | None) -> None:
         """End the recording in the trainer's process and leave further delivery to the helper process.
 
         Wait at most ``timeout`` seconds for delivery. ``error`` is the exception that ended the run, or that
@@ -139,7 +139,7 @@ class Recording(RecordingParts):
             self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
-        self.batches.close()
+        self.batches.host.close()
         print_lost_events(self.run, self._diagnostics)
         return end, health
 

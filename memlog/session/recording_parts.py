@@ -186,7 +186,7 @@ class RecordingParts:
         )
         self.batches.check_helper = self._check_helper_if_due
         self.batches.after_step = self._after_step
-        undo.callback(self.batches.close)
+        undo.callback(self.batches.host.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
         """Begin to watch growth, failed allocations and phases. With ``layers``, also trace steps."""
