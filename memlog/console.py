@@ -18,7 +18,6 @@ from memlog._internal.units import mib
 from memlog.events import (
     Alert,
     Batch,
-    DeviceReading,
     Epoch,
     Evaluation,
     Event,
@@ -36,26 +35,17 @@ _WRITTEN_EVERY = 10.0
 
 
 class Console:
-    """Printer of a line for each of the first batches and for each alert.
-
-    Args:
-        verbose_batches: Number of the run's first batches for which a line is printed.
-    """
+    """Printer of a line for each of the first ``verbose_batches`` batches and for each alert."""
 
     def __init__(self, verbose_batches: int) -> None:
         self._left = verbose_batches
 
     def announce(self) -> None:
-        """Print that monitoring is on, if lines for batches follow.
-
-        Raises:
-            Exception: Any error of the stream.
-        """
+        """Print that monitoring is on, if lines for batches follow. An error of the stream is raised."""
         if self._left:
             terminal.out(announcement(self._left))
 
     def __call__(self, event: Event) -> None:
-        """Print the event's line, if it has one."""
         if isinstance(event, Batch) and self._left > 0:
             self._left -= 1
             terminal.out(batch_line(event.step, event))
@@ -77,11 +67,7 @@ def usage(event: Recorded | Evaluation) -> str:
 
 
 def announcement(batches: int) -> str:
-    """Return the message that monitoring is on.
-
-    Args:
-        batches: Number of the first batches for which a line is printed.
-    """
+    """Return the message that monitoring is on, and for how many of the first batches lines follow."""
     if not batches:
         return "Memory monitoring enabled\n"
     first = "batch" if batches == 1 else f"{batches} batches"
@@ -108,10 +94,7 @@ def _batch_figures(event: Batch) -> str:
 def evaluation_lines(index: int, event: Evaluation, loss: str | None = None) -> str:
     """Return the lines of one call of a loss function: the memory, and the loss or the error.
 
-    Args:
-        index: Number of the call, counted from 0 by the function's wrapper.
-        event: The call.
-        loss: The loss as text; ``None``: unknown.
+    The function's wrapper counts ``index`` from 0. ``loss`` is ``None`` if unknown.
     """
     line = f"  Loss evaluation {index}: {usage(event)}"
     if event.error is not None:
@@ -165,12 +148,7 @@ def _change_between(before: Recorded, after: Recorded) -> str:
 
 
 def summary_lines(points: Sequence[Recorded], omitted: int = 0) -> str:
-    """Return a line for each point of a `MemoryTracker`.
-
-    Args:
-        points: The points.
-        omitted: Number of earlier points that are left out.
-    """
+    """Return a line for each point of a `MemoryTracker`. ``omitted`` earlier points are left out."""
     left_out = [f"  ({omitted} earlier points are left out)"] if omitted else []
     lines = [f"  {_label(point)}: {usage(point)}" for point in points]
     return "\n".join(["Memory summary:", *left_out, *(lines or ["  (no points were recorded)"])])
@@ -182,10 +160,10 @@ def _main_figure(event: Recorded) -> tuple[str, int | None]:
 
 def _peak(event: Epoch) -> tuple[str, str]:
     """Return ``GPU`` and the first device's peak; without devices, return ``CPU`` and the host's peak."""
-    device: DeviceReading | None = event.devices[0] if event.devices else None
-    if device is not None:
-        return "GPU", _qualified(device.peak, device.peak_source)
-    return "CPU", _qualified(event.rss_peak, event.rss_peak_source)
+    if not event.devices:
+        return "CPU", _qualified(event.rss_peak, event.rss_peak_source)
+    device = event.devices[0]
+    return "GPU", _qualified(device.peak, device.peak_source)
 
 
 def _qualified(size: int | None, source: PeakSource | None) -> str:
@@ -212,9 +190,6 @@ class ProgressLine:
     """Line on standard error that shows an optimiser's progress. In a terminal, the same line is rewritten.
 
     If standard error is not a terminal, a new line is printed at most every ten seconds, and at the end.
-
-    Args:
-        label: Text at the beginning of the line.
     """
 
     def __init__(self, label: str) -> None:
@@ -240,7 +215,6 @@ class ProgressLine:
         stream.flush()
 
     def close(self, evaluations: int, iterations: int, loss: str | None) -> None:
-        """Show the final counts."""
         clear = _CLEAR if sys.stderr is not None and sys.stderr.isatty() else ""
         terminal.err(clear + progress_line(self._label, evaluations, iterations, loss))
 

@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         backends: Names of the backends to deliver to; empty: join the runs that the user opens.
         project: The tracker's project or experiment; ``None``: the tracker's own default.
         name: The run's name; ``None``: the tracker chooses one.
-        every: Number of steps between two batch events; 1 publishes an event at each step.
+        every: Number of steps from one batch event to the next; 1 publishes an event at each step.
         alerts: Rules as text; `memlog.alerts.rules` parses them.
         directory: Folder that contains the runs' folders.
         enabled: If ``False``, memlog installs nothing and records nothing.
@@ -76,7 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         finish_timeout: Maximum seconds that ``finish`` waits for delivery.
         linger: Seconds that the helper process continues to try to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.
-        segment_bytes: Size at which the journal starts a new file; at most an eighth of the journal's limit.
+        segment_bytes: Size at which the journal starts a new file. If an eighth of ``journal_limit`` is
+            smaller, that size is used instead.
         journal_limit: Maximum bytes of a run's journal. Above this limit, memlog first thins data that every
             tracker has received, and then the oldest data that is still to be delivered. memlog keeps every
             peak and every alert, and never changes the newest segment of a process.

@@ -25,7 +25,7 @@ from memlog.autolog.trainers import TRAINER, load_package
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
-"""Steps by other optimizers after which the clock counts as inactive."""
+"""Steps by other optimizers, since the clock's last step, after which the clock counts as inactive."""
 _SETTLED = 2
 """Number of the clock's steps after which memlog knows how many steps other optimizers usually make between
 two steps of the clock."""
@@ -45,10 +45,7 @@ class OptimizerClock:
 
     Args:
         on_step: Function called with the optimizer after each step that counts, on the thread that made the
-            step. It must not raise.
-
-    Attributes:
-        on_step: The function above. It can be replaced at any time.
+            step. It must not raise. The attribute of this name can be replaced at any time.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
@@ -61,12 +58,7 @@ class OptimizerClock:
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step.
-
-        Args:
-            optimizer: The optimizer whose step begins.
-            backward: Number of the backward pass in which the step begins; ``None``: no pass is running.
-        """
+        """Handle the beginning of a step, in the backward pass number ``backward``; ``None``: in no pass."""
         nested = bool(self._running) and id(optimizer) not in self._running
         self._running.append(id(optimizer))
         # True from the second step within one backward pass on.
@@ -82,7 +74,6 @@ class OptimizerClock:
             self._armed = True
 
     def end(self, optimizer: Any) -> None:
-        """Handle the end of a step."""
         if id(optimizer) in self._running:
             # Nested steps that raised are removed too, because they have no end.
             del self._running[self._running.index(id(optimizer)) :]
@@ -125,12 +116,8 @@ class OptimizerClock:
 class _ClockPeriod:
     """Period in which one optimizer is the clock, and counts of all optimizers' steps in that period.
 
-    Attributes:
-        clock: Weak reference to the optimizer.
-        steps: Number of the clock's steps.
-        others: Number of steps of other optimizers since the clock's last step.
-        separate: Number of the steps among ``others`` that were not nested in a third optimizer's step.
-        partners: Weak references to optimizers that alternate with the clock.
+    ``others`` counts the steps of other optimizers since the clock's last step. ``separate`` counts those of
+    them that were not nested in a third optimizer's step. ``partners`` alternate with the clock.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -173,7 +160,6 @@ class _ClockPeriod:
                 self.add_partner(partner())
 
     def add_partner(self, partner: Any) -> None:
-        """Remember an optimizer that alternates with the clock."""
         if partner is None or len(self.partners) >= _PARTNERS:
             return
         if not any(one() is partner for one in self.partners):
@@ -185,12 +171,6 @@ class Autolog:
 
     The hooks are added when the script imports torch's optimizers, or at once if it has done so. An `Autolog`
     also imports ``memlog_transformers`` (`memlog.autolog.trainers`).
-
-    Args:
-        on_step: Function called with the optimizer after each step that counts.
-
-    Attributes:
-        clock: Filter that decides which steps count.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:

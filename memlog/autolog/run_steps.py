@@ -41,13 +41,8 @@ class RunOffsets:
     def begin_at(self, step: int, number: int | None) -> list[tuple[str, str, int]]:
         """Note a step of the session. It is the first step of each run that has no step yet.
 
-        Args:
-            step: The session's step.
-            number: The number that the trainer gave the step. Runs that begin with this step use it as their
-                own step number. ``None``: the trainer gave no number.
-
-        Returns:
-            The runs whose offset has changed: backend, run and offset.
+        These runs use ``number``, the trainer's number of the step, as their own step number. ``None``: the
+        trainer gave no number. Return backend, id and offset of each run whose offset has changed.
         """
         begin, self._without_step = self._without_step, {}
         changed = []

@@ -22,22 +22,13 @@ from memlog.settings import Settings
 
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
-NO_STEPS = f"nothing was recorded: {NOT_NOTICED}"
 
 
 class BatchRecorder:
     """Recorder of steps. It numbers the steps, reads memory at each step, and publishes a batch event.
 
-    Args:
-        settings: Settings, such as which steps to publish and the first step's number.
-        run_detector: Detector that searches for the user's runs before each event.
-        model: The user's model. Its size becomes one of the run's parameters.
-        before_parameters: Function called before the run's parameters are published. It must not raise.
-
-    Attributes:
-        parameters: Publisher of the run's parameters and devices.
-        health: Publisher of memlog's own cost and errors.
-        host: Reader of the host's memory; holds the figures of the last step.
+    The size of ``model`` becomes one of the run's parameters. ``before_parameters`` is called before the
+    run's parameters are published, and must not raise. ``host`` holds the host's memory at the last step.
     """
 
     def __init__(
@@ -47,8 +38,8 @@ class BatchRecorder:
         journal: JournalWriter,
         run_detector: RunDetector,
         diagnostics: Diagnostics,
-        model: Any = None,
-        before_parameters: Callable[[], object] = lambda: None,
+        model: Any,
+        before_parameters: Callable[[], object],
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -83,8 +74,7 @@ class BatchRecorder:
     def step_by_hand(self, number: object = None) -> None:
         """Record a step that the caller reports. From now on only the caller's steps count. Never raises.
 
-        Args:
-            number: The caller's own number of the step; ``None``: the caller has no number.
+        ``number`` is the caller's own number of the step; ``None``: the caller has no number.
         """
         if self._is_forked_copy():
             return
@@ -103,8 +93,7 @@ class BatchRecorder:
     def claim(self, *, only_first: bool) -> None:
         """Let only the caller count the steps until `release`.
 
-        Args:
-            only_first: True: have no effect if the session has recorded a step.
+        With ``only_first``, the call has no effect if the session has recorded a step.
         """
         if not (only_first and self._begun):
             self._claimed = True
@@ -116,7 +105,7 @@ class BatchRecorder:
     def count(self, number: object = None) -> tuple[int, Batch | None] | None:
         """Record a step as `step_by_hand` does; return the session's step number and the step's event.
 
-        The event is ``None`` if none was published for this step.
+        The event is ``None`` if none was published for this step; the result is ``None`` in a forked process.
         """
         if self._is_forked_copy():
             return None
@@ -153,17 +142,12 @@ class BatchRecorder:
 
     @property
     def next_step(self) -> int:
-        """Number that the next completed step gets."""
         return self._next
 
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", NO_STEPS)
-
-    def close(self) -> None:
-        """Close the files of the host's memory figures."""
-        self.host.close()
+            self._diagnostics.say_once("no_steps", f"nothing was recorded: {NOT_NOTICED}")
 
     def _record(self, number: int | None = None) -> None:
         begun = time.perf_counter_ns()
@@ -204,7 +188,6 @@ class BatchRecorder:
 
 
 def run_event(settings: Settings, begun_us: int) -> Run:
-    """Return the first event of a run's journal."""
     return Run(
         time_us=begun_us,
         name=settings.name,
@@ -243,10 +226,8 @@ class HealthReport:
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publish a health event after ``step``, and return it.
 
-        Args:
-            step: Last completed step; ``None``: no step is completed.
-            unjudged: Reasons why alert rules were never judged, by rule, at the end of the run. ``None``: the
-                run has not ended.
+        ``unjudged`` holds, at the end of the run, the reasons why alert rules were never judged, by rule.
+        ``None``: the run has not ended.
         """
         self._total += self._spent
         self._all_steps += self._steps

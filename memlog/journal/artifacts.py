@@ -35,19 +35,12 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 def keep(
     run: RunDirectory, source: Path, name: str | None, kind: str, names: Names | None = None
 ) -> Artifact:
-    """Copy a file into the run's folder, replacing an earlier one of the same name.
+    """Copy a file into the run's folder, replacing an earlier one of the same name; return the copy's event.
 
-    Args:
-        run: The run.
-        source: The file.
-        name: Name of the copy; ``None``: the file's own name. Characters other than letters, digits,
-            ``.``, ``_`` and ``-`` become ``_``.
-        kind: One word for the file's content, such as ``flamegraph``; characters are replaced as in ``name``.
-        names: Assigns different names to files that the user named differently; ``None``: the name is
-            memlog's own and already unique.
-
-    Returns:
-        The event that describes the copy.
+    ``name`` is the name of the copy; ``None``: the file's own name. ``kind`` is one word for the file's
+    content, such as ``flamegraph``. In both, characters other than letters, digits, ``.``, ``_`` and ``-``
+    become ``_``. ``names`` assigns different names to files that the user named differently; ``None``: the
+    name is memlog's own and already unique.
 
     Raises:
         OSError: The file can't be read, or the copy can't be written.
@@ -144,7 +137,8 @@ class Names:
                     f"its {what} is {text!r}: pass text, such as 'report'"
                 )
         safe_kind = safe_name(kind)
-        wanted, suffix = safe_name(name), Path(safe_name(name)).suffix[:32]
+        wanted = safe_name(name)
+        suffix = Path(wanted).suffix[:32]
         stem = wanted.removesuffix(suffix)
         of_its_kind = _fitting(stem, f"-{safe_kind[:64]}{suffix}")
         digest = _fitting(stem, f"-{_digest(name, kind)}{suffix}")

@@ -12,17 +12,14 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of a journal that is too large."""
 EVERY = 1_000
-"""Number of steps without a new peak after which one step is written while the journal is too large."""
+"""While the journal is too large, one of this many steps without a new peak is written."""
 
 
 class Backpressure:
     """Filter that drops most steps without a new peak while the journal is too large.
 
-    Args:
-        directory: The run's folder.
-        limit: Maximum bytes of the run's journal; ``None``: no limit. Above the limit, the helper process
-            makes the journal smaller. Above 1.5 times the limit, the journal is too large.
-        diagnostics: Counter of the steps that are dropped.
+    Above ``limit`` bytes, the helper process makes the run's journal smaller. Above 1.5 times the limit, the
+    journal is too large. ``None``: no limit.
     """
 
     def __init__(self, directory: Path, limit: int | None, diagnostics: Diagnostics) -> None:
@@ -36,7 +33,6 @@ class Backpressure:
         """True while the journal is too large."""
 
     def measure(self) -> None:
-        """Measure the journal's size."""
         if self._ceiling is not None:
             self._next_look = time.monotonic() + LOOK_EVERY_S
             self.active = self._folder_size() > self._ceiling

@@ -40,15 +40,10 @@ def is_compactable(path: Path) -> bool:
 def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
     """Make a closed segment smaller, and return the number of removed events.
 
-    A segment is closed if its process has begun a later segment. The function compares each ``window``
-    consecutive events of one type. It keeps the last event and, for each name of a value, the first event in
-    which this value is greatest.
-
-    Args:
-        path: The segment. `is_compactable` has returned True for it.
-        window: Number of consecutive events of one type that are compared.
-        levels: Function that returns the values to compare, or ``None`` for an event that must stay.
-        delivered: True if every sink has received the events.
+    A segment is closed if its process has begun a later segment. `is_compactable` must have returned True for
+    it. The function compares each ``window`` consecutive events of one type. It keeps the last event and, for
+    each name of a value, the first event in which this value is greatest. ``delivered`` is True if every sink
+    has received the events.
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.

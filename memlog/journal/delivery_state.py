@@ -114,16 +114,11 @@ class UploadState(msgspec.Struct, kw_only=True):
     outbox: Outbox = msgspec.field(default_factory=Outbox)
 
     def progress(self, place: str) -> Progress:
-        """Return the progress of a process's segments, or of a deferred range.
-
-        Args:
-            place: The process's name, or the range's `held_name`.
-        """
+        """Return the progress of a process's segments, or of the deferred range with this `held_name`."""
         held = self.held.get(place)
         return self.files.get(place, Progress()) if held is None else held.progress
 
     def advance(self, place: str, progress: Progress) -> None:
-        """Set the progress of a process's segments, or of a deferred range."""
         held = self.held.get(place)
         if held is None:
             self.files[place] = progress
@@ -151,7 +146,6 @@ def held_name(process: str, segment: int) -> str:
 
 
 def read_states(run: RunDirectory) -> list[UploadState]:
-    """Return the saved states of all uploaders of a run."""
     backends = sorted(path.stem for path in run.delivery.glob("*.json"))
     return [UploadState.load(run, backend) for backend in backends]
 
@@ -161,13 +155,9 @@ def _state_name(run: RunDirectory, backend: str) -> str:
 
 
 class _Lock:
-    """Lock on a file, which one process holds until it frees the lock or dies.
+    """Lock on the file ``name`` in a run's folder, which one process holds until it frees the lock or dies.
 
     On a file system without locks every process gets the lock.
-
-    Args:
-        run: The run.
-        name: The lock's file, below the run's folder.
     """
 
     def __init__(self, run: RunDirectory, name: str) -> None:
@@ -214,14 +204,9 @@ class UploadLock(_Lock):
 class TakenOver(UploadLock):
     """An uploader's lock that the helper process of a finished run releases when asked.
 
-    Args:
-        run: The run.
-        backend: The backend's name.
-        timeout: Maximum seconds to wait for the release.
-        is_over: True if the run is over.
-
     Raises:
-        DeliveryError: The run is not over, or the helper process did not release the lock in time.
+        DeliveryError: The run is not over, or the helper process did not release the lock within ``timeout``
+            seconds.
     """
 
     def __init__(
@@ -280,7 +265,6 @@ class HelperLock(_Lock):
 
 
 def _is_held(path: Path) -> bool:
-    """Return True if a process holds the lock on a file."""
     try:
         with open_plain(path.parent, path.name) as file:
             return not _locked(file, shared=True)

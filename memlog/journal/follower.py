@@ -12,10 +12,7 @@ from memlog.journal.format import START
 class Follower:
     """Reader that returns each event once, together with the id of the user's run that gets the event.
 
-    Args:
-        run: The run's folder.
-        target: Function that returns the id of the user's run that gets a segment's events. If it returns
-            ``None``, the events are skipped.
+    ``target`` returns the id of the user's run that gets a segment's events; ``None``: skip the events.
     """
 
     def __init__(self, run: RunDirectory, target: Callable[[Header], str | None]) -> None:
@@ -50,8 +47,6 @@ class Follower:
 
 
 class _FilePosition:
-    """Position of a reader in one process's segments."""
-
     def __init__(self) -> None:
         self.at: Position = START
         self.header: Header | None = None

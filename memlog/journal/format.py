@@ -62,7 +62,6 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     @staticmethod
     def own() -> ProcessIdentity:
-        """Return the identity of the calling process."""
         # Imported here: `import memlog` must stay light, and only a session needs it.
         import psutil  # noqa: PLC0415
 
@@ -147,7 +146,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 def segment_name(process: str, segment: int) -> str:
-    """Return the file name of a process's ``segment``-th segment."""
     return f"{process}-{segment:04d}.jsonl"
 
 

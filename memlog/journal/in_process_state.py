@@ -43,11 +43,11 @@ class InProcessState(msgspec.Struct, kw_only=True):
     its row with a later step, or one of the step's values came after the row was closed."""
     dropped: dict[str, int] = {}
 
+    # As in `UploadState`, for code that reads both states. They never change.
     own_run: None = None
     provisional: int = 0
 
     def save(self, run: RunDirectory) -> None:
-        """Write the state to the run's folder, in place of the earlier state."""
         with replacing(run.path, f"{run.delivery.name}/{self.backend}{_SUFFIX}") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
@@ -78,7 +78,6 @@ class InProcessState(msgspec.Struct, kw_only=True):
 
 
 def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
-    """Read the states of all in-process writers and all uploaders of a run."""
     backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
     in_process = (InProcessState.load(run, name) for name in backends)
     return [*(state for state in in_process if state is not None), *read_states(run)]
@@ -95,10 +94,7 @@ def claims_while_in_process(_run_id: str) -> Claim:
 def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
     """Return a function that returns the state of a user's run, for use by ``memlog sync``.
 
-    Args:
-        run: memlog's run.
-        backend: The backend that is written in process.
-        complete: True if the trainer has ended.
+    ``complete`` is True if the trainer has ended.
     """
     state = InProcessState.load(run, backend)
     whole = frozenset(state.whole if state else ())

@@ -16,11 +16,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class WriteQueue:
-    """Queue of writes. The queue's own thread runs them in order.
-
-    Args:
-        diagnostics: Counter of the writes that were dropped because the queue was full.
-    """
+    """Queue of writes. The queue's own thread runs them in order."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
@@ -61,7 +57,6 @@ class WriteQueue:
         return not self._thread.is_alive()
 
     def waiting(self) -> int:
-        """Return the number of operations that are still queued."""
         return self._waiting.qsize()
 
     def _run(self) -> None:

@@ -79,7 +79,6 @@ class JournalFile:
 
     @property
     def segments(self) -> list[int]:
-        """The numbers of the segments that exist."""
         try:
             found = list(segments_in(self._directory))
         except OSError:
@@ -128,7 +127,6 @@ class JournalFile:
             yield from self._read_segment(number, offset, complete=complete or not last)
 
     def path(self, segment: int) -> Path:
-        """Return the path of a segment."""
         return self._directory / segment_name(self.process, segment)
 
     def _open(self, segment: int) -> BinaryIO:

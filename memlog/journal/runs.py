@@ -37,12 +37,7 @@ _CLOCK_TOLERANCE = 2.0
 
 
 class RunDirectory:
-    """A run's folder.
-
-    Attributes:
-        id: The run's id, which is the folder's name.
-        path: The folder.
-    """
+    """A run's folder. Its name is the run's ``id``."""
 
     def __init__(self, path: Path) -> None:
         self.id = path.name
@@ -77,11 +72,7 @@ class RunDirectory:
         return line if is_default else f"{line} --dir {shlex.quote(str(self.path.parent))}"
 
     def files(self, role: Role | None = None) -> list[JournalFile]:
-        """Return one reader for each process that wrote to the journal, the trainer's first.
-
-        Args:
-            role: Role of the processes to return; ``None``: all processes.
-        """
+        """Return a reader for each process of this role, the trainer's first; ``None``: all processes."""
         found = {name for name, _ in segments_in(self.path) if name.startswith(role or "")}
         ordered = sorted(found, key=lambda name: (not name.startswith("trainer"), name))
         return [JournalFile(self.path, process) for process in ordered]
@@ -198,12 +189,8 @@ def list_runs(root: Path) -> list[RunDirectory]:
 def find_run(root: Path, name: str) -> RunDirectory:
     """Return the run to which a name refers.
 
-    An exact name takes precedence over the beginning of another run's id.
-
-    Args:
-        root: Folder that contains the runs' folders.
-        name: The run's id or its beginning, the name passed to ``init``, a name or id in a tracker, or
-            ``latest`` for the newest run.
+    ``name`` is the run's id or its beginning, the name passed to ``init``, a name or id in a tracker, or
+    ``latest`` for the newest run. An exact name takes precedence over the beginning of another run's id.
 
     Raises:
         RunNotFoundError: No run matches.

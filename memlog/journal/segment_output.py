@@ -31,14 +31,8 @@ MAX_TRY_AGAIN_S = 320.0
 class SegmentOutput:
     """Output to the current segment of a process.
 
-    A failed write loses only its line. Each loss is counted, and the first one is logged.
-
-    Args:
-        directory: The run's folder.
-        header: The first segment's header.
-        diagnostics: Counter of losses.
-        on_switch: Function called on the writing thread after a segment has begun, except for the first
-            segment.
+    A failed write loses only its line. Each loss is counted, and the first one is logged. ``on_switch`` is
+    called on the writing thread after a segment has begun, except for the first segment.
 
     Raises:
         OSError: The first segment can't be created.
@@ -63,11 +57,9 @@ class SegmentOutput:
 
     @property
     def queued(self) -> bool:
-        """True while writes go through a queue, because the file system is slow."""
         return self._queue is not None
 
     def write(self, line: bytes) -> None:
-        """Write a line to the current segment, or queue it."""
         if self._queue is not None and not self._leaves(self._queue):
             self._queue.put(partial(self._write, line))
         else:
@@ -177,11 +169,7 @@ class SegmentOutput:
 
 
 class SegmentFile:
-    """One segment, open for appending.
-
-    Args:
-        directory: The run's folder.
-        header: The segment's header, which is written as the first line.
+    """One segment, open for appending. Its header is written as the first line.
 
     Raises:
         OSError: The file can't be created, or the header can't be written. The file does not exist then.

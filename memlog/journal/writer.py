@@ -22,15 +22,8 @@ class JournalWriter:
     A failed write loses only its event. Each loss is counted, and the first loss is logged. In a child of
     ``fork`` the writer does nothing, because the file is the parent's.
 
-    Args:
-        directory: The run's folder, which exists.
-        run: The run's id.
-        role: Role of the writing process in the run.
-        begun_us: Start of the run, Unix time in microseconds.
-        initial_step: First step of the run's step axis.
-        segment_bytes: Size at which a new segment begins, in bytes.
-        limit: Maximum bytes of the run's journal; ``None``: no limit. See `Backpressure`.
-        diagnostics: Counter of losses.
+    The run's folder, ``directory``, exists. ``begun_us`` is the start of the run, Unix time in microseconds.
+    A new segment begins at ``segment_bytes`` bytes. `Backpressure` describes ``limit``.
 
     Raises:
         UnwritableDirectoryError: The first segment can't be created.

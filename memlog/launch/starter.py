@@ -8,13 +8,13 @@ loader's worker or torchrun's agent, starts no session.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import Any
 
 from memlog._internal import current_session, fork
 from memlog._internal.terminal import say
 from memlog.autolog.optimizer_steps import Autolog, wait_for_a_session
+from memlog.session.exit_status import is_a_child_of_multiprocessing
 from memlog.session.session import init
 
 
@@ -43,7 +43,7 @@ class Starter:
 
     def _published(self) -> None:
         """Begin a session before the first event is published, except in a pool's or data loader's worker."""
-        if fork.generation == self._generation and not _is_a_child_of_multiprocessing():
+        if fork.generation == self._generation and not is_a_child_of_multiprocessing():
             self._begin()
 
     def _begin(self) -> None:
@@ -74,8 +74,3 @@ class Starter:
 def wait() -> None:
     """Begin a session at this process's first training step. Call the function one time in each process."""
     os.register_at_fork(after_in_child=Starter().forked)
-
-
-def _is_a_child_of_multiprocessing() -> bool:
-    multiprocessing = sys.modules.get("multiprocessing")
-    return multiprocessing is not None and multiprocessing.parent_process() is not None

@@ -28,42 +28,29 @@ _STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
 
 def place(event: Event) -> tuple[Axis, int] | None:
     """Return the event's axis and its index on that axis; ``None`` if the event lies on no axis."""
-    if isinstance(event, Evaluation):
+    on_steps = (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
+    if isinstance(event, on_steps) and event.step is not None:
+        return "step", event.step
+    if isinstance(event, (Evaluation, Alert)) and event.evaluation is not None:
         return "evaluation", event.evaluation
-    if isinstance(event, Epoch):
+    if isinstance(event, (Epoch, Alert)) and event.epoch is not None:
         return "epoch", event.epoch
-    if isinstance(
-        event, (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
-    ):
-        if event.step is not None:
-            return "step", event.step
-        return _place_without_step(event) if isinstance(event, Alert) else None
     return None
-
-
-def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
-    if event.evaluation is not None:
-        return "evaluation", event.evaluation
-    return None if event.epoch is None else ("epoch", event.epoch)
 
 
 def in_run(event: Event, offset: int) -> Event | None:
     """Return an event with the step number of a tracker's run instead of the session's.
 
-    Args:
-        event: The event, with the session's step.
-        offset: The session's step minus the run's step (`memlog.journal.Binding.offset`).
-
-    Returns:
-        The event with the run's step. If the event lies before the run's first step: ``None`` for a batch or
-        a loss, step 0 for a phase, and no step for other events.
+    ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). An event that
+    lies before the run's first step becomes ``None`` if it is a batch or a loss. A phase gets step 0, and any
+    other event gets no step.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:
         return event
-    own = step - offset
     if isinstance(event, Alert):
         return alert_in_run(event, offset)
+    own = step - offset
     if own >= 0 or isinstance(event, Phase):
         return msgspec.structs.replace(event, step=max(own, 0))
     return None if isinstance(event, (Batch, Loss)) else msgspec.structs.replace(event, step=None)

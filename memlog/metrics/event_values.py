@@ -61,9 +61,7 @@ class Value(NamedTuple):
 def values(event: Event, *, older: bool = False) -> Iterator[Value]:
     """Yield the metrics of one event. A value is ``None`` if it is unknown.
 
-    Args:
-        event: The event.
-        older: True to use an older memlog's names (`memlog.journal.Header.has_older_names`).
+    With ``older``, an older memlog's names are used (`memlog.journal.Header.has_older_names`).
     """
     if not older:
         yield from _values(event)

@@ -38,10 +38,6 @@ class Plan(Generic[PositionT]):
         initial_step: First step of the step axis. Buckets of steps begin there.
         older: True to use an older memlog's names of metrics.
         offset: The session's step minus the run's step.
-
-    Attributes:
-        open_since: Position, by axis, of the first event whose points are not final yet. To get the remaining
-            points, pass the axis's events from this position on to `feed` of a new plan.
     """
 
     def __init__(
@@ -59,12 +55,7 @@ class Plan(Generic[PositionT]):
         self._buckets: dict[Axis, _Bucket[PositionT]] = {}
 
     def feed(self, event: Event, position: PositionT) -> list[Point]:
-        """Add the next event, and return the points that it made final.
-
-        Args:
-            event: The event.
-            position: Its position in the journal.
-        """
+        """Add the event at the next ``position`` in the journal; return the points that it made final."""
         counted = in_run(event, self._offset)
         placed = None if counted is None else place(counted)
         if placed is None:
@@ -89,7 +80,10 @@ class Plan(Generic[PositionT]):
 
     @property
     def open_since(self) -> dict[Axis, PositionT]:
-        """Position, by axis, of the first event whose points are not final yet."""
+        """Position, by axis, of the first event whose points are not final yet.
+
+        To get the remaining points, pass the axis's events from this position on to `feed` of a new plan.
+        """
         return {axis: bucket.position for axis, bucket in self._buckets.items()}
 
     def _start(self, axis: Axis, index: int) -> int:

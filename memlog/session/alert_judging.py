@@ -20,17 +20,9 @@ _MAX_RULES = 5
 class AlertJudge:
     """Judge of the rules that the trainer's process can judge, and receiver of the helper process's alerts.
 
-    Args:
-        alerts: All rules of the run, as text.
-        bus: Source of events, and target of alerts.
-        diagnostics: Counter of errors.
-        console: Printer of the helper's alerts.
-        on_alert: Function called with every alert.
-        files: Function that returns how many bytes of this process's resident set are pages of mapped files;
-            ``None`` if unknown.
-
-    Attributes:
-        listener: Receiver of the helper's alerts; ``None`` if the helper judges no rule.
+    ``on_alert`` is called with every alert. ``files`` returns how many bytes of this process's resident set
+    are pages of mapped files; ``None`` if unknown. ``listener`` receives the helper's alerts; it is ``None``
+    if the helper judges no rule.
     """
 
     def __init__(
@@ -56,20 +48,14 @@ class AlertJudge:
                 self.listener = AlertListener(self._received, diagnostics)
 
     def close(self) -> None:
-        """Close the listener, if there is one."""
         if self.listener is not None:
             self.listener.close()
 
     def print_unjudged_rules(self, helper_is_away: bool) -> dict[str, str]:
-        """Print the rules that were not judged, and why.
+        """Print the rules that were not judged, and why; return the reasons by the rules' texts.
 
-        Without this message, missing alerts would look like a good result.
-
-        Args:
-            helper_is_away: True if the helper process ended too early.
-
-        Returns:
-            Reason why each rule was not judged, by the rule's text.
+        Without this message, missing alerts would look like a good result. ``helper_is_away`` is True if the
+        helper process ended too early.
         """
         rules: dict[str, str] = {}
         with self._diagnostics.contained("looking for rules that were never judged"):

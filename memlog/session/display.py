@@ -53,10 +53,9 @@ class SessionDisplay:
 
     def _repr_html_(self) -> str | None:
         """Return the report of the run so far; ``None`` makes a notebook show the text of `__repr__`."""
-        shown = None
         if self.directory is not None and self.directory.exists():
             from memlog.reports.notebook import run_html  # noqa: PLC0415 - only notebooks need it
 
             with self.health.contained("showing a session"):
-                shown = run_html(self.directory)
-        return shown
+                return run_html(self.directory)
+        return None

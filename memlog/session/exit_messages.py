@@ -21,19 +21,13 @@ _LOOK_EVERY = 0.2
 
 
 class Waiting:
-    """Callback that ``finish`` calls while it waits for delivery.
+    """Callback that ``finish`` calls while it waits for delivery, at most ``timeout`` seconds.
 
-    The callback prints one line, and detects that no tracker can be reached.
-
-    Args:
-        run: The run.
-        timeout: Maximum seconds that ``finish`` waits.
-        diagnostics: Counts errors while the delivery state is read.
-        quiet: True to print no line, because the run has no tracker.
+    The callback prints one line, unless ``quiet``, and detects that no tracker can be reached.
     """
 
     def __init__(
-        self, run: RunDirectory, timeout: float, diagnostics: Diagnostics, *, quiet: bool = False
+        self, run: RunDirectory, timeout: float, diagnostics: Diagnostics, *, quiet: bool
     ) -> None:
         self._run = run
         self._timeout = timeout
@@ -43,11 +37,7 @@ class Waiting:
         self._failed = {state.backend: state.failed_attempts for state in _states(run, diagnostics)}
 
     def __call__(self, waited: float) -> bool:
-        """Return True if every tracker that still lacks data is unreachable.
-
-        Args:
-            waited: Seconds since the waiting began.
-        """
+        """Return True if every tracker that still lacks data is unreachable after ``waited`` seconds."""
         if waited >= _PRINT_AFTER and not self._printed:
             self._printed = True
             say(f"delivering the last points (at most {self._timeout:g} s)")
@@ -75,12 +65,8 @@ def print_undelivered(
 ) -> None:
     """Print the path of the post-mortem, if it exists, and how trackers get the data that they still lack.
 
-    Args:
-        run: The run.
-        outcome: State of delivery.
-        waited: Seconds that the caller waited for delivery; 0: the caller did not wait.
-        linger: Seconds that the helper process continues to try.
-        diagnostics: Counts errors.
+    The caller waited for delivery for ``waited`` seconds; 0: it did not wait. The helper process continues to
+    try for ``linger`` seconds.
     """
     report = run.artifacts / "postmortem.md"
     if report.exists():

@@ -19,10 +19,15 @@ def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
     Errors in an interactive shell do not count. At exit, Python does not report that a script has called
-    ``sys.exit(1)``. So such a script counts as finished. It counts as failed if this exception leaves a
+    ``sys.exit(1)``. So such a script counts as finished. It counts as failed if the ``SystemExit`` leaves a
     session's ``with`` block.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
+def is_a_child_of_multiprocessing() -> bool:
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
@@ -30,8 +35,7 @@ def finish_with_the_child(finish: Callable[[Status], None]) -> None:
 
     The child's finalizers run while its exception, or its ``sys.exit``, is being raised.
     """
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is None or multiprocessing.parent_process() is None:
+    if not is_a_child_of_multiprocessing():
         return
     from multiprocessing.util import Finalize  # noqa: PLC0415 - already imported in such a child
 

@@ -28,14 +28,9 @@ Memory = Callable[[], tuple[int | None, int | None]]
 class GrowthWatch:
     """The parts that look for growth in the trainer's process. No method raises.
 
-    Args:
-        bus: Source of events, and target of findings and alerts.
-        diagnostics: Counter of memlog's own errors.
-        on_alert: Function called with each alert.
-        memory: Function that returns the anonymous and the shared bytes of this process at the end of the
-            newest step.
-        is_traced: Function that returns whether the current step is traced.
-        layers: True to search steps for gradients that nothing uses, even while memory is steady.
+    ``on_alert`` is called with each alert. ``memory`` returns the anonymous and the shared bytes of this
+    process at the end of the newest step. ``is_traced`` returns whether the current step is traced. With
+    ``layers``, steps are searched for gradients that nothing uses, even while memory is steady.
 
     Attributes:
         host_limit: Bytes that the process and its children may use. `verdict` sets it. ``None``: unknown.
@@ -84,7 +79,6 @@ class GrowthWatch:
         return self._inquiry is not None and self._inquiry.searching
 
     def after_step(self, step: int) -> None:
-        """Continue the searches after an optimizer step."""
         watching = self._wasted is not None and self._wasted.watching
         if self._inquiry is not None and not watching:
             self._inquiry.after_step(step)
@@ -97,11 +91,7 @@ class GrowthWatch:
             self._wasted = WastedGradients(self._publish, self._diagnostics)
 
     def finish(self, last_step: int | None) -> None:
-        """Judge growth for the last time, and publish the confirmed findings.
-
-        Args:
-            last_step: Last complete step; ``None``: there was none.
-        """
+        """Judge growth for the last time, and publish the confirmed findings."""
         self._is_ending = True
         if self._wasted is not None:
             self._wasted.finish(last_step)
@@ -128,8 +118,7 @@ class GrowthWatch:
     def verdict(self, run: RunDirectory) -> str | None:
         """Return the most important finding and its remedy; ``None`` if nothing was found.
 
-        Args:
-            run: The run. Findings of its helper process are read from its journal.
+        The findings of the run's helper process are read from the journal.
         """
         with self._diagnostics.contained("reading what was found"):
             findings = [*self._alerts.findings]

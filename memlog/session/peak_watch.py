@@ -37,7 +37,7 @@ class PeakWatch:
     The bus calls this object with every event, on the trainer's thread. So it only compares numbers.
 
     Attributes:
-        failure: Allocation that failed after the last step; ``None``: no allocation failed.
+        failure: Allocation that failed after ``last_step``; ``None``: no allocation failed.
         last_step: Last step that was published; ``None``: there was no step.
     """
 
@@ -50,7 +50,6 @@ class PeakWatch:
         self._traced = 0
 
     def __call__(self, event: Event) -> None:
-        """Update the peaks, the largest trace, the failure and the last step from an event."""
         if isinstance(event, Batch):
             self.last_step, self.failure = event.step, None
             self._take(event, event.rss_peak, event.rss_peak_source)
@@ -101,10 +100,7 @@ class PeakWatch:
         """Return text with the peak, its limit and its step, and with a traced step's memory categories.
 
         The peak is the highest one of all accelerators. If there is no accelerator, it is the process's peak.
-        Return ``None`` if no peak is known.
-
-        Args:
-            host_limit: Bytes that the process may use; ``None``: unknown.
+        Return ``None`` if no peak is known. The process may use ``host_limit`` bytes; ``None``: unknown.
         """
         if not self._peaks:
             return None

@@ -54,10 +54,8 @@ class PhaseReader:
 class OpenPhase:
     """Phase that has begun.
 
-    Attributes:
-        label: Name of the phase.
-        within: Names of the phases that enclose this phase, the outermost first.
-        highest: Highest reading of memory in use so far, in bytes, by ``"host"`` or the device's name.
+    ``within`` names the phases that enclose this phase, the outermost first. ``highest`` holds the highest
+    reading of memory in use so far, in bytes, by ``"host"`` or the device's name.
     """
 
     def __init__(self, label: str, within: tuple[str, ...]) -> None:
@@ -76,9 +74,7 @@ class OpenPhase:
 class Phases:
     """Phases of a session that have not ended, by thread. No method raises.
 
-    Args:
-        publish: Function called with each phase that has ended.
-        diagnostics: Counter of errors.
+    ``publish`` is called with each phase that has ended.
     """
 
     def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
@@ -106,16 +102,13 @@ class Phases:
     def end(self, phase: object, error: str | None = None) -> None:
         """End a phase that `begin` returned and the phases within it; do nothing if it has ended.
 
-        Args:
-            phase: The phase.
-            error: Type of the exception that ended the phase; ``None``: no exception.
+        ``error`` is the type of the exception that ended the phase; ``None``: no exception.
         """
         for thread, stack in list(self._open.items()):
             if phase in stack:
                 self._end_from(thread, stack.index(phase), error)
 
     def end_all(self) -> None:
-        """End the phases that are open at the end of the session."""
         for thread in list(self._open):
             self._end_from(thread, 0, None)
 
@@ -136,9 +129,8 @@ class Phases:
                 for outer in stack:
                     outer.saw(event.rss, event.devices)
                 self._publish(msgspec.structs.replace(event, error=error))
-        del self._open[thread]
-        if stack:
-            self._open[thread] = stack
+        if not stack:
+            del self._open[thread]
 
     def _reader(self, thread: int, depth: int) -> PhaseReader:
         reader = self._readers.get((thread, depth))

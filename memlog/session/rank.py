@@ -28,10 +28,6 @@ class SessionRank:
     Only one rank has runs in trackers: this rank joins the user's runs, or opens a run. It is rank 0 or, if
     rank 0 has no session, the lowest rank that has begun a session.
 
-    Args:
-        wanted: Settings that the user has passed.
-        diagnostics: Counts errors.
-
     Attributes:
         wanted: Settings that the user has passed.
         registration: Place of the run among the ranks' runs; ``None``: the rank is unknown yet, the process
@@ -71,13 +67,7 @@ class SessionRank:
         return msgspec.structs.replace(wanted, backends=(), name=name)
 
     def begin(self, run: RunDirectory, begun_us: int, tell: Callable[[Message], object]) -> None:
-        """Register the run if its rank is known.
-
-        Args:
-            run: The run.
-            begun_us: Start of the run, Unix time in microseconds.
-            tell: Function that sends a message to the helper process.
-        """
+        """Register the run if its rank is known. ``tell`` sends a message to the helper process."""
         self._run, self._begun_us, self._tell = run, begun_us, tell
         if self._place is not None:
             self._register(self._place)
@@ -96,12 +86,8 @@ class SessionRank:
         Only one call returns True. If a lower rank may be on another machine, every call returns False.
 
         The ranks wait for each other in their first step. So after the first step, every rank that begins its
-        session before its training loop is registered.
-
-        Args:
-            has_stepped: True if the session has a step.
-            is_final: True if the run ends now. If it is False, the search for lower ranks begins only when
-                `Settings.bind_grace` seconds have passed since the first step.
+        session before its training loop is registered. Unless the run ends now (``is_final``), the search for
+        lower ranks begins only when `Settings.bind_grace` seconds have passed since the first step.
         """
         own = self.registration
         if self._leads or own is None or own.place.rank == 0 or not has_stepped:

@@ -68,7 +68,6 @@ class Recording(RecordingParts):
             self._check_helper_if_due(time.perf_counter_ns())
 
     def snapshot(self) -> None:
-        """Trace the next step."""
         if fork.generation == self.generation:
             if self._tracer is None:
                 self._tracer = self._begin_tracing(0.0, None)
@@ -95,21 +94,18 @@ class Recording(RecordingParts):
     def claim_steps(self, *, only_first: bool) -> None:
         """Let the caller count the steps.
 
-        Args:
-            only_first: True for a monitor. The monitor then counts only if no step was recorded before, and
-                the session prints no more batches, because the monitor prints its own lines.
+        A monitor passes ``only_first``. It then counts only if no step was recorded before, and the session
+        prints no more batches, because the monitor prints its own lines.
         """
         self.batches.claim(only_first=only_first)
         if only_first and self._console is not None:
             self._console.stop_printing_batches()
 
-    def finish(self, status: Status, timeout: float, error: BaseException | None = None) -> None:
+    def finish(self, status: Status, timeout: float, error: BaseException | None) -> None:
         """End the recording in the trainer's process and leave further delivery to the helper process.
 
-        Args:
-            status: How the run ended.
-            timeout: Maximum seconds to wait for delivery.
-            error: Exception that ended the run, or that is being raised; ``None``: none.
+        Wait at most ``timeout`` seconds for delivery. ``error`` is the exception that ended the run, or that
+        is being raised.
         """
         if fork.generation != self.generation:
             return  # a forked copy: the run belongs to the parent process
@@ -143,7 +139,7 @@ class Recording(RecordingParts):
             self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
-        self.batches.close()
+        self.batches.host.close()
         print_lost_events(self.run, self._diagnostics)
         return end, health
 

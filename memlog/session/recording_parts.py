@@ -42,21 +42,9 @@ HELPER_CHECK_INTERVAL_NS = 1_000_000_000
 class RecordingParts:
     """Parts of a recording, and the calls between them at each step.
 
-    Args:
-        settings: Settings that resulted from `init`'s arguments.
-        diagnostics: Counts errors in this process.
-        sinks: Sinks that were passed as objects.
-        model: The user's model. Its size becomes one of the run's parameters.
-        publish: Function called with each phase that has ended.
-        on_alert: Function called with every alert.
-        on_in_process: Function called when memlog begins to write to a user's run from this process.
-
-    Attributes:
-        run: The run's folder.
-        batches: Recorder of steps, which publishes the batch events.
-        phases: The phases that are open.
-        runs: Detector that joins the user's runs in trackers.
-        generation: `memlog._internal.fork.generation` of the process that records.
+    ``sinks`` are those that the user passed as objects. ``publish`` is called with each phase that has ended,
+    ``on_alert`` with every alert, and ``on_in_process`` when memlog begins to write to a user's run from this
+    process. ``generation`` is `memlog._internal.fork.generation` of the process that records.
 
     Raises:
         MemlogError: See `init`.
@@ -198,7 +186,7 @@ class RecordingParts:
         )
         self.batches.check_helper = self._check_helper_if_due
         self.batches.after_step = self._after_step
-        undo.callback(self.batches.close)
+        undo.callback(self.batches.host.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
         """Begin to watch growth, failed allocations and phases. With ``layers``, also trace steps."""

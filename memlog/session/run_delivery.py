@@ -33,17 +33,8 @@ _STARTED_WITHIN = 5.0
 class RunDelivery:
     """The parts that deliver one run to its trackers.
 
-    Args:
-        run: The run's folder.
-        settings: Settings of the session.
-        journal: The run's journal. Its `bindings` are the user's runs in trackers.
-        diagnostics: Counts errors.
-        in_process: In-process writers, by the name of their backend.
-        sinks: Sinks that were passed as objects.
-
-    Attributes:
-        helper: The helper process.
-        threads: Upload threads, one for each sink that was passed as an object.
+    ``in_process`` holds the in-process writers by the name of their backend. There is one upload thread for
+    each of the ``sinks``, which the user passed as objects.
     """
 
     def __init__(
@@ -69,10 +60,7 @@ class RunDelivery:
     ) -> None:
         """Start the helper process, or leave the run to the helper of another rank on this machine.
 
-        Args:
-            begun_us: Start of the run, Unix time in microseconds.
-            listener: Receiver of the helper's alerts; ``None``: the helper judges no rule.
-            rank: Place of the run among the ranks.
+        ``listener`` receives the helper's alerts; ``None``: the helper judges no rule.
         """
         rank.begin(self._run, begun_us, self.helper.send)
         begin = Begin(
@@ -90,7 +78,6 @@ class RunDelivery:
             self.helper.start(begin, listener)
 
     def start_threads(self) -> None:
-        """Start an upload thread for each sink that was passed as an object."""
         if self._sinks:
             # Imported here because most trainers have no such sinks.
             from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
@@ -103,13 +90,7 @@ class RunDelivery:
     ) -> bool:
         """Begin to deliver this rank's run, if its rank is not 0 and no lower rank has a run.
 
-        Args:
-            rank: Place of the run among the ranks.
-            has_stepped: True if the session has a step.
-            is_final: True if the run ends now.
-
-        Returns:
-            True in the one call that begins the delivery.
+        ``is_final`` is True if the run ends now. Return True in the one call that begins the delivery.
         """
         if not rank.takes_lead(has_stepped=has_stepped, is_final=is_final):
             return False

@@ -13,7 +13,6 @@ from memlog.journal.run_names import tracker_runs
 from memlog.sink import LOCAL
 
 if TYPE_CHECKING:
-    from memlog.events import OutOfMemory
     from memlog.session.peak_watch import PeakWatch
     from memlog.session.rank import SessionRank
 
@@ -22,11 +21,6 @@ class RunLines:
     """Printer of one line per run of a tracker, and of the last lines of ``finish``. No method raises.
 
     If the session is ``quiet``, or if only another rank has runs in trackers, only the verdict is printed.
-
-    Args:
-        run: The run's folder.
-        rank: Place of the run among the ranks.
-        diagnostics: Counts errors.
     """
 
     def __init__(self, run: RunDirectory, rank: SessionRank, diagnostics: Diagnostics) -> None:
@@ -67,11 +61,8 @@ class RunLines:
         Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such
         an import makes Python forget that Ctrl-C ended the program, and changes the exit code.
 
-        Args:
-            verdict: The most important finding, which is always printed; ``None``: there is no finding.
-            peaks: Highest memory of the session.
-            host_limit: Bytes that the process may use; ``None``: unknown.
-            failed: True if the run failed.
+        ``verdict`` is the most important finding, which is always printed. ``host_limit`` is the number of
+        bytes that the process may use; ``None``: unknown.
         """
         with self._diagnostics.contained("printing the last lines"):
             failure = peaks.failure if failed else None
@@ -82,8 +73,10 @@ class RunLines:
             else:
                 first = verdict or peaks.sentence(host_limit)
                 if failure is not None:
+                    from memlog.reports.verdict import failure_title  # noqa: PLC0415 - see above
+
                     rest = f". {first[0].upper()}{first[1:]}" if first else "."
-                    first = f"{_title(failure, peaks.last_step)}{rest}"
+                    first = f"{failure_title(failure, peaks.last_step)}{rest}"
                 lines = [first, *self._links(first is not None)]
             for line in filter(None, lines):
                 say(line)
@@ -116,9 +109,3 @@ def described(backend: str, run: Binding) -> str:
         return f"{backend} run {name}"
     link = run.link if "://" in run.link.partition(" ")[0] else f"`{run.link}`"
     return f"{backend} run {name}: {link}"
-
-
-def _title(failure: OutOfMemory, last_step: int | None) -> str:
-    from memlog.reports.verdict import failure_title  # noqa: PLC0415 - if memory ran out
-
-    return failure_title(failure, last_step)

@@ -371,9 +371,7 @@ def _finish_at_exit() -> None:
     try:
         if session is not None:
             error = error_at_exit()
-            with suppress(
-                KeyboardInterrupt
-            ):  # Ctrl-C ends the waiting, and nothing else is left to do
+            with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait, and nothing is left to do
                 session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
         client = sys.modules.get("memlog.delivery.helper.client")

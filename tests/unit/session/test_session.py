@@ -17,7 +17,7 @@ from support.events import EventT, events_in, recorded
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.events import Alert, Batch, End, Epoch, Health, Loss, Parameters, Run, now_us
+from memlog.events import Alert, Batch, End, Health, Loss, Parameters, Run
 from memlog.journal import Binding, RunDirectory
 from memlog.session.exit_status import error_at_exit, status_of
 from memlog.sink import Target
@@ -161,13 +161,6 @@ def test_finish_removes_what_init_installed() -> None:
     assert dict(optimizer._global_optimizer_post_hooks) != before
     memlog.finish()
     assert dict(optimizer._global_optimizer_post_hooks) == before
-
-
-def test_events_of_the_callers_own_are_published() -> None:
-    epoch = Epoch(now_us(), 0, 4, 1, 2, "exact")
-    with memlog.init("local") as session:
-        session.publish(epoch)
-    assert events(session, Epoch) == [epoch]
 
 
 def test_memlogs_own_cost_is_recorded() -> None:
