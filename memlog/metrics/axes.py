@@ -23,13 +23,13 @@ from memlog.events import (
 )
 from memlog.sink import Axis
 
+_ON_STEPS = (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
 _STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
 
 
 def place(event: Event) -> tuple[Axis, int] | None:
     """Return the event's axis and its index on that axis; ``None`` if the event lies on no axis."""
-    on_steps = (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
-    if isinstance(event, on_steps) and event.step is not None:
+    if isinstance(event, _ON_STEPS) and event.step is not None:
         return "step", event.step
     if isinstance(event, (Evaluation, Alert)) and event.evaluation is not None:
         return "evaluation", event.evaluation
