@@ -8,8 +8,8 @@ from itertools import islice
 MOST = 128
 """Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
 _SCALES = 3
-"""Number of windows of a series. Each window covers four times as many levels as the window before it. The
-last window covers 2,048 levels."""
+"""Default number of windows of a series. Each window covers four times as many levels as the window before
+it, so the third window covers 2,048 levels."""
 JOINED = 4
 """Number of levels in a window that give one level of the next, longer window: the lowest of them."""
 
@@ -64,13 +64,9 @@ class LevelWindow:
 class LevelScales:
     """Windows of one series at several scales, the finest first."""
 
-    def __init__(self) -> None:
-        self.windows = tuple(LevelWindow() for _ in range(_SCALES))
-
-    @property
-    def finest(self) -> LevelWindow:
-        """The window that holds every reading as a level of its own."""
-        return self.windows[0]
+    def __init__(self, count: int = _SCALES) -> None:
+        self.windows = tuple(LevelWindow() for _ in range(count))
+        self.finest = self.windows[0]
 
     def clear(self) -> None:
         """Remove all levels."""
