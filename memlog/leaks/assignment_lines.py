@@ -68,8 +68,7 @@ def replaced(file: str, line: int) -> str:
     """
     for node in _nodes(file):
         if isinstance(node, (ast.Assign, ast.AugAssign)) and _covers(node, line):
-            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-            target = targets[0]
+            target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
             if not isinstance(target, (ast.Name, ast.Attribute)):
                 continue
             text = ast.unparse(target)
