@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from memlog._internal.inert_access import bases, class_namespace, is_kind, own_method
-from memlog.leaks.live_tensors import LiveTensors
+from memlog.leaks.live_tensors import LiveTensors, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_NODES: Final = 30_000
@@ -26,7 +26,6 @@ NODE_BYTES: Final = 450
 """Approximate bytes of a graph's node without its saved tensors."""
 _BLOCK: Final = 16
 """Approximate bytes that an allocator adds to each object."""
-_base: Any = torch._C.TensorBase
 
 
 class KeptGraph(NamedTuple):
@@ -176,6 +175,6 @@ def _add_packed(values: list[Any], storages: dict[int, int]) -> None:
 
 
 def _add_tensor(tensor: Any, storages: dict[int, int]) -> None:
-    if is_kind(tensor, torch.Tensor) and _base.layout.__get__(tensor) is torch.strided:
-        storage = _base.untyped_storage(tensor)
+    storage = tensor_storage(tensor) if is_kind(tensor, torch.Tensor) else None
+    if storage is not None:
         storages[storage._cdata] = storage.nbytes()

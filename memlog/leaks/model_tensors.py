@@ -11,7 +11,7 @@ import torch
 
 from memlog._internal.inert_access import bases, instance_dict, is_kind, values_in
 from memlog.leaks.kind_table import KindTable
-from memlog.leaks.live_tensors import storage_of
+from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_STATE: Final = 1_000_000
@@ -48,8 +48,8 @@ class ModelTensors:
     def _add_tensor(self, tensor: Any, kind: type) -> None:
         if kind is torch.nn.Parameter:
             self._parameters.add(id(tensor))
-        if _is_plain(tensor) and storage_of(tensor):
-            storage = _base.untyped_storage(tensor)
+        storage = tensor_storage(tensor) if _is_plain(tensor) else None
+        if storage is not None:
             self.existing[storage._cdata] = weakref.ref(storage)
 
     def parameters(self, objects: list[Any], budget: TimeBudget) -> list[Any]:

@@ -19,14 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import bases, instance_dict
 from memlog._internal.units import MIB, format_bytes
 from memlog.events import Finding, now_us
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.kind_table import KindTable
-from memlog.leaks.live_tensors import storage_of
+from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
 from memlog.leaks.time_budget import TimeBudget
@@ -136,10 +135,8 @@ class UnownedGradients:
             self._gradients = {}
             return
         self.watching, self._begun_at = True, step
-        mode = self._mode = StorageMode(self, self._diagnostics)
-        # A forked child has a copy of this thread's modes. The child must not be watched.
-        fork.renew(mode, "_observer", lambda: None)
-        mode.begin()
+        self._mode = StorageMode(self, self._diagnostics)
+        self._mode.begin()
 
     def _end_watch(self, step: int) -> None:
         self.watching = False
@@ -241,11 +238,11 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
     gradient = _base.grad.__get__(parameter)
     if type(gradient) is not torch.Tensor or _base.grad_fn.__get__(gradient) is not None:
         return None
-    storage = storage_of(gradient)
-    if not storage:
+    storage = tensor_storage(gradient)
+    if storage is None:
         return None
-    size = _base.untyped_storage(gradient).nbytes()
-    return _Gradient(id(parameter), storage, _base._version.__get__(gradient), size)
+    version = _base._version.__get__(gradient)
+    return _Gradient(id(parameter), storage._cdata, version, storage.nbytes())
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:

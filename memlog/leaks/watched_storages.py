@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -100,6 +101,8 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
 
     def begin(self) -> None:
         """Put the mode on top of this thread's stack."""
+        # A forked child has a copy of this thread's modes. The child must not be watched.
+        fork.renew(self, "_observer", lambda: None)
         BACKWARD_PASSES.add(self)
         super().begin()
 
@@ -130,14 +133,9 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
         return out
 
 
-_result_kinds: dict[Any, int] = {}
-
-
+@functools.cache
 def _result_kind(func: Any) -> int:
-    kind = _result_kinds.get(func)
-    if kind is None:
-        kind = _result_kinds[func] = kind_of(func) & RESULT
-    return kind
+    return kind_of(func) & RESULT
 
 
 class StorageWatch:
@@ -184,9 +182,7 @@ class StorageWatch:
         self._mode = StorageMode(self, diagnostics)
         self._handles: list[Any] = []
         self._evaluating = False
-        # A forked child has a copy of this thread's modes. The child must not be watched.
-        fork.renew(self._mode, "_observer", lambda: None)
-        fork.renew(self._stack, "closed", lambda: True)
+        fork.renew(self._stack, "closed", lambda: True)  # a forked child is not watched
 
     def begin(self) -> None:
         """Begin to watch this thread."""
