@@ -106,10 +106,8 @@ class HolderReport:
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
-        usual = normal.storages(self._parameters)
-        alive = watch.alive()
-        self._alive = {key: one for key, one in alive.items() if key not in usual}
-        self._usual = usual
+        self._usual = usual = normal.storages(self._parameters)
+        self._alive = {key: one for key, one in watch.alive().items() if key not in usual}
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
@@ -124,16 +122,8 @@ class HolderReport:
         graphs = self._graph_targets()
         targets = [*graphs, *self._tensor_targets(graphs)]
         containers = self._measured_containers()
-        own = [
-            self._objects,
-            self._parameters,
-            *self._tensors.own,
-            self._grown,
-            *self._grown,
-            containers,
-            *containers,
-        ]
-        own += [targets, *targets, graphs]
+        own: list[Any] = [self._objects, self._parameters, self._grown, containers, targets, graphs]
+        own += [*self._tensors.own, *self._grown, *containers, *targets]
         own += [each for one in targets for each in (one.holders, one.sharers)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
@@ -295,7 +285,6 @@ class HolderReport:
             sizes={**before.sizes, **new},
             nodes=before.nodes + target.nodes,
             traceback_bytes=before.traceback_bytes + target.traceback_bytes,
-            has_graph=before.has_graph or bool(target.nodes),
             is_gradient=before.is_gradient or target.is_gradient,
             scalar=before.scalar or any(map(_is_scalar, target.holders)),
         )

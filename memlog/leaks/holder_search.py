@@ -56,6 +56,10 @@ class HolderSearch:
         rate: Growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run.
         watched: Number of iterations whose storages are watched.
         later: Steps between the watched iterations and the search for storages that are still alive.
+
+    Attributes:
+        holders: The holders found so far, the fastest growth first. Those from ``tracemalloc`` come last.
+        complete: True if the search looked at everything before its time was spent.
     """
 
     def __init__(
@@ -80,8 +84,9 @@ class HolderSearch:
         self._censuses: list[Census] = []
         self._sizes = SizesAtEnds()
         self._trace: AllocationTrace | None = None
-        self._holders: tuple[Holder, ...] = ()
-        self._finished = self._complete = False
+        self.holders: tuple[Holder, ...] = ()
+        self.complete = False
+        self._finished = False
         self._lock = threading.Lock()
 
     def step_ended(self, step: int) -> bool:
@@ -109,15 +114,6 @@ class HolderSearch:
     def begun(self) -> bool:
         """True from the first call of `step_ended` on."""
         return self._begun_at is not None
-
-    @property
-    def complete(self) -> bool:
-        """True if the search looked at everything before its time was spent."""
-        return self._complete
-
-    def holders(self) -> tuple[Holder, ...]:
-        """Return the holders found so far, the fastest growth first. Those from ``tracemalloc`` come last."""
-        return self._holders
 
     def stop(self) -> None:
         """End the search, and remove its hooks, modes and references. A second call is harmless."""
@@ -169,12 +165,12 @@ class HolderSearch:
         if self._normal is not None:
             report = HolderReport(watch, self._censuses, self._normal, steps, self._budget)
             found = (*report.holders(), *self._sizes.holders())
-            self._holders = tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+            self.holders = tuple(sorted(found, key=lambda one: -one.bytes_per_step))
         self._watch = self._normal = None
         self._censuses = []
-        explained = sum(holder.bytes_per_step for holder in self._holders)
+        explained = sum(holder.bytes_per_step for holder in self.holders)
         if explained >= _ENOUGH * self._rate:
-            self._complete = not self._budget.spent
+            self.complete = not self._budget.spent
             self.stop()
             return
         self._trace = AllocationTrace()
@@ -190,6 +186,6 @@ class HolderSearch:
         elif step - self._traced_from >= 2 * _TRACED:
             found = trace.finish(_TRACED)
             least = _ENOUGH * self._rate / 2
-            self._holders += tuple(one for one in found if one.bytes_per_step >= least)
-            self._complete = not self._budget.spent
+            self.holders += tuple(one for one in found if one.bytes_per_step >= least)
+            self.complete = not self._budget.spent
             self.stop()

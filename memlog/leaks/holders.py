@@ -9,7 +9,6 @@ HolderKind: TypeAlias = Literal[
     "kept_tensors",
     "growing_container",
     "gradients_not_cleared",
-    "unowned_gradients",
     "forward_without_backward",
     "optimizers_pile_up",
     "model_copies",
@@ -17,8 +16,6 @@ HolderKind: TypeAlias = Literal[
     "reference_cycles",
     "python_memory",
     "native_library",
-    "worker_process",
-    "shared_memory",
     "allocator_free_lists",
 ]
 Confidence: TypeAlias = Literal["high", "medium", "low"]

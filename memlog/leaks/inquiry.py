@@ -149,7 +149,7 @@ class GrowthInquiry:
         search, self._search = self._search, None
         if search is not None:
             search.stop()
-            self._holders = search.holders() or self._holders
+            self._holders = search.holders or self._holders
             self._complete = self._complete or search.complete
 
     def _is_explained(self, growth: Suspicion) -> bool:

@@ -97,14 +97,14 @@ class ProcessPiles:
             if child.own is not None:
                 sizes.setdefault(kind_of(child.role), {})[key] = child.own
         for kind, alive in sizes.items():
-            self._told(kind, self._kinds[kind].take(step, alive))
+            self._report(kind, self._kinds[kind].take(step, alive))
 
     def finish(self) -> None:
         """Judge all kinds of processes a last time."""
         for kind, group in self._kinds.items():
-            self._told(kind, group.watch.end())
+            self._report(kind, group.watch.end())
 
-    def _told(self, kind: str, news: News | None) -> None:
+    def _report(self, kind: str, news: News | None) -> None:
         if news is None or news.verdict != "confirmed":
             return
         group = self._kinds[kind]

@@ -56,14 +56,6 @@ class TimeBudget:
         self._left -= seconds
 
     @property
-    def left(self) -> float:
-        """Seconds left for this block or for all blocks, whichever are fewer.
-
-        The number is negative if the work took too long.
-        """
-        return min(self.left_in_all, self._most - self._taken())
-
-    @property
     def left_in_all(self) -> float:
         """Seconds left for this block and later blocks together; negative if the work took too long."""
         return self._left - self._taken()
@@ -73,8 +65,8 @@ class TimeBudget:
 
     @property
     def spent(self) -> bool:
-        """True if no time is left."""
-        return self.left <= 0
+        """True if no time is left, for this block or for all blocks together."""
+        return min(self.left_in_all, self._most - self._taken()) <= 0
 
     def batches(self, items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         """Yield slices of ``items`` until the time is spent."""
