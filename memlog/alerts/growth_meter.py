@@ -21,13 +21,12 @@ _LOOKS = 8
 """Divisor of the number of levels that are judged. The quotient is the number of new levels after which a
 window is judged again."""
 _OVER = 0.5
-"""Fraction of a rule's threshold. Growth below this fraction counts as no growth."""
+"""Growth below this fraction of a rule's threshold counts as no growth."""
 _GARBAGE = 0.25
 """Minimum fraction of the growth that a garbage collection must free. If it frees less, the whole growth is
 reported."""
 _LARGER = 2
-"""Minimum ratio of the rate of growth to the rate at the last alarm. From this ratio on, growth raises a new
-alarm at once."""
+"""Minimum ratio of the rate of growth to the rate at the last alarm, for a new alarm at once."""
 
 
 class _Look(NamedTuple):
@@ -62,12 +61,9 @@ class GrowthMeter:
     judged when its levels cover as many steps or epochs as the rule needs. All windows are cleared after an
     alarm and when growth ends, so the next alarm is about later growth.
 
-    Args:
-        rule: A rule with a `Growth`.
-        threshold: Growth that raises an alarm, in the unit of the levels.
-        cooldown_us: Microseconds after an alarm in which further growth hardly ever raises another alarm. It
-            does so only if it is much faster than the last growth, or rises above the last growth's highest
-            level.
+    ``threshold`` is the growth that raises an alarm, in the unit of the levels. In the ``cooldown_us``
+    microseconds after an alarm, further growth raises another alarm only if it is much faster than the last
+    growth, or if it rises above the last growth's highest level.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -98,15 +94,10 @@ class GrowthMeter:
         """True as soon as a window has been judged."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
-        """Judge the level at an epoch or step; return the growth if the growth raises an alarm.
+        """Judge the level at the epoch or step ``index``. Return ``None`` if it raises no alarm.
 
-        Args:
-            level: Value of the rule's figure.
-            index: Number of the epoch or step.
-            time_us: Unix time of the event in microseconds.
-
-        Returns:
-            Growth over as many epochs or steps as the rule names; ``None``: no alarm.
+        If it raises an alarm, return the growth over as many epochs or steps as the rule names. ``time_us``
+        is the event's Unix time in microseconds.
         """
         if self._first is None:
             self._first = index
@@ -127,17 +118,13 @@ class GrowthMeter:
         return None
 
     def without_garbage(self, freed: int, left: int) -> float | None:
-        """Return the last alarm's growth without garbage; withdraw the alarm if the result is too small.
+        """Return the last alarm's growth without garbage, over as many epochs or steps as the rule names.
+
+        A garbage collection has just freed ``freed`` bytes, and ``left`` bytes are in use after it. If the
+        growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
         Garbage can hide a leak. So the result is at least the growth of the bytes in use from the previous
         garbage collection to this one.
-
-        Args:
-            freed: Bytes that a garbage collection has just freed.
-            left: Bytes in use after the collection.
-
-        Returns:
-            Growth over as many epochs or steps as the rule names; ``None``: the alarm is withdrawn.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace

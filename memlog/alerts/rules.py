@@ -131,8 +131,6 @@ class _Amount(NamedTuple):
 
 
 class _Parser(Reader):
-    """Parser of one rule."""
-
     def rule(self) -> Rule:
         level = self._level_before()
         figure, device = self._figure()

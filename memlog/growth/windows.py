@@ -33,14 +33,12 @@ class LevelWindow:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all levels."""
         self.indexes.clear()
         self.levels.clear()
         self._added = 0
         self.unseen = MOST
 
     def add(self, index: int, level: float) -> None:
-        """Add the next level."""
         self.indexes.append(index)
         self.levels.append(level)
         self._added += 1
@@ -69,7 +67,6 @@ class LevelScales:
         self.finest = self.windows[0]
 
     def clear(self) -> None:
-        """Remove all levels."""
         for window in self.windows:
             window.clear()
 
@@ -86,14 +83,10 @@ class LevelScales:
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
-        """Return the finest window that has lost no level since an index.
+        """Return the finest window that has lost no level since the index ``since``.
 
-        Args:
-            since: Index; ``None``: return the finest of all windows.
-            least: Minimum number of levels in the window.
-
-        Returns:
-            The window; ``None`` if it has too few levels, or if every window has lost levels since the index.
+        If ``since`` is ``None``, this is the finest window of all. Return ``None`` if the window has fewer
+        than ``least`` levels, or if every window has lost levels since the index.
         """
         for window in self.windows:
             if len(window.levels) < least:

@@ -52,10 +52,8 @@ class KeptGraph(NamedTuple):
 class GraphWalk:
     """Walk through the graphs of a program. Each node counts for the first tensor from which it is reached.
 
-    Args:
-        first_node: Sequence number of the first node of the watched iterations. Older nodes are not visited.
-        end_node: First sequence number after the watched iterations.
-        budget: Time that the walk may take.
+    The watched iterations made the nodes with sequence numbers from ``first_node`` up to, but not including,
+    ``end_node``. Older nodes are not visited.
     """
 
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
@@ -81,8 +79,7 @@ class GraphWalk:
     def kept_by(self, node: Any) -> dict[int, int]:
         """Return the bytes of each storage that a graph keeps, by the storage's identity.
 
-        Args:
-            node: Last node of the graph.
+        ``node`` is the last node of the graph.
         """
         with torch._C.DisableTorchFunctionSubclass():
             return self._walk(node, node)[0]

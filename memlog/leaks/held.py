@@ -48,7 +48,6 @@ class Held(NamedTuple):
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that the owner gains per step."""
         kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
         return kept / self.iterations + self.element_rate
 

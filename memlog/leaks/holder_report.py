@@ -46,14 +46,9 @@ class _Target(NamedTuple):
     Similar objects have graphs with the same last operation and number of nodes, or storages that were made
     at the same `Site`.
 
-    Attributes:
-        holders: Tensors, or one autograd node. The owner of any of them is the target's owner.
-        storages: Watched storages by identity.
-        sizes: Bytes of all kept storages, by the storage's identity.
-        nodes: Number of nodes of the graphs.
-        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        is_gradient: True if the object is a parameter's gradient.
-        sharers: Tensors whose graphs have nodes in common with the object's graph.
+    ``holders`` are tensors, or one autograd node. The owner of any of them is the target's owner. ``sharers``
+    are tensors and nodes whose graphs have nodes in common with the object's graph. ``storages``, ``sizes``,
+    ``nodes``, ``traceback_bytes`` and ``is_gradient`` have the same meanings as in `Held`.
     """
 
     holders: list[Any]
@@ -76,12 +71,8 @@ class _Measured(NamedTuple):
 class HolderReport:
     """One search for the owners of storages that are still alive after the watched iterations.
 
-    Args:
-        watch: The watched iterations.
-        censuses: Censuses before and after the watched iterations.
-        normal: Parameters and optimizers that existed before the watched iterations.
-        steps: Number of steps since the first census.
-        budget: Time that the search may take.
+    ``censuses`` were taken before and after the watched iterations. ``normal`` has the parameters and
+    optimizers that existed before these iterations. ``steps`` is the number of steps since the first census.
     """
 
     def __init__(

@@ -37,8 +37,7 @@ list that no longer grows.
 _TRACED: Final = 5
 """Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""Maximum fraction of the search's whole time that the search adds to one step. It continues in the next
-step."""
+"""Maximum fraction of the search's whole time that the search adds to one step."""
 _MOST_AT_ONCE: Final = 3.0
 """Maximum processor seconds that the search adds to one step."""
 _ENOUGH: Final = 0.5
@@ -50,12 +49,9 @@ class HolderSearch:
 
     Call `step_ended` on the training thread. If the search fails, it ends, and training goes on.
 
-    Args:
-        budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
-        diagnostics: Counter of memlog's own errors.
-        rate: Growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run.
-        watched: Number of iterations whose storages are watched.
-        later: Steps between the watched iterations and the search for storages that are still alive.
+    The search may take ``budget_seconds`` on the training thread, besides ``tracemalloc``. ``rate`` is the
+    growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run. ``watched`` and
+    ``later`` can replace `WATCHED` and `LATER`.
 
     Attributes:
         holders: The holders found so far, the fastest growth first. Those from ``tracemalloc`` come last.
@@ -90,11 +86,7 @@ class HolderSearch:
         self._lock = threading.Lock()
 
     def step_ended(self, step: int) -> bool:
-        """Continue the search after an optimizer step. Return True if the search is finished.
-
-        Args:
-            step: Number of the step.
-        """
+        """Continue the search after an optimizer step. Return True if the search is finished."""
         # Several threads can train. A thread that does not get the lock at once returns.
         if self._finished or not self._lock.acquire(blocking=False):
             return self._finished

@@ -25,9 +25,7 @@ _MOSTLY: Final = 0.5
 def holder_of(held: Held, steps: int) -> Holder:
     """Return the description of a holder, with its title, evidence and remedy.
 
-    Args:
-        held: Memory that one owner keeps.
-        steps: Number of steps over which the growth of the owner's container was counted.
+    ``steps`` is the number of steps over which the growth of the owner's container was counted.
     """
     kind = _kind(held)
     made = held.cycles_made_at or _made_at(held)

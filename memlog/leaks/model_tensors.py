@@ -25,13 +25,8 @@ class ModelTensors:
     Only the identity of each parameter is kept, without a weak reference. A conversion of a module to another
     type or device can call ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
 
-    Args:
-        objects: All objects that the collector tracks.
-        budget: Time that the pass over all objects may take.
-
-    Attributes:
-        existing: Weak references to the storages of all tensors that exist when this object is made, by the
-            storage's identity.
+    ``objects`` are all objects that the collector tracks. ``existing`` has weak references to the storages of
+    all tensors that exist when this object is made, by the storage's identity.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:

@@ -33,8 +33,8 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
-"""Number of levels after which any chain of owners ends the search. In these levels, only a chain through a
-growing container ends the search."""
+"""Number of levels in which only a chain through a growing container ends the search. After these levels, any
+chain of owners ends it."""
 _MAX_FRONTIER: Final = 400
 """Maximum number of objects in one level whose referrers are searched for."""
 _MAX_REFERRERS: Final = 4000
@@ -66,12 +66,7 @@ class Root(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Chain of owners of an object.
-
-    Attributes:
-        root: The outermost end of the chain.
-        objects: The objects, from the outermost owner to the object itself.
-    """
+    """Chain of owners of an object. ``objects`` go from the outermost owner to the object itself."""
 
     root: Root
     objects: tuple[Any, ...]
@@ -80,10 +75,8 @@ class Chain(NamedTuple):
 class OwnerSearch:
     """Search for the owners of objects. The search keeps alive all objects that it reaches.
 
-    Args:
-        budget: Time that the search may take.
-        own: Containers of memlog that refer to the objects. They are not owners.
-        preferred: Identities of containers that grow. A chain through one of them is preferred.
+    ``own`` has containers of memlog that refer to the objects. They are not owners. ``preferred`` has the
+    identities of containers that grow. A chain through one of them is preferred.
     """
 
     def __init__(

@@ -75,12 +75,7 @@ class Owner(NamedTuple):
 
 
 def describe(chain: Chain, growing: frozenset[int]) -> Owner:
-    """Return the description of an object's owner.
-
-    Args:
-        chain: Chain of owners of the object.
-        growing: Identities of the containers that grow.
-    """
+    """Return the description of an object's owner. ``growing`` has the identities of containers that grow."""
     objects = chain.objects
     attributes = _attribute_dicts(objects)
     expressions = _expressions(chain, attributes)
