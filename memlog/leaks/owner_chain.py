@@ -45,7 +45,7 @@ _LAST_RESORTS: Final = (
     (CoroutineType, "cr_code"),
     (AsyncGeneratorType, "ag_code"),
 )
-"""Types of objects that can be the outermost owner, each with the attribute that holds its code."""
+"""Types of objects that end a chain if no name does, each with the attribute that holds the object's code."""
 
 
 class Root(NamedTuple):
