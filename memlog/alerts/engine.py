@@ -23,7 +23,7 @@ from memlog.probes.garbage import collect_garbage
 from memlog.probes.tree import machine_memory, memory_limit
 
 COOLDOWN_S = 300.0
-"""Minimum seconds between two alerts of one rule about the same device or host."""
+"""Minimum seconds between two alerts of one rule about the same device or host, by the events' timestamps."""
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
 
@@ -40,14 +40,9 @@ def engine_for(
 ) -> AlertEngine | None:
     """Return an engine for the rules that this process judges; ``None`` if there are no such rules.
 
-    Args:
-        rules: All rules.
-        publish: Function called with each alert.
-        diagnostics: Log for the message that a limit is unknown.
-        pid: The trainer's process id. ``%`` in a rule about the host refers to this process's `host_limit`.
-        on_alert: Function called with each alert after its publication.
-        files: See `AlertEngine`.
-        sampled: True to judge the rules of the helper process; False to judge those of the trainer's process.
+    This process is the helper process if ``sampled`` is true, and otherwise the trainer's process. ``pid`` is
+    the trainer's process id: ``%`` in a rule about the host refers to `host_limit` of the trainer's process.
+    For the other arguments, see `AlertEngine`.
     """
     mine = [rule for rule in rules if rule.sampled == sampled]
     if not mine:
@@ -60,9 +55,8 @@ def engine_for(
 def host_limit(pid: int) -> int | None:
     """Return the bytes that a process may use, together with the processes that share its limits.
 
-    Returns:
-        The machine's memory or the smallest limit of the process's control groups, whichever is smaller;
-        ``None`` if both are unknown.
+    This is the machine's memory or the smallest limit of the process's control groups, whichever is smaller.
+    Return ``None`` if both are unknown.
     """
     return memory_limit(read_cgroup(pid).limit, machine_memory())
 
@@ -70,16 +64,10 @@ def host_limit(pid: int) -> int | None:
 class AlertEngine:
     """Subscriber that judges events by rules. It may be called from any thread.
 
-    Args:
-        rules: The rules.
-        publish: Function called with each alert, on the thread of the event that caused the alert.
-        diagnostics: Log for the message that a limit is unknown.
-        limit: Bytes to which ``%`` in a rule about the host refers; ``None``: unknown.
-        cooldown: Minimum seconds between two alerts of one rule about the same device or host, measured by
-            the events' timestamps.
-        on_alert: Function called with each alert after its publication.
-        files: Function that returns how many bytes of this process's resident set are pages of mapped files;
-            ``None`` if unknown. Growth of these bytes does not count for ``grows`` rules.
+    For each alert, ``publish`` and then ``on_alert`` are called, on the thread of the event that caused the
+    alert. ``limit`` is the number of bytes to which ``%`` in a rule about the host refers; ``None``: unknown.
+    ``files`` returns how many bytes of this process's resident set are pages of mapped files; ``None``:
+    unknown. Growth of these bytes does not count for ``grows`` rules.
     """
 
     def __init__(
@@ -107,7 +95,6 @@ class AlertEngine:
         }
 
     def __call__(self, event: Event) -> None:
-        """Judge one event."""
         judges = self._judges.get(type(event))
         if judges:
             alerts: list[Alert] = []

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from memlog.alerts.rules import Rule
-from memlog.growth import FEW, JOINED, MOST, LevelWindow, keeps_growing, trend
+from memlog.growth import FEW, JOINED, MOST, LevelScales, LevelWindow, keeps_growing, trend
 
 LEAST_STEPS = 20
 """Minimum number of steps over which a rule is judged. With fewer, growth in warm-up would raise an alarm."""
@@ -21,13 +21,12 @@ _LOOKS = 8
 """Divisor of the number of levels that are judged. The quotient is the number of new levels after which a
 window is judged again."""
 _OVER = 0.5
-"""Fraction of a rule's threshold. Growth below this fraction counts as no growth."""
+"""Growth below this fraction of a rule's threshold counts as no growth."""
 _GARBAGE = 0.25
 """Minimum fraction of the growth that a garbage collection must free. If it frees less, the whole growth is
 reported."""
 _LARGER = 2
-"""Minimum ratio of the rate of growth to the rate at the last alarm. From this ratio on, growth raises a new
-alarm at once."""
+"""Minimum ratio of the rate of growth to the rate at the last alarm, for a new alarm at once."""
 
 
 class _Look(NamedTuple):
@@ -62,26 +61,26 @@ class GrowthMeter:
     judged when its levels cover as many steps or epochs as the rule needs. All windows are cleared after an
     alarm and when growth ends, so the next alarm is about later growth.
 
-    Args:
-        rule: A rule with a `Growth`.
-        threshold: Growth that raises an alarm, in the unit of the levels.
-        cooldown_us: Microseconds after an alarm in which further growth hardly ever raises another alarm. It
-            does so only if it is much faster than the last growth, or rises above the last growth's highest
-            level.
+    ``threshold`` is the growth that raises an alarm, in the unit of the levels. In the ``cooldown_us``
+    microseconds after an alarm, further growth raises another alarm only if it is much faster than the last
+    growth, or if it rises above the last growth's highest level.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
-        self._every = 1 if rule.growth is None else rule.growth.every
+        self._every = every = 1 if rule.growth is None else rule.growth.every
         self._wanted = threshold / self._every
         self._inclusive = rule.comparison == ">="
         self._cooldown_us = cooldown_us
         self._axis = rule.held_axis
-        self._reach = _reach(rule)
-        scales = _LONGER
-        while MOST * JOINED ** (scales - _LONGER) < self._reach:
-            scales += 1
-        finest = _Window(self._reach, min(FEW, self._reach))
-        self._windows = [finest, *(_Window(self._reach, LEAST_STEPS) for _ in range(scales))]
+        if self._axis == "epoch":
+            # `for N epochs` means N rises, which lie between N + 1 epochs.
+            self._reach = max(every, LEAST_EPOCHS, rule.hold + 1)
+        else:
+            self._reach = max(every, LEAST_STEPS, rule.hold)
+        needed = 1
+        while MOST * JOINED ** (needed - 1) < self._reach:
+            needed += 1
+        self._levels = LevelScales(needed + _LONGER)
         self._first: int | None = None
         self._last = 0
         self._before = 0.0
@@ -95,51 +94,37 @@ class GrowthMeter:
         """True as soon as a window has been judged."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
-        """Judge the level at an epoch or step; return the growth if the growth raises an alarm.
+        """Judge the level at the epoch or step ``index``. Return ``None`` if it raises no alarm.
 
-        Args:
-            level: Value of the rule's figure.
-            index: Number of the epoch or step.
-            time_us: Unix time of the event in microseconds.
-
-        Returns:
-            Growth over as many epochs or steps as the rule names; ``None``: no alarm.
+        If it raises an alarm, return the growth over as many epochs or steps as the rule names. ``time_us``
+        is the event's Unix time in microseconds.
         """
         if self._first is None:
             self._first = index
         elif index == self._last:  # the helper process may sample several times within one step
-            self._windows[0].lower(level)
+            self._levels.finest.lower(level)
             return None
         elif index < self._last:
-            self._begin_anew()
+            self._levels.clear()
         if self._active:  # a level counts as reached if two readings in a row show it
             self._highest = max(self._highest, min(level, self._before))
         self._last, self._before = index, level
-        joined: float | None = level
-        for number, window in enumerate(self._windows):
-            if joined is None:
-                break
-            window.add(index, joined)
-            look = window.look(self._wanted, cursory=not self._active)
+        for number, window in enumerate(self._levels.add(index, level)):
+            look = self._look(window, LEAST_STEPS if number else min(FEW, self._reach))
             if look is not None:
                 self.judged = True
                 if self._is_news(look, number, time_us):
                     return look.pace * self._every
-            joined = window.joined()
         return None
 
     def without_garbage(self, freed: int, left: int) -> float | None:
-        """Return the last alarm's growth without garbage; withdraw the alarm if the result is too small.
+        """Return the last alarm's growth without garbage, over as many epochs or steps as the rule names.
+
+        A garbage collection has just freed ``freed`` bytes, and ``left`` bytes are in use after it. If the
+        growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
         Garbage can hide a leak. So the result is at least the growth of the bytes in use from the previous
         garbage collection to this one.
-
-        Args:
-            freed: Bytes that a garbage collection has just freed.
-            left: Bytes in use after the collection.
-
-        Returns:
-            Growth over as many epochs or steps as the rule names; ``None``: the alarm is withdrawn.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -164,7 +149,7 @@ class GrowthMeter:
         if self._active and alarm is not None:
             if window == alarm.window and look.pace < _OVER * self._wanted:
                 self._active = False
-                self._begin_anew()
+                self._levels.clear()
                 return False
             if look.pace < _LARGER * alarm.pace:
                 return False
@@ -176,7 +161,7 @@ class GrowthMeter:
         self._span = look.span
         self._active = True
         self._highest = look.level
-        self._begin_anew()
+        self._levels.clear()
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
@@ -185,56 +170,26 @@ class GrowthMeter:
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace
 
-    def _begin_anew(self) -> None:
-        for window in self._windows:
-            window.clear()
+    def _look(self, window: LevelWindow, least: int) -> _Look | None:
+        """Judge a window's newest levels; return ``None`` if it has too few levels, or too few new levels.
 
-
-def _reach(rule: Rule) -> int:
-    """Return the number of epochs or steps that the judged levels must cover to show a trend."""
-    every = 1 if rule.growth is None else rule.growth.every
-    if rule.held_axis == "epoch":
-        # `for N epochs` means N rises, which lie between N + 1 epochs.
-        return max(every, LEAST_EPOCHS, rule.hold + 1)
-    return max(every, LEAST_STEPS, rule.hold)
-
-
-class _Window(LevelWindow):
-    """The newest levels of a series, judged by one rule.
-
-    The shortest window of a `GrowthMeter` holds the levels themselves. Each level in a longer window is the
-    lowest of `JOINED` levels in the next shorter window.
-
-    Args:
-        reach: Epochs or steps that the judged levels must cover.
-        least: Minimum number of levels that are judged.
-    """
-
-    def __init__(self, reach: int, least: int) -> None:
-        self._reach = reach
-        self._least = least
-        super().__init__()
-
-    def look(self, wanted: float, *, cursory: bool) -> _Look | None:
-        """Judge the newest levels; return ``None`` if there are too few levels, or too few new levels.
-
-        Args:
-            wanted: The rule's growth per epoch or step.
-            cursory: True to skip the full judgement if the newest level is hardly above the oldest. Most
-                calls need no full judgement.
+        While no alarm is active, the full judgement is skipped if the newest level is hardly above the
+        oldest. Most calls need no full judgement.
         """
-        held = len(self.levels)
-        if held < self._least:
+        held = len(window.levels)
+        if held < least:
             return None
-        spacing = (self.indexes[-1] - self.indexes[0]) / (held - 1)
-        count = max(self._least, int(self._reach / spacing))
-        if held < count or self.unseen < count // _LOOKS:
+        spacing = (window.indexes[-1] - window.indexes[0]) / (held - 1)
+        count = max(least, int(self._reach / spacing))
+        if held < count or window.unseen < count // _LOOKS:
             return None
-        self.unseen = 0
+        window.unseen = 0
         span = count * spacing
-        if cursory and self.levels[-1] - self.levels[-count] < _OVER * wanted * span:
+        rise = window.levels[-1] - window.levels[-count]
+        if not self._active and rise < _OVER * self._wanted * span:
             return _NOTHING
-        levels = list(islice(self.levels, held - count, None))
+        levels = list(islice(window.levels, held - count, None))
         found = trend(levels)
-        lasts = found.pace >= wanted * spacing and keeps_growing(levels, wanted * spacing)
+        wanted = self._wanted * spacing
+        lasts = found.pace >= wanted and keeps_growing(levels, wanted)
         return _Look(found.pace / spacing, found.level, span, lasts)

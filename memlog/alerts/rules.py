@@ -131,8 +131,6 @@ class _Amount(NamedTuple):
 
 
 class _Parser(Reader):
-    """Parser of one rule."""
-
     def rule(self) -> Rule:
         level = self._level_before()
         figure, device = self._figure()
@@ -140,7 +138,7 @@ class _Parser(Reader):
         comparison = self._comparison(upward_only=grows)
         amount = self._amount(figure)
         growth = self._growth(figure) if grows else None
-        hold = self._hold("epoch" if growth is not None and growth.axis == "epoch" else "step")
+        hold = self._hold("step" if growth is None else growth.axis)
         level = self._level_after(level)
         self.end("rule")
         return Rule(

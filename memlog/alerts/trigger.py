@@ -1,16 +1,12 @@
-"""Decision whether a rule fires.
-
-A rule fires one time when a value crosses the threshold, and not again while the values stay near the
-threshold.
-"""
+"""Decision whether a rule fires."""
 
 from __future__ import annotations
 
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Minimum distance of a value from the threshold, as a fraction of the threshold. The rule can fire again
-only after a value on the harmless side at this distance or farther."""
+"""Distance from the threshold, as a fraction of the threshold. A rule that has fired can fire again only
+after a value on the harmless side of the threshold, at this distance or farther."""
 
 
 class Trigger:
@@ -18,12 +14,8 @@ class Trigger:
 
     The rule fires at the first value beyond the threshold. If ``rule.hold`` is above 1, it fires when the
     values have been beyond the threshold for that many steps. The rule fires again only if a value has
-    returned clearly to the other side of the threshold, and if ``cooldown_us`` has passed.
-
-    Args:
-        rule: The rule. It has the direction, and the number of steps for which the condition must hold.
-        threshold: Threshold in the values' unit.
-        cooldown_us: Minimum microseconds between two alerts, measured by the events' timestamps.
+    returned clearly to the other side of the threshold, and if ``cooldown_us`` microseconds have passed,
+    measured by the events' timestamps. ``threshold`` is in the values' unit.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -41,10 +33,8 @@ class Trigger:
     def fires(self, value: float, index: int | None, time_us: int) -> bool:
         """Take the next value; return whether it raises an alert.
 
-        Args:
-            value: Value of the rule's figure.
-            index: Step of the value; ``None``: the value belongs to no step.
-            time_us: Unix time of the event in microseconds.
+        ``index`` is the value's step; ``None``: the value belongs to no step. ``time_us`` is the event's Unix
+        time in microseconds.
         """
         value *= self._sign
         if value < self._line or (value == self._line and not self._inclusive):
@@ -60,7 +50,7 @@ class Trigger:
         return True
 
     def has_fired(self, time_us: int) -> None:
-        """Restore the state after an alert, which an earlier helper process raised at ``time_us``."""
+        """Restore the state after an alert that an earlier helper process raised at ``time_us``."""
         self._armed, self._fired_us = False, time_us
 
     def _has_held(self, index: int | None) -> bool:

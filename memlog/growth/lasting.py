@@ -39,8 +39,7 @@ _LOWEST = 0.25
 """Minimum ratio of a rise of the lowest level to the required rise. The rise is from each part to the next
 part. The ratio is less than `_STEADY`, because lowest levels are noisier than medians."""
 _HIGHS = 12
-"""Divisor of the whole growth. A level is a new high if it exceeds the last high by more than the
-quotient."""
+"""A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2
 """Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
 is larger, the growth counts as stopped."""
@@ -60,11 +59,7 @@ class Trend(NamedTuple):
 
 
 def trend(levels: Sequence[float]) -> Trend:
-    """Compute the trend of some levels.
-
-    Args:
-        levels: At least three levels, in order and evenly spaced.
-    """
+    """Compute the trend of at least three levels, in order and evenly spaced."""
     parts = _parts(levels)
     first, last = median(parts[0]), median(parts[-1])
     return Trend((last - first) / (len(parts[0]) * (len(parts) - 1)), last)

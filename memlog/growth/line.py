@@ -50,16 +50,13 @@ class Line(NamedTuple):
         return self.rate - self.error > _CERTAIN * abs(self.rate)
 
     def at(self, index: float) -> float:
-        """Return the line's level at an index."""
         return self.level + self.rate * (index - self.middle)
 
 
 def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
     """Return Sen's line through the medians of eight blocks, with the interval of its rate.
 
-    Args:
-        indexes: Steps of the levels, ascending.
-        levels: At least eight memory levels.
+    There are at least eight levels. ``indexes`` are their steps, ascending.
     """
     count = len(levels)
     edges = [count * block // BLOCKS for block in range(BLOCKS + 1)]

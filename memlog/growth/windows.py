@@ -8,8 +8,8 @@ from itertools import islice
 MOST = 128
 """Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
 _SCALES = 3
-"""Number of windows of a series. Each window covers four times as many levels as the window before it. The
-last window covers 2,048 levels."""
+"""Default number of windows of a series. Each window covers four times as many levels as the window before
+it, so the third window covers 2,048 levels."""
 JOINED = 4
 """Number of levels in a window that give one level of the next, longer window: the lowest of them."""
 
@@ -33,14 +33,12 @@ class LevelWindow:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all levels."""
         self.indexes.clear()
         self.levels.clear()
         self._added = 0
         self.unseen = MOST
 
     def add(self, index: int, level: float) -> None:
-        """Add the next level."""
         self.indexes.append(index)
         self.levels.append(level)
         self._added += 1
@@ -64,16 +62,11 @@ class LevelWindow:
 class LevelScales:
     """Windows of one series at several scales, the finest first."""
 
-    def __init__(self) -> None:
-        self.windows = tuple(LevelWindow() for _ in range(_SCALES))
-
-    @property
-    def finest(self) -> LevelWindow:
-        """The window that holds every reading as a level of its own."""
-        return self.windows[0]
+    def __init__(self, count: int = _SCALES) -> None:
+        self.windows = tuple(LevelWindow() for _ in range(count))
+        self.finest = self.windows[0]
 
     def clear(self) -> None:
-        """Remove all levels."""
         for window in self.windows:
             window.clear()
 
@@ -90,14 +83,10 @@ class LevelScales:
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
-        """Return the finest window that has lost no level since an index.
+        """Return the finest window that has lost no level since the index ``since``.
 
-        Args:
-            since: Index; ``None``: return the finest of all windows.
-            least: Minimum number of levels in the window.
-
-        Returns:
-            The window; ``None`` if it has too few levels, or if every window has lost levels since the index.
+        If ``since`` is ``None``, this is the finest window of all. Return ``None`` if the window has fewer
+        than ``least`` levels, or if every window has lost levels since the index.
         """
         for window in self.windows:
             if len(window.levels) < least:

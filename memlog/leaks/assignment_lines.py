@@ -26,9 +26,7 @@ _ADDS_GROUP: Final = re.compile("add_param_group")
 class Addition(NamedTuple):
     """A statement that adds to a variable or an attribute.
 
-    Attributes:
-        line: Line number of the statement.
-        value: Source text of the added value, if the value is a name or an attribute; otherwise empty.
+    ``value`` is the source text of the added value, if the value is a name or an attribute; otherwise empty.
     """
 
     line: int
@@ -36,12 +34,7 @@ class Addition(NamedTuple):
 
 
 def additions(file: str, name: str) -> list[Addition]:
-    """Return the statements of a file that add to a variable or an attribute.
-
-    Args:
-        file: Path of the file, as in ``co_filename`` of its code.
-        name: Name of the variable or attribute.
-    """
+    """Return the statements of a file that add to the variable or attribute ``name``."""
     found = [one for node in _nodes(file, name) for one in _addition(node, name)]
     return sorted(dict.fromkeys(found))
 
@@ -60,16 +53,11 @@ def replaced(file: str, line: int) -> str:
     """Return the variable or attribute that a statement replaces by a value made from the old value.
 
     For ``self.table = concat([self.table, rows])``, return ``self.table``. Return an empty string if the new
-    value is not made from the old value.
-
-    Args:
-        file: Path of the file, as in ``co_filename`` of its code.
-        line: Number of any line of the statement.
+    value is not made from the old value. ``line`` is the number of any line of the statement.
     """
     for node in _nodes(file):
         if isinstance(node, (ast.Assign, ast.AugAssign)) and _covers(node, line):
-            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-            target = targets[0]
+            target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
             if not isinstance(target, (ast.Name, ast.Attribute)):
                 continue
             text = ast.unparse(target)

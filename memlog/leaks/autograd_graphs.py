@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from memlog._internal.inert_access import bases, class_namespace, is_kind, own_method
-from memlog.leaks.live_tensors import LiveTensors
+from memlog.leaks.live_tensors import LiveTensors, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_NODES: Final = 30_000
@@ -26,7 +26,6 @@ NODE_BYTES: Final = 450
 """Approximate bytes of a graph's node without its saved tensors."""
 _BLOCK: Final = 16
 """Approximate bytes that an allocator adds to each object."""
-_base: Any = torch._C.TensorBase
 
 
 class KeptGraph(NamedTuple):
@@ -53,10 +52,8 @@ class KeptGraph(NamedTuple):
 class GraphWalk:
     """Walk through the graphs of a program. Each node counts for the first tensor from which it is reached.
 
-    Args:
-        first_node: Sequence number of the first node of the watched iterations. Older nodes are not visited.
-        end_node: First sequence number after the watched iterations.
-        budget: Time that the walk may take.
+    The watched iterations made the nodes with sequence numbers from ``first_node`` up to, but not including,
+    ``end_node``. Older nodes are not visited.
     """
 
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
@@ -82,8 +79,7 @@ class GraphWalk:
     def kept_by(self, node: Any) -> dict[int, int]:
         """Return the bytes of each storage that a graph keeps, by the storage's identity.
 
-        Args:
-            node: Last node of the graph.
+        ``node`` is the last node of the graph.
         """
         with torch._C.DisableTorchFunctionSubclass():
             return self._walk(node, node)[0]
@@ -176,6 +172,6 @@ def _add_packed(values: list[Any], storages: dict[int, int]) -> None:
 
 
 def _add_tensor(tensor: Any, storages: dict[int, int]) -> None:
-    if is_kind(tensor, torch.Tensor) and _base.layout.__get__(tensor) is torch.strided:
-        storage = _base.untyped_storage(tensor)
+    storage = tensor_storage(tensor) if is_kind(tensor, torch.Tensor) else None
+    if storage is not None:
         storages[storage._cdata] = storage.nbytes()

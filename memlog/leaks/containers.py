@@ -87,11 +87,8 @@ refers is also found in another way."""
 class Growth(NamedTuple):
     """A container that grows.
 
-    Attributes:
-        container: The container.
-        base: Member of `memlog._internal.inert_access.CONTAINERS`: the container's type or a base class of
-            the type.
-        gained: Number of elements that the container has gained since the first census.
+    ``base`` is the member of `memlog._internal.inert_access.CONTAINERS` that is the container's type or a
+    base class of this type. ``gained`` is the number of elements gained since the first census.
     """
 
     container: Any
@@ -100,16 +97,11 @@ class Growth(NamedTuple):
 
 
 class Census:
-    """Lengths of all containers by identity.
+    """Lengths of all containers, by the container's identity.
 
-    Args:
-        objects: All objects that the collector tracks.
-        budget: Time that the census may take.
-
-    Attributes:
-        lengths: Length of each container, by the container's identity.
-        untracked: Identities of the containers that the collector does not track.
-        huge: Identities of the containers with more than `_HUGE` elements. Their elements are not looked at.
+    ``objects`` are all objects that the collector tracks. ``untracked`` has the identities of the containers
+    that the collector does not track. ``huge`` has the identities of the containers with more than `_HUGE`
+    elements. The elements of huge containers are not looked at.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
@@ -152,10 +144,7 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
     """Return the containers that grew from the first census to the last, and again since the last census.
 
-    Args:
-        objects: All objects that the collector tracks.
-        before: Censuses, the oldest first.
-        budget: Time that the comparison may take.
+    ``objects`` are all objects that the collector tracks. ``before`` has the censuses, the oldest first.
     """
     first, last = before[0].lengths, before[-1].lengths
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
@@ -173,11 +162,9 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
 
 
 class ElementSize(NamedTuple):
-    """Mean size of an element that a container gains.
+    """Mean size, in bytes, of an element that a container gains.
 
-    Attributes:
-        objects: Bytes of Python objects and arrays.
-        storages: Bytes of tensors' storages.
+    ``objects`` counts Python objects and arrays, ``storages`` the storages of tensors.
     """
 
     objects: float
@@ -189,10 +176,6 @@ def element_size(growth: Growth, budget: TimeBudget) -> ElementSize:
 
     The size includes all objects to which the newest elements refer. It excludes objects to which older
     elements also refer. It excludes objects that an element does not own, such as its class.
-
-    Args:
-        growth: The container that grows.
-        budget: Time that the measurement may take.
     """
     slot = _SLOTS[growth.base]
     if growth.base is bytearray:
@@ -209,11 +192,9 @@ def element_size(growth: Growth, budget: TimeBudget) -> ElementSize:
 
 
 class _Reach:
-    """Size of all objects that can be reached from given objects. Each object counts once.
+    """Size of all objects that can be reached from given objects, in bytes. Each object counts once.
 
-    Attributes:
-        objects: Bytes of Python objects and arrays.
-        storages: Bytes of tensors' storages.
+    ``objects`` and ``storages`` have the same meanings as in `ElementSize`.
     """
 
     def __init__(self, container: Any, budget: TimeBudget) -> None:

@@ -177,7 +177,6 @@ class GrowthDetector:
         self._step = 0
 
     def __call__(self, event: Event) -> None:
-        """Take a `Batch`, `Sample` or `Device` event. Ignore any other event."""
         if type(event) is Batch:
             self._take_batch(event)
         elif type(event) is Sample:

@@ -14,15 +14,8 @@ Below this ratio, the newer finding gets no alert."""
 class FindingAlerts:
     """Subscriber that publishes an alert for each new finding.
 
-    Trackers get these alerts and the alerts of rules in the same way.
-
-    Args:
-        publish: Function called with each alert.
-        on_alert: Function called with each alert after its publication.
-        on_new: Function called with each new finding before its alert is published.
-
-    Attributes:
-        findings: The findings so far.
+    Trackers get these alerts and the alerts of rules in the same way. ``on_new`` is called with a new finding
+    first, then ``publish`` with its alert, and then ``on_alert`` with its alert.
     """
 
     def __init__(
@@ -37,7 +30,6 @@ class FindingAlerts:
         self.findings: list[Finding] = []
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         if not isinstance(event, Finding):
             return
         known = any(_is_known(event, before) for before in self.findings)

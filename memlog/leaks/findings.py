@@ -11,11 +11,11 @@ from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
-"""Minimum number of steps for which certain growth has lasted. Its rate must also be known to within a
-third."""
+"""Minimum duration of growth, in steps, for high confidence that memory grows."""
 _NARROW = 1 / 3
+"""Maximum distance of the interval's ends from the rate, as a fraction of the rate, for high confidence."""
 _FRAGMENTS = 400
-"""Minimum duration, in steps, of reported growth of an allocator's unused memory."""
+"""Minimum duration, in steps, of growth of an allocator's unused memory. Shorter growth is not reported."""
 
 
 class _Text(NamedTuple):
@@ -75,11 +75,7 @@ _TEXTS = {
 
 
 class GrowthFindings:
-    """Receiver of confirmed growth. It publishes a finding about each growth that is certain enough.
-
-    Args:
-        publish: Function called with each finding.
-    """
+    """Receiver of confirmed growth. It publishes a finding about each growth that is certain enough."""
 
     def __init__(self, publish: Callable[[Event], object]) -> None:
         self._publish = publish

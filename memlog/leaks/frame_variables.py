@@ -17,29 +17,22 @@ MEMLOG: Final = str(Path(__file__).absolute().parents[1])
 
 
 class Variable(NamedTuple):
-    """A local variable of a running function.
-
-    Attributes:
-        name: Name of the variable.
-        code: Code of the function.
-    """
+    """Name of a local variable of a running function, and the function's code."""
 
     name: str
     code: CodeType
 
 
 def is_memlog(code: CodeType) -> bool:
-    """Return whether code is memlog's."""
     return code.co_filename.startswith(MEMLOG)
 
 
 def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
     """Return the local variables of all running functions, by the identity of their values.
 
-    Args:
-        is_program: Function that returns whether a source file is the program's. If several variables have
-            the same value, the program's variables are preferred to those of packages. A caller's variables
-            are preferred to those of the functions that it calls.
+    If several variables have the same value, the program's variables are preferred to those of packages:
+    ``is_program`` returns whether a source file is the program's. A caller's variables are preferred to those
+    of the functions that it calls.
     """
     program: dict[int, Variable] = {}
     others: dict[int, Variable] = {}

@@ -49,10 +49,7 @@ class Gaps:
     def take(self, step: int, level: int, *, left_out: bool) -> Sequence[Level]:
         """Take a level. Return the levels that can be judged after this call, shifted to close the gaps.
 
-        Args:
-            step: Number of the step.
-            level: Bytes at the end of the step.
-            left_out: True if the step belongs to a gap.
+        ``left_out`` is true if the step belongs to a gap.
         """
         newest = Level(step, level)
         if not self._waiting and not (left_out and self._newest):

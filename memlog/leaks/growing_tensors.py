@@ -30,9 +30,7 @@ class SizesAtEnds:
     def add(self, storages: Iterable[WatchedStorage], iteration: int) -> None:
         """Record the bytes of each site's new storages at the end of an iteration.
 
-        Args:
-            storages: Watched storages that are alive.
-            iteration: Number of the iteration that ends.
+        ``storages`` are the watched storages that are alive.
         """
         sizes: Counter[Site] = Counter()
         for one in storages:

@@ -22,7 +22,6 @@ class Held(NamedTuple):
         sizes: Bytes of all kept storages, by the storage's identity.
         nodes: Number of kept nodes of autograd graphs.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        has_graph: True if the owner keeps autograd graphs.
         is_gradient: True if parameters' gradients keep the memory.
         cycles_made_at: Line that called ``backward(create_graph=True)``. After such a call, parameters and
             their gradients keep each other alive. Empty if there was no such call, or if the owner is known.
@@ -40,7 +39,6 @@ class Held(NamedTuple):
     sizes: dict[int, int] = {}  # noqa: RUF012 - never changed
     nodes: int = 0
     traceback_bytes: int = 0
-    has_graph: bool = False
     is_gradient: bool = False
     cycles_made_at: str = ""
     scalar: bool = False
@@ -50,7 +48,6 @@ class Held(NamedTuple):
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that the owner gains per step."""
         kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
         return kept / self.iterations + self.element_rate
 
@@ -76,7 +73,6 @@ def _joined(one: Held, other: Held) -> Held:
         sizes={**one.sizes, **other.sizes},
         nodes=one.nodes + other.nodes,
         traceback_bytes=one.traceback_bytes + other.traceback_bytes,
-        has_graph=one.has_graph or other.has_graph,
         is_gradient=one.is_gradient or other.is_gradient,
         scalar=one.scalar or other.scalar,
         element_rate=one.element_rate + other.element_rate,

@@ -46,14 +46,9 @@ class _Target(NamedTuple):
     Similar objects have graphs with the same last operation and number of nodes, or storages that were made
     at the same `Site`.
 
-    Attributes:
-        holders: Tensors, or one autograd node. The owner of any of them is the target's owner.
-        storages: Watched storages by identity.
-        sizes: Bytes of all kept storages, by the storage's identity.
-        nodes: Number of nodes of the graphs.
-        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        is_gradient: True if the object is a parameter's gradient.
-        sharers: Tensors whose graphs have nodes in common with the object's graph.
+    ``holders`` are tensors, or one autograd node. The owner of any of them is the target's owner. ``sharers``
+    are tensors and nodes whose graphs have nodes in common with the object's graph. ``storages``, ``sizes``,
+    ``nodes``, ``traceback_bytes`` and ``is_gradient`` have the same meanings as in `Held`.
     """
 
     holders: list[Any]
@@ -76,12 +71,8 @@ class _Measured(NamedTuple):
 class HolderReport:
     """One search for the owners of storages that are still alive after the watched iterations.
 
-    Args:
-        watch: The watched iterations.
-        censuses: Censuses before and after the watched iterations.
-        normal: Parameters and optimizers that existed before the watched iterations.
-        steps: Number of steps since the first census.
-        budget: Time that the search may take.
+    ``censuses`` were taken before and after the watched iterations. ``normal`` has the parameters and
+    optimizers that existed before these iterations. ``steps`` is the number of steps since the first census.
     """
 
     def __init__(
@@ -106,10 +97,8 @@ class HolderReport:
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
-        usual = normal.storages(self._parameters)
-        alive = watch.alive()
-        self._alive = {key: one for key, one in alive.items() if key not in usual}
-        self._usual = usual
+        self._usual = usual = normal.storages(self._parameters)
+        self._alive = {key: one for key, one in watch.alive().items() if key not in usual}
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
@@ -124,16 +113,8 @@ class HolderReport:
         graphs = self._graph_targets()
         targets = [*graphs, *self._tensor_targets(graphs)]
         containers = self._measured_containers()
-        own = [
-            self._objects,
-            self._parameters,
-            *self._tensors.own,
-            self._grown,
-            *self._grown,
-            containers,
-            *containers,
-        ]
-        own += [targets, *targets, graphs]
+        own: list[Any] = [self._objects, self._parameters, self._grown, containers, targets, graphs]
+        own += [*self._tensors.own, *self._grown, *containers, *targets]
         own += [each for one in targets for each in (one.holders, one.sharers)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
@@ -295,7 +276,6 @@ class HolderReport:
             sizes={**before.sizes, **new},
             nodes=before.nodes + target.nodes,
             traceback_bytes=before.traceback_bytes + target.traceback_bytes,
-            has_graph=before.has_graph or bool(target.nodes),
             is_gradient=before.is_gradient or target.is_gradient,
             scalar=before.scalar or any(map(_is_scalar, target.holders)),
         )

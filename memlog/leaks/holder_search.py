@@ -37,8 +37,7 @@ list that no longer grows.
 _TRACED: Final = 5
 """Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""Maximum fraction of the search's whole time that the search adds to one step. It continues in the next
-step."""
+"""Maximum fraction of the search's whole time that the search adds to one step."""
 _MOST_AT_ONCE: Final = 3.0
 """Maximum processor seconds that the search adds to one step."""
 _ENOUGH: Final = 0.5
@@ -50,12 +49,13 @@ class HolderSearch:
 
     Call `step_ended` on the training thread. If the search fails, it ends, and training goes on.
 
-    Args:
-        budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
-        diagnostics: Counter of memlog's own errors.
-        rate: Growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run.
-        watched: Number of iterations whose storages are watched.
-        later: Steps between the watched iterations and the search for storages that are still alive.
+    The search may take ``budget_seconds`` on the training thread, besides ``tracemalloc``. ``rate`` is the
+    growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run. ``watched`` and
+    ``later`` can replace `WATCHED` and `LATER`.
+
+    Attributes:
+        holders: The holders found so far, the fastest growth first. Those from ``tracemalloc`` come last.
+        complete: True if the search looked at everything before its time was spent.
     """
 
     def __init__(
@@ -80,16 +80,13 @@ class HolderSearch:
         self._censuses: list[Census] = []
         self._sizes = SizesAtEnds()
         self._trace: AllocationTrace | None = None
-        self._holders: tuple[Holder, ...] = ()
-        self._finished = self._complete = False
+        self.holders: tuple[Holder, ...] = ()
+        self.complete = False
+        self._finished = False
         self._lock = threading.Lock()
 
     def step_ended(self, step: int) -> bool:
-        """Continue the search after an optimizer step. Return True if the search is finished.
-
-        Args:
-            step: Number of the step.
-        """
+        """Continue the search after an optimizer step. Return True if the search is finished."""
         # Several threads can train. A thread that does not get the lock at once returns.
         if self._finished or not self._lock.acquire(blocking=False):
             return self._finished
@@ -109,15 +106,6 @@ class HolderSearch:
     def begun(self) -> bool:
         """True from the first call of `step_ended` on."""
         return self._begun_at is not None
-
-    @property
-    def complete(self) -> bool:
-        """True if the search looked at everything before its time was spent."""
-        return self._complete
-
-    def holders(self) -> tuple[Holder, ...]:
-        """Return the holders found so far, the fastest growth first. Those from ``tracemalloc`` come last."""
-        return self._holders
 
     def stop(self) -> None:
         """End the search, and remove its hooks, modes and references. A second call is harmless."""
@@ -169,12 +157,12 @@ class HolderSearch:
         if self._normal is not None:
             report = HolderReport(watch, self._censuses, self._normal, steps, self._budget)
             found = (*report.holders(), *self._sizes.holders())
-            self._holders = tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+            self.holders = tuple(sorted(found, key=lambda one: -one.bytes_per_step))
         self._watch = self._normal = None
         self._censuses = []
-        explained = sum(holder.bytes_per_step for holder in self._holders)
+        explained = sum(holder.bytes_per_step for holder in self.holders)
         if explained >= _ENOUGH * self._rate:
-            self._complete = not self._budget.spent
+            self.complete = not self._budget.spent
             self.stop()
             return
         self._trace = AllocationTrace()
@@ -190,6 +178,6 @@ class HolderSearch:
         elif step - self._traced_from >= 2 * _TRACED:
             found = trace.finish(_TRACED)
             least = _ENOUGH * self._rate / 2
-            self._holders += tuple(one for one in found if one.bytes_per_step >= least)
-            self._complete = not self._budget.spent
+            self.holders += tuple(one for one in found if one.bytes_per_step >= least)
+            self.complete = not self._budget.spent
             self.stop()

@@ -25,9 +25,7 @@ _MOSTLY: Final = 0.5
 def holder_of(held: Held, steps: int) -> Holder:
     """Return the description of a holder, with its title, evidence and remedy.
 
-    Args:
-        held: Memory that one owner keeps.
-        steps: Number of steps over which the growth of the owner's container was counted.
+    ``steps`` is the number of steps over which the growth of the owner's container was counted.
     """
     kind = _kind(held)
     made = held.cycles_made_at or _made_at(held)
@@ -52,7 +50,7 @@ def _kind(held: Held) -> HolderKind:
     of_owner = None if held.owner is None else _kind_of_owner(held.owner)
     if of_owner is not None:
         return of_owner
-    if held.has_graph:
+    if held.nodes:
         inside = [one.site for one in held.storages.values() if one.site.inside_module]
         evaluating = inside and all(site.evaluating for site in inside)
         return "forward_without_backward" if evaluating else "kept_graph"
@@ -90,11 +88,9 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
         described = f"A `{owner.expression}` that no known variable holds"
     if held.growth is None:
         return f"{described}{place}{at} keeps what earlier steps made."
-    containers = (
-        owner.kind
-        if held.containers == 1
-        else f"{held.containers} containers ({type_name(owner.container)})"
-    )
+    containers = owner.kind
+    if held.containers > 1:
+        containers = f"{held.containers} containers ({type_name(owner.container)})"
     return f"{described}, {containers}{place}{at}, gains {_gain(held, kind, steps)}."
 
 
@@ -124,20 +120,16 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
 
 def _kept(held: Held, kind: HolderKind) -> str:
     size = format_bytes(held.bytes_per_step)
-    if held.has_graph:
+    if held.nodes:
         layer = _layer(held)
         mostly = f", mostly activations of `{layer}`" if layer else ""
-        per = (
-            "Each keeps the graph of its step alive"
-            if held.growth
-            else "They keep autograd graphs alive"
-        )
+        per = "They keep autograd graphs alive"
+        if held.growth is not None:
+            per = "Each keeps the graph of its step alive"
         return f"{per} ({size} per step{mostly})."
-    through = (
-        ""
-        if kind != "kept_tensors" or not _has_traceback(held)
-        else " through the traceback of an exception"
-    )
+    through = ""
+    if kind == "kept_tensors" and _has_traceback(held):
+        through = " through the traceback of an exception"
     return f"That keeps {size} per step{through}."
 
 

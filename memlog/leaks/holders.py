@@ -9,7 +9,6 @@ HolderKind: TypeAlias = Literal[
     "kept_tensors",
     "growing_container",
     "gradients_not_cleared",
-    "unowned_gradients",
     "forward_without_backward",
     "optimizers_pile_up",
     "model_copies",
@@ -17,8 +16,6 @@ HolderKind: TypeAlias = Literal[
     "reference_cycles",
     "python_memory",
     "native_library",
-    "worker_process",
-    "shared_memory",
     "allocator_free_lists",
 ]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
@@ -27,14 +24,9 @@ Confidence: TypeAlias = Literal["high", "medium", "low"]
 class Holder(NamedTuple):
     """Holder of memory that grows.
 
-    Attributes:
-        kind: Kind of cause, such as ``kept_graph``.
-        title: Sentences that name the holder and the memory that it keeps.
-        where: File and line, such as ``train.py:31``; ``None`` if unknown.
-        bytes_per_step: Bytes that the holder gains per step; 0 if unknown.
-        evidence: Observations that support the title.
-        confidence: Confidence that the title is true.
-        remedy: Advice on what to change in the program; ``None`` if unknown.
+    ``title`` names the holder and the memory that it keeps, and ``confidence`` is the confidence that the
+    title is true. ``where`` is a file and a line, such as ``train.py:31``; ``None`` if unknown. The holder
+    gains ``bytes_per_step``; 0 if unknown. ``remedy`` is ``None`` if unknown.
     """
 
     kind: HolderKind

@@ -52,12 +52,8 @@ class GrowthInquiry:
     The search for holders begins when growth is suspected, so that it usually ends before the growth is
     confirmed. The holders found are published only after the growth is confirmed.
 
-    Args:
-        publish: Function called with each finding.
-        diagnostics: Counter of memlog's own errors.
-        is_traced: Function that returns whether the tracer traces the current step. No search begins in a
-            traced step.
-        begun: Start of the run in seconds, as `time.monotonic` returns it.
+    ``is_traced`` returns whether the tracer traces the current step. No search begins in a traced step.
+    ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
     """
 
     def __init__(
@@ -83,7 +79,6 @@ class GrowthInquiry:
 
     @property
     def searching(self) -> bool:
-        """True while a search for holders runs."""
         return self._search is not None
 
     def ends(self) -> None:
@@ -149,7 +144,7 @@ class GrowthInquiry:
         search, self._search = self._search, None
         if search is not None:
             search.stop()
-            self._holders = search.holders() or self._holders
+            self._holders = search.holders or self._holders
             self._complete = self._complete or search.complete
 
     def _is_explained(self, growth: Suspicion) -> bool:

@@ -14,12 +14,10 @@ _Kind = TypeVar("_Kind")
 class KindTable(Generic[_Kind]):
     """Table that maps types to kinds, and selects objects by the kind of their type.
 
-    ``kind_of`` defines the kinds, for example one kind for all subclasses of ``torch.Tensor``.
+    ``kind_of`` returns the kind of a type, for example the same kind for all subclasses of ``torch.Tensor``;
+    ``None`` if objects of the type are of no interest.
 
     Types are compared by identity. They are not hashed, because hashing can run the code of a metaclass.
-
-    Args:
-        kind_of: Function that returns the kind of a type; ``None`` if objects of the type are of no interest.
     """
 
     def __init__(self, kind_of: Callable[[type], _Kind | None]) -> None:

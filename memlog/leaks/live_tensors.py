@@ -18,19 +18,14 @@ _base: Any = torch._C.TensorBase
 class LiveTensors:
     """The program's tensors. This object keeps them alive.
 
-    Args:
-        objects: All objects that the collector tracks.
-        wanted: Identities of the storages whose tensors are collected.
-        first_node: Sequence number of the first graph node that is of interest; ``None`` if none is.
-        budget: Time that the pass over all objects may take.
+    ``objects`` are all objects that the collector tracks. ``first_node`` is the sequence number of the first
+    graph node that is of interest; ``None`` if none is.
 
     Attributes:
-        by_storage: Tensors of the wanted storages, by the storage's identity.
+        by_storage: Tensors of the storages whose identities are in ``wanted``, by the storage's identity.
         roots: Tensors with a graph, and autograd nodes that have a Python object, the newest first. Each root
             is a tuple: sequence number of the graph's last node, the tensor or node, and the graph's last
             node. Graphs whose last node is older than ``first_node`` are left out.
-        own: Containers in which this object holds the tensors. A search for the tensors' owners must ignore
-            them.
     """
 
     def __init__(
@@ -52,15 +47,14 @@ class LiveTensors:
 
     @property
     def own(self) -> list[Any]:
-        """Return the containers in which this object holds the tensors."""
+        """Containers that hold the tensors here. A search for the tensors' owners must ignore them."""
         return [self.by_storage, *self.by_storage.values(), self.roots, *self.roots]
 
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:
         """Insert tensors at the front of `roots`.
 
-        Args:
-            holders: Tensors that keep graphs, each with the last node of its graph.
-            first_node: Sequence number. Graphs whose last node is older are left out.
+        Each tensor comes with the last node of the graph that it keeps. Tensors whose last node is older than
+        ``first_node`` are left out.
         """
         added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]
         self.roots[:0] = [one for one in added if _number(one[2]) >= first_node]
@@ -89,9 +83,7 @@ _NO_SEQUENCE: Final = 2**62
 def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
     """Return the bytes of the storages of all tensors that have a Python object; ``None`` if time runs out.
 
-    Args:
-        objects: All objects that the collector tracks.
-        budget: Time that the pass over all objects may take.
+    ``objects`` are all objects that the collector tracks.
     """
     sizes: dict[int, int] = {}
     with torch._C.DisableTorchFunction():

@@ -11,7 +11,7 @@ import torch
 
 from memlog._internal.inert_access import bases, instance_dict, is_kind, values_in
 from memlog.leaks.kind_table import KindTable
-from memlog.leaks.live_tensors import storage_of
+from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_STATE: Final = 1_000_000
@@ -25,13 +25,8 @@ class ModelTensors:
     Only the identity of each parameter is kept, without a weak reference. A conversion of a module to another
     type or device can call ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
 
-    Args:
-        objects: All objects that the collector tracks.
-        budget: Time that the pass over all objects may take.
-
-    Attributes:
-        existing: Weak references to the storages of all tensors that exist when this object is made, by the
-            storage's identity.
+    ``objects`` are all objects that the collector tracks. ``existing`` has weak references to the storages of
+    all tensors that exist when this object is made, by the storage's identity.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
@@ -48,8 +43,8 @@ class ModelTensors:
     def _add_tensor(self, tensor: Any, kind: type) -> None:
         if kind is torch.nn.Parameter:
             self._parameters.add(id(tensor))
-        if _is_plain(tensor) and storage_of(tensor):
-            storage = _base.untyped_storage(tensor)
+        storage = tensor_storage(tensor) if _is_plain(tensor) else None
+        if storage is not None:
             self.existing[storage._cdata] = weakref.ref(storage)
 
     def parameters(self, objects: list[Any], budget: TimeBudget) -> list[Any]:

@@ -19,12 +19,8 @@ def views_of(
     """Return the arrays that share memory with tensors, by the tensor's identity.
 
     The garbage collector does not track arrays, so a search for referrers does not find arrays as owners.
-
-    Args:
-        objects: All objects that the collector tracks.
-        tensors: The tensors.
-        huge: Identities of containers whose elements are not looked at.
-        budget: Time that the pass over all objects may take.
+    ``objects`` are all objects that the collector tracks. ``huge`` has the identities of containers whose
+    elements are not looked at.
     """
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     found: dict[int, list[Any]] = {id(tensor): [] for tensor in tensors}

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import (
     AsyncGeneratorType,
-    CellType,
     CoroutineType,
     FrameType,
     FunctionType,
@@ -34,13 +33,19 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
-"""Number of levels after which any chain of owners ends the search. In these levels, only a chain through a
-growing container ends the search."""
+"""Number of levels in which only a chain through a growing container ends the search. After these levels, any
+chain of owners ends it."""
 _MAX_FRONTIER: Final = 400
 """Maximum number of objects in one level whose referrers are searched for."""
 _MAX_REFERRERS: Final = 4000
 """Maximum number of referrers of one level that are looked at."""
-_LAST_RESORTS: Final = (FunctionType, GeneratorType, CoroutineType, AsyncGeneratorType)
+_LAST_RESORTS: Final = (
+    (FunctionType, "__code__"),
+    (GeneratorType, "gi_code"),
+    (CoroutineType, "cr_code"),
+    (AsyncGeneratorType, "ag_code"),
+)
+"""Types of objects that end a chain if no name does, each with the attribute that holds the object's code."""
 
 
 class Root(NamedTuple):
@@ -61,12 +66,7 @@ class Root(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Chain of owners of an object.
-
-    Attributes:
-        root: The outermost end of the chain.
-        objects: The objects, from the outermost owner to the object itself.
-    """
+    """Chain of owners of an object. ``objects`` go from the outermost owner to the object itself."""
 
     root: Root
     objects: tuple[Any, ...]
@@ -75,10 +75,8 @@ class Chain(NamedTuple):
 class OwnerSearch:
     """Search for the owners of objects. The search keeps alive all objects that it reaches.
 
-    Args:
-        budget: Time that the search may take.
-        own: Containers of memlog that refer to the objects. They are not owners.
-        preferred: Identities of containers that grow. A chain through one of them is preferred.
+    ``own`` has containers of memlog that refer to the objects. They are not owners. ``preferred`` has the
+    identities of containers that grow. A chain through one of them is preferred.
     """
 
     def __init__(
@@ -91,8 +89,6 @@ class OwnerSearch:
         self._modules = _module_namespaces()
         self._reached: list[Any] = []
         self._index: dict[int, int] = {}
-        self._children: list[list[int]] = []
-        """For each reached object, the numbers of the reached objects to which it refers."""
         self._owners: list[list[int]] = []
         """For each reached object, the numbers of the reached objects that refer to it."""
         self._expanded: set[int] = set()
@@ -159,7 +155,6 @@ class OwnerSearch:
         if number is None:
             number = self._index[id(one)] = len(self._reached)
             self._reached.append(one)
-            self._children.append([])
             self._owners.append([])
         return number
 
@@ -186,9 +181,7 @@ class OwnerSearch:
             for child in {
                 wanted[key] for key in map(id, gc.get_referents(referrer)) if key in wanted
             }:
-                if child not in self._children[owner]:
-                    self._children[owner].append(child)
-                    self._owners[child].append(owner)
+                self._owners[child].append(owner)
             if not known:
                 new.append(owner)
         self._ignored -= {id(level), id(referrers), id(wanted)}
@@ -205,12 +198,12 @@ class OwnerSearch:
                 root = self._root(number)
                 if root is not None and (best is None or self._rank(root) < self._rank(best[1])):
                     best = number, root
-            level = [
-                owner
-                for number in level
-                for owner in self._owners[number]
-                if owner not in above and not above.__setitem__(owner, number)  # type: ignore[func-returns-value]
-            ]
+            below, level = level, []
+            for number in below:
+                for owner in self._owners[number]:
+                    if owner not in above:
+                        above[owner] = number
+                        level.append(owner)
         return None if best is None else self._chain(best[1], best[0], above)
 
     def _chain(self, root: Root, top: int, above: dict[int, int | None]) -> Chain:
@@ -282,23 +275,13 @@ class OwnerSearch:
             return self._chain(Root("cycle", "", "", ""), order[-1], above)
         for number in order:
             one = self._reached[number]
-            if any(is_kind(one, kind) for kind in _LAST_RESORTS):
-                code = _code(one)
-                if code is not None:
-                    return self._chain(
-                        Root("unnamed", "", code.co_name, code.co_filename), number, above
-                    )
+            for kind, attribute in _LAST_RESORTS:
+                if type(one) is kind:
+                    code = getattr(one, attribute)
+                    root = Root("unnamed", "", code.co_name, code.co_filename)
+                    return self._chain(root, number, above)
         top = next(number for number in reversed(order) if not self._owners[number])
         return self._chain(Root("unnamed", "", "", ""), top, above) if top != target else None
-
-
-def _code(one: Any) -> Any:
-    for attribute in ("__code__", "gi_code", "cr_code", "ag_code"):
-        for base in type(one).__mro__:
-            descriptor = vars(base).get(attribute)
-            if descriptor is not None:
-                return descriptor.__get__(one)
-    return None
 
 
 def _class_root(one: Any) -> Root:
@@ -313,8 +296,6 @@ def _is_looking(referrer: Any) -> bool:
         return is_memlog(referrer.f_code)
     if type(referrer) is FunctionType:
         return is_memlog(referrer.__code__)
-    if type(referrer) is CellType or type(referrer) is dict:
-        return False
     module = type.__dict__["__module__"].__get__(type(referrer))
     return type(module) is str and _is_memlog_name(module)
 

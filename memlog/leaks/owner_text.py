@@ -23,7 +23,7 @@ from memlog.leaks.owner_chain import Chain, Root
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module whose values a program reads as the module's attributes."""
 _CACHE: Final = type(functools.lru_cache(int))
-_UNSAID: Final = (tuple, CellType, MethodType, functools.partial)
+_UNSAID: Final = (tuple, CellType, MethodType, TracebackType, functools.partial)
 
 
 class Owner(NamedTuple):
@@ -75,15 +75,10 @@ class Owner(NamedTuple):
 
 
 def describe(chain: Chain, growing: frozenset[int]) -> Owner:
-    """Return the description of an object's owner.
-
-    Args:
-        chain: Chain of owners of the object.
-        growing: Identities of the containers that grow.
-    """
+    """Return the description of an object's owner. ``growing`` has the identities of containers that grow."""
     objects = chain.objects
-    expressions = _expressions(chain)
     attributes = _attribute_dicts(objects)
+    expressions = _expressions(chain, attributes)
     containers = [
         number
         for number, one in enumerate(objects[:-1] if len(objects) > 1 else objects)
@@ -134,12 +129,11 @@ def _attribute_dicts(objects: tuple[Any, ...]) -> set[int]:
     return found
 
 
-def _expressions(chain: Chain) -> list[str]:
+def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
     """Return the expression with which a program would refer to each object of a chain."""
     text = _root_text(chain)
     texts = [text]
     objects = chain.objects
-    attributes = _attribute_dicts(objects)
     for number, (owner, child) in enumerate(itertools.pairwise(objects)):
         function = next((one for one in objects[number::-1] if type(one) is FunctionType), None)
         text = _of_function(function, owner, child) or _step(text, owner, child, attributes)
@@ -201,8 +195,6 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
             (key for key, one in local_variables(owner.gi_frame).items() if one is child), ""
         )
         return f"{name} of {text}" if name else text
-    if type(owner) is TracebackType:
-        return text
     if is_kind(owner, BaseException) and type(child) is TracebackType:
         return f"{text}.__traceback__"
     if type(owner) is _CACHE:

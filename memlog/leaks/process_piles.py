@@ -38,8 +38,6 @@ def kind_of(role: str) -> str:
 
 
 class _Kind:
-    """Processes of one kind."""
-
     def __init__(self, floor: float, least: int) -> None:
         self.watch = SeriesWatch(floor, least)
         self.began: dict[ProcessKey, tuple[int, int]] = {}
@@ -77,12 +75,9 @@ class _Kind:
 
 
 class ProcessPiles:
-    """Watch over the kinds of child processes.
+    """Watch over the kinds of child processes. ``on_news`` is called when growth is confirmed.
 
-    Args:
-        floor: Minimum growth that counts, in bytes.
-        least: Minimum number of readings before growth is judged.
-        on_news: Function called when growth is confirmed.
+    ``floor`` and ``least`` have the same meanings as in `SeriesWatch`.
     """
 
     def __init__(self, floor: float, least: int, on_news: OnNews) -> None:
@@ -90,21 +85,19 @@ class ProcessPiles:
         self._on_news = on_news
 
     def take(self, step: int, children: Sequence[ChildReading]) -> None:
-        """Take readings of all child processes."""
         sizes: dict[str, dict[ProcessKey, int]] = {kind: {} for kind in self._kinds}
         for child in children:
             key = child.pid, child.started
             if child.own is not None:
                 sizes.setdefault(kind_of(child.role), {})[key] = child.own
         for kind, alive in sizes.items():
-            self._told(kind, self._kinds[kind].take(step, alive))
+            self._report(kind, self._kinds[kind].take(step, alive))
 
     def finish(self) -> None:
-        """Judge all kinds of processes a last time."""
         for kind, group in self._kinds.items():
-            self._told(kind, group.watch.end())
+            self._report(kind, group.watch.end())
 
-    def _told(self, kind: str, news: News | None) -> None:
+    def _report(self, kind: str, news: News | None) -> None:
         if news is None or news.verdict != "confirmed":
             return
         group = self._kinds[kind]

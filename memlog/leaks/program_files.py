@@ -18,13 +18,9 @@ def program_files(owner: Owner) -> list[str]:
     that is running now.
     """
     lines = CallingLines()
-    files = [*_class_files(owner), owner.root.file, *_running_files()]
+    modules = (class_namespace(type(one)).get("__module__") for one in reversed(owner.above))
+    files = [*map(module_file, modules), owner.root.file, *_running_files()]
     return [one for one in dict.fromkeys(files) if one and lines.is_program(one)]
-
-
-def _class_files(owner: Owner) -> Iterator[str]:
-    for one in reversed(owner.above):
-        yield module_file(class_namespace(type(one)).get("__module__"))
 
 
 def _running_files() -> Iterator[str]:

@@ -92,12 +92,9 @@ class AllocationTrace:
             self._middle = self._held()
 
     def finish(self, steps: int) -> list[Holder]:
-        """Stop tracing. Return the lines that hold more bytes than at `mark_middle`.
+        """Stop tracing. Return the lines that hold more bytes than at `mark_middle`, ``steps`` steps ago.
 
         The line whose memory grows fastest comes first.
-
-        Args:
-            steps: Number of steps since `mark_middle`.
         """
         if not self._started:
             return []

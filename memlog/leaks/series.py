@@ -28,7 +28,7 @@ _ENOUGH = MIB / 2
 """Growth per step, in bytes, that matters even at a high level. There, `_SHARE` alone would require more
 growth."""
 _SOON = 20_000
-"""Number of steps within which growth reaches the limit. Any growth that is so fast matters."""
+"""Growth that reaches the limit within this number of steps matters at any level."""
 _PART = 16
 """Divisor of the number of levels in a window. The quotient is the number of new levels after which the
 window is judged again."""

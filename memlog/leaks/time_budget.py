@@ -16,20 +16,15 @@ _Item = TypeVar("_Item")
 def seconds_allowed(least: float, begun: float) -> float:
     """Return the seconds that a kind of work may take: 1 % of the run's time so far, at least ``least``.
 
-    Args:
-        least: Seconds that the work may take even in a short run.
-        begun: Start of the run in seconds, as `time.monotonic` returns it.
+    ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
     """
     return max(least, _SHARE * (time.monotonic() - begun))
 
 
 class TimeBudget:
-    """Time limit for several pieces of work together.
+    """Time limit, in seconds, for several pieces of work together.
 
     The thread's own processor time counts, so that a busy machine does not cut the work short.
-
-    Args:
-        seconds: Time that all pieces may take together.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -39,11 +34,7 @@ class TimeBudget:
 
     @contextmanager
     def running(self, most: float = math.inf) -> Iterator[None]:
-        """Count the time of a block.
-
-        Args:
-            most: Maximum seconds that this block may take, even if more seconds are left.
-        """
+        """Count the time of a block. After ``most`` seconds, `spent` is true in it, even if more are left."""
         self._began, self._most = time.thread_time(), most
         try:
             yield
@@ -56,14 +47,6 @@ class TimeBudget:
         self._left -= seconds
 
     @property
-    def left(self) -> float:
-        """Seconds left for this block or for all blocks, whichever are fewer.
-
-        The number is negative if the work took too long.
-        """
-        return min(self.left_in_all, self._most - self._taken())
-
-    @property
     def left_in_all(self) -> float:
         """Seconds left for this block and later blocks together; negative if the work took too long."""
         return self._left - self._taken()
@@ -73,8 +56,8 @@ class TimeBudget:
 
     @property
     def spent(self) -> bool:
-        """True if no time is left."""
-        return self.left <= 0
+        """True if no time is left, for this block or for all blocks together."""
+        return min(self.left_in_all, self._most - self._taken()) <= 0
 
     def batches(self, items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         """Yield slices of ``items`` until the time is spent."""

@@ -19,14 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import bases, instance_dict
 from memlog._internal.units import MIB, format_bytes
 from memlog.events import Finding, now_us
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.kind_table import KindTable
-from memlog.leaks.live_tensors import storage_of
+from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
 from memlog.leaks.time_budget import TimeBudget
@@ -40,7 +39,8 @@ _BETWEEN: Final = 24
 """Minimum number of steps in the pause between the two groups of watched iterations."""
 _LEAST_BYTES: Final = MIB
 _LEAST_SHARE: Final = 0.02
-"""Minimum ratio of the bytes of unowned gradients to the bytes of all parameters' gradients."""
+"""Minimum bytes of unowned gradients, as a fraction of the bytes of all parameters' gradients, for the search
+to go on. The bytes must also be at least `_LEAST_BYTES`."""
 _SECONDS: Final = 0.5
 """Maximum processor seconds for one pass over all objects, or for the search for owners."""
 _NAMED: Final = 8
@@ -58,8 +58,8 @@ _base: Any = torch._C.TensorBase
 class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
-    Only the identity of the parameter is kept, without a weak reference. A conversion of a module to another
-    type or device can call ``torch.utils.swap_tensors``, which refuses tensors that have weak references.
+    Only the identity of the parameter is kept, without a weak reference, for the same reason as in
+    `memlog.leaks.model_tensors.ModelTensors`.
     """
 
     parameter: int
@@ -69,15 +69,7 @@ class _Gradient(NamedTuple):
 
 
 class UnownedGradients:
-    """Search for gradients that no optimizer owns. Call `step_ended` on the training thread.
-
-    Args:
-        diagnostics: Counter of memlog's own errors.
-
-    Attributes:
-        finding: The finding; ``None`` if there is none.
-        watching: True while iterations are watched.
-    """
+    """Search for gradients that no optimizer owns. Call `step_ended` on the training thread."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
@@ -101,7 +93,6 @@ class UnownedGradients:
         self._watch_if_it_matters(step)
 
     def step_ended(self, step: int) -> None:
-        """Continue the search after an optimizer step."""
         if self.watching and step - self._begun_at >= _WATCHED:
             self._end_watch(step)
         elif not self.watching and self._gradients and step - self._ended_at >= _BETWEEN:
@@ -125,10 +116,9 @@ class UnownedGradients:
             self._gradients.pop(storage_of(tensor), None)
 
     def before_change(self, values: Any) -> None:
-        """Do nothing. Every observer of a mode has this method, but a `StorageMode` never calls it."""
+        """Do nothing: a `StorageMode` never calls this method of an observer."""
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if possible. Return True if it is removed."""
         return self._mode is None or self._mode.leave()
 
     def _watch_if_it_matters(self, step: int) -> None:
@@ -136,10 +126,8 @@ class UnownedGradients:
             self._gradients = {}
             return
         self.watching, self._begun_at = True, step
-        mode = self._mode = StorageMode(self, self._diagnostics)
-        # A forked child has a copy of this thread's modes. The child must not be watched.
-        fork.renew(mode, "_observer", lambda: None)
-        mode.begin()
+        self._mode = StorageMode(self, self._diagnostics)
+        self._mode.begin()
 
     def _end_watch(self, step: int) -> None:
         self.watching = False
@@ -217,7 +205,6 @@ def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
 
 
 def _parameters_and_optimizers(budget: TimeBudget) -> tuple[list[Any], list[Any]]:
-    """Return all parameters and all optimizers of the process."""
     found: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
     for one, kind in KindTable(_kind).select_until_spent(all_objects(), budget):
         found[kind].append(one)
@@ -241,11 +228,11 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
     gradient = _base.grad.__get__(parameter)
     if type(gradient) is not torch.Tensor or _base.grad_fn.__get__(gradient) is not None:
         return None
-    storage = storage_of(gradient)
-    if not storage:
+    storage = tensor_storage(gradient)
+    if storage is None:
         return None
-    size = _base.untyped_storage(gradient).nbytes()
-    return _Gradient(id(parameter), storage, _base._version.__get__(gradient), size)
+    version = _base._version.__get__(gradient)
+    return _Gradient(id(parameter), storage._cdata, version, storage.nbytes())
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:

@@ -95,14 +95,7 @@ class _Pass:
 
 
 class UnusedGraphs:
-    """Watch over forward passes on the thread that steps the optimizer.
-
-    Args:
-        diagnostics: Counter of memlog's own errors.
-
-    Attributes:
-        finding: The finding; ``None`` if there is none.
-    """
+    """Watch over forward passes on the thread that steps the optimizer."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics

@@ -26,10 +26,6 @@ class WastedGradients:
     """Search for unused gradients, on the training thread of a session that traces layers.
 
     No method raises.
-
-    Args:
-        publish: Function called with each finding.
-        diagnostics: Counter of memlog's own errors.
     """
 
     def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
@@ -56,9 +52,7 @@ class WastedGradients:
     def after_step(self, step: int, *, busy: bool) -> None:
         """Continue the search after an optimizer step.
 
-        Args:
-            step: Number of the step.
-            busy: True if the search for holders or the tracer watches the next step.
+        ``busy`` is true if the search for holders or the tracer watches the next step.
         """
         self._steps += 1
         with self._diagnostics.contained("looking for unused gradients"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -66,20 +67,14 @@ class Site(NamedTuple):
 
     @property
     def inside_module(self) -> bool:
-        """True if a module ran when the storage was made."""
         return self.layer != OUTSIDE_PATH
 
 
 class WatchedStorage(NamedTuple):
     """A storage that a watched iteration made.
 
-    Attributes:
-        reference: Weak reference to the storage.
-        size: Size in bytes when the storage was made.
-        iteration: Number of the watched iteration, from 0.
-        site: Place where the storage was made.
-        shape: Shape of the storage's first tensor.
-        dtype: Type of the storage's first tensor, such as ``float32``.
+    ``size`` is the size in bytes when the storage was made. ``iteration`` is the number of the watched
+    iteration, from 0. ``shape`` and ``dtype``, such as ``float32``, are those of the storage's first tensor.
     """
 
     reference: weakref.ref[Any]
@@ -99,14 +94,15 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
     """
 
     def begin(self) -> None:
-        """Put the mode on top of this thread's stack."""
+        # A forked child has a copy of this thread's modes. The child must not be watched.
+        fork.renew(self, "_observer", lambda: None)
         BACKWARD_PASSES.add(self)
         super().begin()
 
     def during_backward(
         self, outputs: Sequence[Any], *, makes_cycles: bool
     ) -> AbstractContextManager[None]:
-        """Return a context in which this mode is not active. The backward pass runs in this context."""
+        """Return a context in which this mode is not active."""
         del outputs
         if makes_cycles and isinstance(self._observer, StorageWatch):
             self._observer.note_cycles()
@@ -130,14 +126,9 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
         return out
 
 
-_result_kinds: dict[Any, int] = {}
-
-
+@functools.cache
 def _result_kind(func: Any) -> int:
-    kind = _result_kinds.get(func)
-    if kind is None:
-        kind = _result_kinds[func] = kind_of(func) & RESULT
-    return kind
+    return kind_of(func) & RESULT
 
 
 class StorageWatch:
@@ -145,13 +136,9 @@ class StorageWatch:
 
     A storage that a backward pass made is noticed when a later operation uses it.
 
-    Only weak references are kept. The watch begins and ends between two optimizer steps.
-
-    Args:
-        diagnostics: Counter of memlog's own errors.
-        existing: Weak references to storages that exist already, by the storage's identity.
-        most_seconds: Maximum processor seconds of the watch. Beyond it, the watch ends, even within an
-            iteration.
+    Only weak references to storages are kept. ``existing`` has weak references to the storages that exist
+    already, by the storage's identity. The watch begins and ends between two optimizer steps, but it ends
+    within an iteration if it has taken ``most_seconds`` of processor time.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
@@ -184,12 +171,9 @@ class StorageWatch:
         self._mode = StorageMode(self, diagnostics)
         self._handles: list[Any] = []
         self._evaluating = False
-        # A forked child has a copy of this thread's modes. The child must not be watched.
-        fork.renew(self._mode, "_observer", lambda: None)
-        fork.renew(self._stack, "closed", lambda: True)
+        fork.renew(self._stack, "closed", lambda: True)  # a forked child is not watched
 
     def begin(self) -> None:
-        """Begin to watch this thread."""
         self.first_node = torch_private.next_sequence_number()
         COMPILE_WARNING_FILTER.add(self)
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
@@ -230,7 +214,6 @@ class StorageWatch:
             remove_when_possible(self)
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if it is on top of this thread's stack. Return True if it is removed."""
         return self._mode.leave()
 
     def alive(self) -> dict[int, WatchedStorage]:
@@ -242,7 +225,7 @@ class StorageWatch:
         self.cycles_made_at = self._lines.current_text()
 
     def before_change(self, values: Any) -> None:
-        """Do nothing. Every observer of a mode has this method, but a `StorageMode` never calls it."""
+        """Do nothing: a `StorageMode` never calls this method of an observer."""
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
         """Watch the new storages of an operation's results, and unknown storages of its arguments."""
@@ -313,9 +296,7 @@ class StorageWatch:
 def plain_tensors(values: Any, limit: int = _MAX_VALUES) -> Iterator[Tensor]:
     """Yield the tensors of torch's own classes in an operation's or a module's arguments.
 
-    Args:
-        values: The arguments.
-        limit: Maximum number of values that are looked at.
+    ``limit`` is the maximum number of values that are looked at.
     """
     for value in values_in(values, limit):
         if any(type(value) is kind for kind in _PLAIN):

@@ -67,7 +67,7 @@ def search_in(script, tmp_path, name, rate):
         gc.enable()
     assert not diagnostics.faults
     assert finished
-    return search.holders()
+    return search.holders
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")

@@ -66,7 +66,7 @@ def test_no_bit_of_training_changes(compiled):
     for one, other in zip(parameters, parameters_with_search, strict=True):
         assert torch.equal(one, other)
     if not compiled:
-        assert "`kept`, a list in `train()`" in search.holders()[0].title
+        assert "`kept`, a list in `train()`" in search.holders[0].title
 
 
 def hooks_of_modules():
@@ -107,7 +107,7 @@ def test_no_object_of_the_program_stays_alive():
         assert all(reference() is None for reference in references)
     finally:
         gc.enable()
-    assert search.holders()
+    assert search.holders
 
 
 def test_code_of_the_program_does_not_run():
@@ -132,7 +132,7 @@ def test_code_of_the_program_does_not_run():
         out.mean().backward()
         dict.__setitem__(kept, step, out.detach())
     assert not search._diagnostics.faults
-    assert search.holders()[0].title.startswith("`kept`, a Hostile in")
+    assert search.holders[0].title.startswith("`kept`, a Hostile in")
 
 
 def test_a_saved_tensor_is_not_unpacked():
@@ -149,7 +149,7 @@ def test_a_saved_tensor_is_not_unpacked():
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
             kept.append(model(torch.randn(8, 16)).sum())
     assert unpacked == 0
-    assert search.holders()[0].kind == "kept_graph"
+    assert search.holders[0].kind == "kept_graph"
 
 
 def test_modes_of_the_program_do_not_see_the_search():
@@ -186,7 +186,7 @@ def test_code_of_modules_does_not_run():
         searching = True
         kept += [model(torch.randn(8, 16))]
     assert not search._diagnostics.faults
-    assert search.holders()[0].kind == "kept_graph"
+    assert search.holders[0].kind == "kept_graph"
 
 
 def test_parameters_can_be_swapped_during_a_search():

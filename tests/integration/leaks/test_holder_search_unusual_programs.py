@@ -88,7 +88,7 @@ def test_an_unusual_object_does_not_end_the_search(keep):
         optimizer.step()
         search.step_ended(step)
     assert not search._diagnostics.faults
-    assert "`kept`, a list" in search.holders()[0].title
+    assert "`kept`, a list" in search.holders[0].title
 
 
 def test_a_profile_counts_each_operation_once():

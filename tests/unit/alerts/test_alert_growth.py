@@ -207,6 +207,6 @@ def test_its_memory_is_bounded() -> None:
     meter = GrowthMeter(rule, 5 * MIB, 0)
     for step in range(200_000):
         meter.take(500 * MIB, step, at(step))
-    held = [len(window.levels) for window in meter._windows]
+    held = [len(window.levels) for window in meter._levels.windows]
     assert max(held) == 128
     assert len(held) < 12
