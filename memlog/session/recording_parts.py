@@ -25,7 +25,7 @@ from memlog.session.peak_watch import PeakWatch
 from memlog.session.phases import Phases
 from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
-from memlog.session.run_lines import RunLines
+from memlog.session.run_messages import RunLines
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
