@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.units import format_bytes
+from memlog.alerts.alert_text import alert_title
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.alerts.rules import Rule
 from memlog.alerts.trigger import Trigger
@@ -280,9 +280,6 @@ def _index(event: Reading, rule: Rule) -> int | None:
     return event.step
 
 
-_COMPARISONS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
-
-
 def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | None) -> Alert:
     step = None if isinstance(event, Evaluation) else event.step
     return Alert(
@@ -290,23 +287,9 @@ def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | 
         step=step,
         level=rule.level,
         rule=rule.text,
-        title=_title(rule, subject, value, limit),
+        title=alert_title(rule, subject, value, limit),
         text="",
         value=float(value),
         evaluation=event.evaluation if isinstance(event, Evaluation) else None,
         epoch=event.epoch if isinstance(event, Epoch) and step is None else None,
     )
-
-
-def _title(rule: Rule, subject: str, value: float, limit: int | None) -> str:
-    """Return one line, such as "host.rss is 314.7 MiB, over 300 MiB for 5 steps".
-
-    ``limit`` may be ``None`` if the rule's amount has no ``%``.
-    """
-    verb = "is" if rule.growth is None else "grows"
-    shown = f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)
-    per = "" if rule.growth is None else f" per {rule.growth}"
-    amount = rule.amount_text + (f" of {format_bytes(limit)}" if rule.share else "")
-    held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
-    comparison = _COMPARISONS[rule.comparison]
-    return f"{subject}.{rule.attribute} {verb} {shown}{per}, {comparison} {amount}{held}"

@@ -1,16 +1,20 @@
-"""Messages printed when a run ends: lost events, data still to deliver, and the path of the post-mortem."""
+"""Messages printed when a run ends: verdict or peak, how to view the run, and what is not delivered."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memlog._internal import distributed
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState, read_states
+from memlog.journal.run_names import tracker_runs
+from memlog.session.run_messages import described
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
+    from memlog.session.peak_watch import PeakWatch
 
 _PRINT_AFTER = 1.0
 """Seconds after which ``finish`` prints that it waits for delivery."""
@@ -51,6 +55,52 @@ class Waiting:
         """Return True if an attempt failed after the waiting began. Older failures are no longer relevant."""
         failed_before = self._failed.get(state.backend, 0)
         return state.stage == "unreachable" and state.failed_attempts > failed_before
+
+
+def print_end(
+    run: RunDirectory,
+    verdict: str | None,
+    peaks: PeakWatch,
+    host_limit: int | None,
+    *,
+    failed: bool,
+    silent: bool,
+) -> None:
+    """Print the last lines: the verdict or the peak, and how to view the run.
+
+    This function is also called while the interpreter exits. So it imports nothing, unless memory ran out.
+    Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such an
+    import makes Python forget that Ctrl-C ended the program, and changes the exit code.
+
+    ``verdict`` is the most important finding. It is printed even if ``silent``. ``host_limit`` is the number
+    of bytes that the process may use; ``None``: unknown.
+    """
+    failure = peaks.failure if failed else None
+    if silent:
+        place = distributed.place()
+        of = "" if place is None else f"rank {place.rank}: "
+        lines = [verdict and f"{of}{verdict}"]
+    else:
+        first = verdict or peaks.sentence(host_limit)
+        if failure is not None:
+            from memlog.reports.verdict import failure_title  # noqa: PLC0415 - see above
+
+            rest = f". {first[0].upper()}{first[1:]}" if first else "."
+            first = f"{failure_title(failure, peaks.last_step)}{rest}"
+        lines = [first, *_links(run, has_data=first is not None)]
+    for line in filter(None, lines):
+        say(line)
+
+
+def _links(run: RunDirectory, *, has_data: bool) -> list[str]:
+    """Return a line for each tracker's run.
+
+    If there is no such run but memlog's run has data, return the command that shows memlog's run.
+    """
+    runs = tracker_runs(run) if run.path.exists() else {}
+    if runs:
+        return [described(*each) for each in runs.items()]
+    return [f"run {run.id}: `{run.command('show')}`"] if has_data and run.path.exists() else []
 
 
 def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:

@@ -135,7 +135,7 @@ class GrowthWatch:
         return None
 
     def _print_unless_ending(self, finding: Finding) -> None:
-        """Print a finding at once. When the run ends, `RunLines` prints the most important one instead."""
+        """Print a finding at once. When the run ends, `print_end` prints the most important one instead."""
         if not self._is_ending:
             say(_line(finding))
 

@@ -23,7 +23,7 @@ from memlog.events import (
 )
 from memlog.events import Health as HealthEvent
 from memlog.journal.artifacts import Names, keep, not_kept, renamed
-from memlog.session.exit_messages import print_lost_events
+from memlog.session.exit_messages import print_end, print_lost_events
 from memlog.session.labels import Labels
 from memlog.session.recording_parts import AlertCallback, RecordingParts
 from memlog.settings import Settings
@@ -113,8 +113,15 @@ class Recording(RecordingParts):
         self._closed = True
         self._delivery.finish(end, health, timeout)
         verdict = self._growth.verdict(self.run)
-        limit = self._growth.host_limit
-        self._lines.print_end(verdict, self._peaks, limit, failed=status != "finished")
+        with self._diagnostics.contained("printing the last lines"):
+            print_end(
+                self.run,
+                verdict,
+                self._peaks,
+                self._growth.host_limit,
+                failed=status != "finished",
+                silent=self._messages.is_silent,
+            )
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
         """Stop every part, and return the run's last events."""

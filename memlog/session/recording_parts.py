@@ -25,7 +25,7 @@ from memlog.session.peak_watch import PeakWatch
 from memlog.session.phases import Phases
 from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
-from memlog.session.run_messages import RunLines
+from memlog.session.run_messages import RunMessages
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
@@ -71,7 +71,7 @@ class RecordingParts:
         with ExitStack() as undo:
             backends = backends_to_look_in(settings.backends)
             self._begin(backends, sinks, model, on_in_process, undo)
-            self._lines.begun()
+            self._messages.begun()
             self._undo = undo.pop_all()
 
     def _begin(
@@ -87,7 +87,7 @@ class RecordingParts:
         self._begin_journal(begun_us, undo)
         self._begin_alerts(undo)
         self._begin_delivery(backends, sinks, begun_us, undo)
-        self._lines = RunLines(self.run, self._rank, self._diagnostics)
+        self._messages = RunMessages(self.run, self._rank, self._diagnostics)
         self._bus.subscribe(self._peaks)
         self.runs = RunDetector(
             backends,
@@ -96,7 +96,7 @@ class RecordingParts:
             self._diagnostics,
             self._writers,
             on_in_process,
-            self._lines.joined,
+            self._messages.joined,
             lambda: self._rank.may_deliver,
             lambda name: UploadState.load(self.run, name).own_run is not None,
         )
@@ -228,7 +228,7 @@ class RecordingParts:
                     self.batches.health.publish(self.batches.last_step)
                 stepped = self.batches.last_step is not None
                 self._delivery.lead_if_lowest(self._rank, has_stepped=stepped)
-                self._lines.look()
+                self._messages.look()
 
     def _after_step(self, step: int) -> None:
         """Pass a step's end to the growth search and to the tracer. They never examine the same step."""
