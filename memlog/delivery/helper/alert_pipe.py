@@ -24,11 +24,7 @@ _MAX_LINE = 65536
 
 
 class AlertListener:
-    """Reader of the pipe, in the trainer's process.
-
-    Args:
-        on_alert: Called with each alert, on the listener's thread.
-        diagnostics: Counts the listener's errors.
+    """Reader of the pipe, in the trainer's process. It calls ``on_alert`` on its own thread.
 
     Attributes:
         fd: Descriptor to pass to the helper process; `start` closes it in this process.
@@ -51,8 +47,7 @@ class AlertListener:
     def start(self, on_closed: Callable[[], object] = lambda: None) -> None:
         """Start the listener's thread. The thread ends when the helper ends.
 
-        Args:
-            on_closed: Called on the listener's thread when the helper has closed its end of the pipe.
+        ``on_closed`` is called on the listener's thread when the helper has closed its end of the pipe.
 
         Raises:
             RuntimeError: the thread can't be started. Both ends of the pipe are then closed.

@@ -50,9 +50,6 @@ class HelperProcess:
     The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
     has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
 
-    Args:
-        diagnostics: Counts messages that could not be sent.
-
     Attributes:
         process: The process; ``None`` if it could not be started.
     """
@@ -71,10 +68,7 @@ class HelperProcess:
     ) -> None:
         """Start the helper. Raise only exceptions from the user's own signal handlers.
 
-        Args:
-            begin: The first message to the helper.
-            listener: Receives the alerts that the helper raises.
-            on_closed: Called, on the listener's thread, when the helper has closed its end of the pipe.
+        ``on_closed`` is called, on the listener's thread, when the helper has closed its end of the pipe.
         """
         diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
@@ -94,11 +88,10 @@ class HelperProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process number of the helper; ``None`` if it could not be started."""
         return None if self.process is None else self.process.pid
 
     def abandon(self) -> None:
-        """Kill the helper, so that nothing is delivered. Call it if the run could not begin."""
+        """Kill the helper, so that it delivers nothing."""
         self._close_pipe()
         if self.process is not None:
             self.process.kill()
@@ -120,7 +113,6 @@ class HelperProcess:
 
     @property
     def has_handed_over(self) -> bool:
-        """True if the helper has handed its run over to the helper of another rank."""
         return self.process is not None and self.process.returncode == protocol.HANDED_OVER
 
     def close(self) -> int:
@@ -171,9 +163,6 @@ class HelperProcess:
             timeout: Maximum seconds to wait. After these seconds, the helper continues by itself.
             on_wait: Function called repeatedly with the seconds waited so far. It returns True if no tracker
                 can be reached. The waiting then ends. ``None``: nothing checks the trackers.
-
-        Returns:
-            State of the helper when the waiting ends.
         """
         if self.process is None:
             return "dead"

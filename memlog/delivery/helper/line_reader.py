@@ -39,16 +39,14 @@ class NoMessages:
     open = True
 
     def read(self, timeout: float) -> Iterator[bytes]:
-        """Wait ``timeout`` seconds, and yield nothing."""
         time.sleep(timeout)
         yield from ()
 
 
 class StopTime:
-    """Time at which the process has to end, some seconds after SIGTERM. The trainer can save its work first.
+    """Time at which the process has to end: ``grace`` seconds after SIGTERM.
 
-    Args:
-        grace: Seconds from SIGTERM to that time.
+    The trainer can save its work first.
     """
 
     def __init__(self, grace: float) -> None:
@@ -62,16 +60,11 @@ class StopTime:
 
     @property
     def has_come(self) -> bool:
-        """True if that time has come."""
         return self.at is not None and time.monotonic() >= self.at
 
 
 def first_message(lines: LineReader, pause: float) -> tuple[protocol.Begin, list[bytes]]:
     """Return the trainer's first message, and the lines that arrived with it.
-
-    Args:
-        lines: The pipe.
-        pause: Seconds to wait at a time.
 
     Raises:
         SystemExit: The first line is another message, or the pipe closes before a line arrives.

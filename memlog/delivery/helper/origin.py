@@ -25,12 +25,7 @@ _LONGEST = 2000
 
 
 def read_origin(trainer: int, folder: Path) -> Origin:
-    """Return where a run came from.
-
-    Args:
-        trainer: Number of the trainer's process.
-        folder: The trainer's working directory when the run began.
-    """
+    """Return where a run came from. ``folder`` is the trainer's working directory when the run began."""
     within, commit = _repository(folder)
     return Origin(
         time_us=now_us(),
@@ -90,12 +85,9 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | No
 
 
 class OriginReader:
-    """Reader of a run's origin on a thread, because git may be slow.
+    """Reader of a run's origin on a thread, because git may be slow. Errors are counted, and never raised.
 
-    Args:
-        trainer: Number of the trainer's process.
-        publish: Called with the event, on the thread that calls `look`.
-        diagnostics: Counts errors, which are never raised.
+    `look` calls ``publish`` on its caller's thread.
     """
 
     def __init__(
@@ -109,7 +101,6 @@ class OriginReader:
         self._thread = threading.Thread(target=self._read, name="memlog-origin", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that reads the origin."""
         with self._diagnostics.contained("reading where the run came from"):
             self._thread.start()
 

@@ -54,7 +54,7 @@ ANOTHER_PROGRAM = (
 """Reason for the status ``killed`` of a run whose process lives on as another program."""
 _NICENESS = 10
 _WORTH_A_REPORT_US = 10_000_000
-"""Minimum duration, in microseconds, of a run without a tracker that gets a report.
+"""Minimum duration, in microseconds, of a run for which the helper makes a report that no tracker gets.
 
 Making a report takes half a second.
 """
@@ -74,16 +74,7 @@ Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
 
 
 class Helper:
-    """The helper of one run.
-
-    Args:
-        begin: The trainer's first message.
-        judge: Function that subscribes the alert rules to the samples.
-        stop: Time at which the helper process must end, even if the run goes on.
-
-    Attributes:
-        ranks: The work for the other ranks that train together with this run.
-    """
+    """The helper of one run. It ends at the time ``stop``, even if the run goes on."""
 
     def __init__(self, begin: protocol.Begin, judge: Judge, stop: StopTime) -> None:
         self._begin = begin
@@ -216,7 +207,7 @@ class Helper:
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
                     explain(self._run, self._bus, witness, self._diagnostics, failure)
-            elif pipe_is_closed:  # `exec` closed the pipe: the trainer does so only at its end
+            elif pipe_is_closed:  # by `exec`, because the trainer itself closes it only at its end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
@@ -248,7 +239,6 @@ class Helper:
         helper.run(NoMessages())
 
     def handle(self, line: bytes) -> None:
-        """Handle one message from the trainer."""
         try:
             message = protocol.decode(line)
         except msgspec.MsgspecError as error:

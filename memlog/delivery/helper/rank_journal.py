@@ -30,13 +30,6 @@ class RankJournal:
     """Reader of all ranks' journals while they are written. It writes a journal of its own in rank 0's run.
 
     A helper process that replaces an earlier one writes only steps and alerts that the journal lacks.
-
-    Args:
-        run: The run of rank 0.
-        registration: Registration of the run.
-        begun_us: Start of the run, Unix time in microseconds.
-        initial_step: First step of the run.
-        diagnostics: Counts errors.
     """
 
     def __init__(
@@ -67,7 +60,6 @@ class RankJournal:
         self._thread = threading.Thread(target=self._follow, name="memlog-ranks", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow the ranks' journals, on a thread."""
         self._thread.start()
 
     def finish(self) -> None:
@@ -108,9 +100,8 @@ class RankJournal:
     def look(self, *, search: bool = False, final: bool = False) -> None:
         """Read the new events, and publish the complete steps and the alerts.
 
-        Args:
-            search: True to search for ranks and their files even if that is not due.
-            final: True to publish also steps that some ranks have not made, because the training is over.
+        With ``search``, search for ranks and their files even if that is not due. With ``final``,
+        the training is over: also publish the steps that some ranks have not made.
         """
         self._look(search=search)
         for event in self._spreads.take(final=final):
@@ -147,7 +138,7 @@ class RankJournal:
         self._news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event, bound to the tracker's run to which rank 0's step with this number belongs."""
+        """Write an event, and bind it to the trackers' runs to which rank 0's step ``step`` belongs."""
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():
                 if self._writer.bindings.get(backend) != binding:
@@ -156,7 +147,6 @@ class RankJournal:
 
     @property
     def failure(self) -> Failure | None:
-        """Bad end of the training; ``None``: it goes on, or has ended well."""
         return self._news.failure
 
     @property

@@ -17,10 +17,6 @@ _LOOKS_EVERY = 0.02
 class Trainer:
     """The trainer of a run.
 
-    Args:
-        begin: The trainer's first message.
-        run: The run.
-
     Attributes:
         follower: Reads the trainer's journal.
         finish: The trainer's last message; ``None`` until it arrives.

@@ -12,17 +12,15 @@ from memlog.journal.delivery_state import UploadState
 RETRY_INTERVAL = 30.0
 """Minimum seconds between two attempts to deliver to refused runs, while the session goes on."""
 _NAMED = 3
-"""Maximum number of refused runs that a message lists with reasons. It counts any further runs."""
+"""Maximum number of refused runs whose reasons a message lists. The message only counts the others."""
 _OWN = ""
 
 
 class Refusals:
-    """The runs of one uploader that its tracker refuses.
+    """The runs of one uploader that its tracker refuses. The uploader's state has the runs and the reasons.
 
-    Args:
-        state: State of the uploader; holds the refused runs and the reasons.
-        sync: Command that delivers the remaining data. The message names it.
-        is_replaceable: Returns whether a run of the sink's own can replace a target.
+    The message (`problem`) names ``sync``, the command that delivers the remaining data. ``is_replaceable``
+    returns whether a run of the sink's own can replace a target.
     """
 
     def __init__(
@@ -42,8 +40,7 @@ class Refusals:
     def begin(self, *, final: bool) -> None:
         """Begin a pass over the journal.
 
-        Args:
-            final: True if the journal is complete. The first such pass tries all refused runs again.
+        ``final`` is True if the journal is complete. The first such pass tries all refused runs again.
         """
         now = time.monotonic()
         if now >= self._retry_at or (final and not self._is_final):

@@ -98,8 +98,7 @@ class Uploader:
     def deliver(self, *, complete: bool = False) -> int:
         """Send everything that is ready, and return the number of points.
 
-        Args:
-            complete: True if the journal is complete. Points of open buckets are then sent, too.
+        If the journal is complete, points of open buckets are sent, too.
 
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the remaining data is sent later.
@@ -284,9 +283,7 @@ class Uploader:
     def _send(self, name: str, cursor: Cursor) -> None:
         """Send a cursor's pending data, and save the new progress.
 
-        Args:
-            name: Name of the process, or the `held_name` of a deferred range.
-            cursor: Holds the pending data.
+        ``name`` is the process's name, or the `held_name` of a deferred range.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending
