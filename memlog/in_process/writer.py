@@ -21,7 +21,6 @@ from memlog.in_process.run_state import RunState
 from memlog.in_process.written_runs import WrittenRuns
 from memlog.journal import RunDirectory
 from memlog.journal.follower import Follower
-from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
 
 INTERVAL = 0.1
@@ -60,10 +59,6 @@ class InProcessWriter:
         self._wake = threading.Event()
         self._saved = 0.0
         self._thread: threading.Thread | None = None
-
-    @property
-    def state(self) -> InProcessState:
-        return self._runs.state
 
     def is_over(self, run_id: str) -> bool:
         """Return whether the user has ended a run that this writer wrote to, and has not opened it again."""

@@ -20,7 +20,6 @@ from memlog.events import Alert, Event
 logger = logging.getLogger("memlog.delivery")
 
 _decode = msgspec.json.Decoder(Alert).decode
-_MAX_LINE = 65536
 
 
 class AlertListener:
@@ -44,7 +43,7 @@ class AlertListener:
         """Return a new listener with the same callback, for another helper."""
         return AlertListener(self._on_alert, self._diagnostics)
 
-    def start(self, on_closed: Callable[[], object] = lambda: None) -> None:
+    def start(self, on_closed: Callable[[], object]) -> None:
         """Start the listener's thread. The thread ends when the helper ends.
 
         ``on_closed`` is called on the listener's thread when the helper has closed its end of the pipe.
@@ -69,7 +68,7 @@ class AlertListener:
     def _listen(self, on_closed: Callable[[], object]) -> None:
         unfinished = b""
         with self._diagnostics.contained("listening for the helper process's alerts"):
-            while data := os.read(self._ours.number, _MAX_LINE):
+            while data := os.read(self._ours.number, 65536):
                 *lines, unfinished = (unfinished + data).split(b"\n")
                 for line in lines:
                     with self._diagnostics.contained("an alert of the helper process"):

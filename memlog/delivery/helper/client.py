@@ -76,11 +76,11 @@ class HelperProcess:
         with diagnostics.contained("starting the helper process"):
             theirs, ours = os.pipe()
             self._pipe = Descriptor(ours)
-            self._done = Path(begin.run_directory) / protocol.DONE
+            folder = Path(begin.run_directory)
+            self._done = folder / protocol.DONE
             os.set_blocking(self._pipe.number, False)
-            log = Path(begin.run_directory) / "helper.log"
             fd = None if listener is None else listener.fd
-            self.process = _start(log, Descriptor(theirs), () if fd is None else (fd,))
+            self.process = _start(folder, Descriptor(theirs), () if fd is None else (fd,))
             self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with diagnostics.contained("listening for the helper process's alerts"):
@@ -154,7 +154,7 @@ class HelperProcess:
         self,
         finish: protocol.Finish,
         timeout: float,
-        on_wait: Callable[[float], bool] | None = None,
+        on_wait: Callable[[float], bool],
     ) -> Outcome:
         """Tell the helper that the journal is complete, and wait until it has delivered everything.
 
@@ -162,7 +162,7 @@ class HelperProcess:
             finish: The last message. It contains the run's end, which the journal lacks if the disk was full.
             timeout: Maximum seconds to wait. After these seconds, the helper continues by itself.
             on_wait: Function called repeatedly with the seconds waited so far. It returns True if no tracker
-                can be reached. The waiting then ends. ``None``: nothing checks the trackers.
+                can be reached. The waiting then ends.
         """
         if self.process is None:
             return "dead"
@@ -177,7 +177,7 @@ class HelperProcess:
         process: subprocess.Popen[bytes],
         finish: protocol.Finish,
         timeout: float,
-        on_wait: Callable[[float], bool] | None,
+        on_wait: Callable[[float], bool],
     ) -> Outcome:
         ended_early = process.poll() is not None
         if not ended_early:
@@ -194,14 +194,14 @@ class HelperProcess:
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"
-            if on_wait is not None and on_wait(waited):
+            if on_wait(waited):
                 return "unreachable"
             time.sleep(min(_POLL, timeout))
         return "delivered" if process.returncode == 0 else "dead"
 
 
-def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:
-    with closing(stdin), open_to_append(log.parent, log.name) as output:
+def _start(folder: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:
+    with closing(stdin), open_to_append(folder, "helper.log") as output:
         return subprocess.Popen(  # noqa: S603 - constants
             [sys.executable, *ARGUMENTS],
             stdin=stdin.number,

@@ -51,10 +51,10 @@ def _command(trainer: int) -> str | None:
 def _repository(folder: Path) -> tuple[str | None, str | None]:
     """Return a folder's path within its git repository, and the commit; two ``None`` outside repositories."""
     found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
-    if found is None or found.returncode != 0:
+    if found is None:
         return None, None
     # The prefix may contain line breaks; the commit does not.
-    prefix, _, commit = found.stdout.removesuffix("\n").rpartition("\n")
+    prefix, _, commit = found.removesuffix("\n").rpartition("\n")
     return prefix.rstrip("/") or ".", commit
 
 
@@ -63,11 +63,11 @@ def _is_changed(folder: Path) -> bool | None:
     found = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"
     )
-    return None if found is None or found.returncode != 0 else found.stdout != ""
+    return None if found is None else found != ""
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Run git without lock, monitor or prompt; ``None`` if it can't be run or takes too long."""
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git, run without lock, monitor or prompt; ``None`` if it fails or is too slow."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(  # noqa: S603 - constants
             ["git", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607 - the user's own git
@@ -79,8 +79,8 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | No
             encoding="utf-8",
             errors="replace",
             timeout=_GIT_TIMEOUT,
-            check=False,
-        )
+            check=True,
+        ).stdout
     return None
 
 

@@ -46,13 +46,10 @@ TICK = 0.2
 """Maximum seconds between two passes of the helper's loop."""
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
-TERM_GRACE = 20.0
-"""Maximum seconds that the helper goes on after SIGTERM. Schedulers send SIGKILL about 30 s after SIGTERM."""
 ANOTHER_PROGRAM = (
     "its process runs another program now (exec), and memlog.finish() was not called before"
 )
 """Reason for the status ``killed`` of a run whose process lives on as another program."""
-_NICENESS = 10
 _WORTH_A_REPORT_US = 10_000_000
 """Minimum duration, in microseconds, of a run for which the helper makes a report that no tracker gets.
 
@@ -131,7 +128,7 @@ class Helper:
         """
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
-            os.nice(_NICENESS)  # now, so that the threads that start below inherit it
+            os.nice(10)  # now, so that the threads that start below inherit it
         if not self._begin.again:  # the first helper has published the origin
             self._origin.start()
         self._uploaders.start_named()
@@ -310,8 +307,8 @@ def main(judge: Judge) -> None:
     # Ignored while the helper starts: the trainer gets SIGTERM too, and the helper ends after the trainer.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
-    begin, further = first_message(lines, TICK)
-    stop = StopTime(TERM_GRACE)
+    begin, further = first_message(lines)
+    stop = StopTime()
     try:
         helper = Helper(begin, judge, stop)
     except UnwritableDirectoryError:

@@ -12,7 +12,6 @@ from memlog.delivery.helper.training_news import TrainingNews
 from memlog.events import Alert, Batch, End, Event, Exit, Ranks
 from memlog.journal import Binding, Header, JournalWriter, RunDirectory
 from memlog.journal.delivery_state import HelperLock
-from memlog.ranks.ends import Failure
 from memlog.ranks.registration import Registration, Training, last_step, registration_of
 from memlog.ranks.spreads import RankSpreads
 
@@ -51,7 +50,7 @@ class RankJournal:
         )
         self._told = {_identity(event) for event in published if isinstance(event, Alert)}
         self._readers: dict[int, RankReader] = {}
-        self._news = TrainingNews(registration, self._readers)
+        self.news = TrainingNews(registration, self._readers)
         self._journal: JournalWriter | None = None
         self._own_rank = registration.place.rank
         self._own_runs = _OwnRuns()
@@ -106,7 +105,7 @@ class RankJournal:
         self._look(search=search)
         for event in self._spreads.take(final=final):
             self._write(event, event.step)
-        for alert in self._news.alerts(final=final):
+        for alert in self.news.alerts(final=final):
             # An earlier helper process may have published the alert.
             if _identity(alert) not in self._told:
                 self._write(alert, alert.step)
@@ -123,7 +122,7 @@ class RankJournal:
                 reader.look_again()
                 if reader.is_lost:
                     self._spreads.end(rank)
-                    self._news.lost(rank)
+                    self.news.lost(rank)
         for rank, reader in self._readers.items():
             for header, event in reader.news():
                 self._take(rank, header, event)
@@ -135,7 +134,7 @@ class RankJournal:
                 self._own_runs.note(event.step, header.bindings)
         elif isinstance(event, (End, Exit)):
             self._spreads.end(rank)
-        self._news.take(rank, event)
+        self.news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
         """Write an event, and bind it to the trackers' runs to which rank 0's step ``step`` belongs."""
@@ -144,10 +143,6 @@ class RankJournal:
                 if self._writer.bindings.get(backend) != binding:
                     self._writer.bind(backend, binding)
         self._writer.append(event)
-
-    @property
-    def failure(self) -> Failure | None:
-        return self._news.failure
 
     @property
     def _writer(self) -> JournalWriter:

@@ -109,7 +109,7 @@ class RankWork:
     @property
     def failure(self) -> Failure | None:
         """Bad end of the training; ``None``: it ended well, or this run does not follow the other ranks."""
-        return None if self._journal is None else self._journal.failure
+        return None if self._journal is None else self._journal.news.failure
 
     def join(self, *, delivered: bool) -> None:
         """Tell the trainer that its run is done, and wait for the end of the machine's other runs."""

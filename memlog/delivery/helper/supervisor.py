@@ -45,7 +45,7 @@ class SupervisedHelper:
         self._starts = 0
         self.changed = self.is_away = False
 
-    def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
+    def start(self, begin: protocol.Begin, listener: AlertListener | None) -> None:
         """Start the helper. Raise only exceptions from the user's own signal handlers."""
         self._begin, self._listener = begin, listener
         self.current.start(begin, listener, self._on_pipe_closed)
@@ -55,7 +55,7 @@ class SupervisedHelper:
         is_helped: Callable[[], bool],
         within: float,
         begin: protocol.Begin,
-        listener: AlertListener | None = None,
+        listener: AlertListener | None,
     ) -> None:
         """On a thread, wait for another process to help with the run. If none does in time, start the helper.
 

@@ -9,7 +9,7 @@ from memlog.metrics import Plan, alert_in_run, parameters_of, place
 from memlog.sink import Point, Resolution
 
 
-def plan_for(header: Header, resolution: Resolution, offset: int = 0) -> Plan[Position]:
+def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Position]:
     """Return the plan of a segment's points.
 
     The plan uses the metric names of the memlog version that wrote the segment. If the run's ``offset``

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from memlog._internal.redact import without_credentials
+from memlog.delivery.uploader.outbox import OWN
 from memlog.errors import RunRefusedError
 from memlog.journal.delivery_state import UploadState
 
@@ -13,7 +14,6 @@ RETRY_INTERVAL = 30.0
 """Minimum seconds between two attempts to deliver to refused runs, while the session goes on."""
 _NAMED = 3
 """Maximum number of refused runs whose reasons a message lists. The message only counts the others."""
-_OWN = ""
 
 
 class Refusals:
@@ -56,14 +56,14 @@ class Refusals:
 
     def check(self, target: str | None) -> None:
         """Raise ``RunRefusedError`` if a target was refused and its next retry is not due."""
-        key = target or _OWN
+        key = target or OWN
         if key in self._blocked:
             self._needed.add(key)
             raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
 
     def note(self, target: str | None, error: Exception) -> None:
         """Block a refused target until the next retry."""
-        key = target or _OWN
+        key = target or OWN
         self._needed.add(key)
         if key not in self._blocked:
             self._blocked.add(key)
@@ -71,7 +71,7 @@ class Refusals:
 
     def lift(self, target: str | None) -> None:
         """Unblock a target, because the tracker accepts it, or because no data waits for it."""
-        key = target or _OWN
+        key = target or OWN
         self._state.refused.pop(key, None)
         self._blocked.discard(key)
 

@@ -228,9 +228,7 @@ class Uploader:
         if entry.header is not cursor.header and not self._switch_run(file, cursor, entry):
             return False
         cursor.take(entry)
-        if cursor.skipping:
-            return True
-        if len(cursor.pending) >= self._sink(cursor.target).max_points:
+        if not cursor.skipping and len(cursor.pending) >= self._sink(cursor.target).max_points:
             self._send(file.process, cursor)
         return True
 
