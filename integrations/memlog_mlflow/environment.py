@@ -15,13 +15,13 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 """MLflow's own variable for tags that a run gets when it is created, as a JSON object."""
 
-_PREFIXES = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
-_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"})
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
 """Prefixes of variables with a cloud's credentials. `credentials` leaves them out, because MLflow's client
 sends them to that cloud only."""
+_PREFIXES = ("MLFLOW_", *_OF_CLOUDS)
+_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"})
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+
 _OF_DATABASES = ("PGPASSWORD", "MYSQL_PWD")
 _CREDENTIALS = "~/.mlflow/credentials"
 
@@ -41,12 +41,6 @@ _BOUNDS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-
-_DEFAULTS = {
-    # Seconds. A value that the user has set is kept. A slow server may need more time, and every request
-    # would fail with less.
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 
 
@@ -83,8 +77,9 @@ def apply(connection: Connection) -> None:
     for name in _NEVER:
         os.environ.pop(name, None)
     os.environ.update(_BOUNDS)
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    # Seconds. A value that the user has set is kept. A slow server may need more time, and every request
+    # would fail with less.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
 
 def context_tags() -> dict[str, str]:

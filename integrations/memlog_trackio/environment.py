@@ -82,9 +82,7 @@ def apply(connection: Connection, uri: str | None = None) -> None:
     known = run_address(uri or connection.uri or "").folder
     if known is not None:
         os.environ[DIR] = str(known)
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = (
-        "1"  # no telemetry: the user did not start this process
-    )
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # the user did not start this process
 
 
 def _is_wanted(name: str) -> bool:

@@ -85,9 +85,8 @@ class WandbStore:
                 self._api = wandb.Api(timeout=_API_TIMEOUT)
             run = self._api.run(self._path(run_id))
             found = {}
-            for (
-                version
-            ) in run.logged_artifacts():  # the oldest comes first, so a newer one replaces it
+            # The oldest comes first, so a newer version replaces it.
+            for version in run.logged_artifacts():
                 name = version.metadata.get(METADATA)
                 if isinstance(name, str) and Path(name).name == name:
                     kind = str(version.metadata.get("memlog_kind", version.type))

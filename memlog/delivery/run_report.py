@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
-"""Step from which the helper reads the journal for the report during training. So the run ends sooner."""
+"""Step from which the helper prepares the report during training, so that a long run ends sooner."""
 _EACH = 500
 """Number of events to read at once. Reading takes some milliseconds, in which the helper takes no sample."""
 
@@ -28,10 +28,7 @@ _EACH = 500
 def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -> Artifact | None:
     """Make a run's report and save it in the run's folder.
 
-    Args:
-        run: The run.
-        name: Name of the file in the folder.
-        reader: Reader that has already read the journal's beginning; ``None``: the whole journal is read now.
+    ``reader`` has already read the journal's beginning; ``None``: the whole journal is read now.
 
     Returns:
         The event that describes the file; ``None`` if the run has no memory readings.
@@ -52,13 +49,7 @@ def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -
 
 
 class HelpersReport:
-    """Report that the helper process makes when the run ends.
-
-    Args:
-        run: The run.
-        publish: Called with the file's event.
-        diagnostics: Counts errors, which are never raised.
-    """
+    """Report that the helper process makes when the run ends. Its errors are counted, and never raised."""
 
     def __init__(
         self, run: RunDirectory, publish: Callable[[Event], object], diagnostics: Diagnostics
@@ -69,11 +60,7 @@ class HelpersReport:
         self._reader: RunReader | None = None
 
     def look(self, step: int | None) -> None:
-        """Read some events for the report before the run's end, if the run is long.
-
-        Args:
-            step: The run's newest step; ``None``: there is none yet.
-        """
+        """If the run is long, read some events for the report now. ``step`` is the run's newest step."""
         if step is None or step < _LONG:
             return
         with self._diagnostics.contained("reading ahead for the report"):
@@ -84,7 +71,6 @@ class HelpersReport:
             self._reader.read(_EACH)
 
     def publish(self) -> None:
-        """Make the report and publish it."""
         begun = time.monotonic()
         with self._diagnostics.contained("making the report"):
             artifact = keep_report(self._run, REPORT_FILE, self._reader)
@@ -94,14 +80,10 @@ class HelpersReport:
 
 
 def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
-    """Make the report of a run in a child process. In the calling process, return at once.
+    """Make the report of a run that is over, in a child process. In the calling process, return at once.
 
-    The child keeps the locks that the calling process holds.
-
-    Args:
-        run: The run, which is over.
-        alerts_fd: Descriptor of the pipe for alerts; ``None`` if there is no pipe. The child closes its copy,
-            because the trainer's process reads the pipe until all copies are closed.
+    The child keeps the locks that the calling process holds. It closes its copy of ``alerts_fd``, because the
+    trainer's process reads the pipe for alerts until all copies are closed.
 
     Raises:
         OSError: No process can be started.

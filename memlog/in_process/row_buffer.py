@@ -30,9 +30,6 @@ Fewer events are folded by the writer's thread, or when the user logs the next r
 class UsersRows:
     """A `memlog.sink.Rows`: the values that wait for the user's next row, and the values of the open row.
 
-    Args:
-        diagnostics: Counts errors.
-
     Attributes:
         folded: Number of steps, evaluations and epochs that have no complete row of their own. Such a step
             shares a row with a later step, or one of its values came after its row was closed.
@@ -64,8 +61,7 @@ class UsersRows:
     def open(self, number: int | None) -> None:
         """Begin to keep values for a run that the user has opened.
 
-        Args:
-            number: Number that the user gave the open row; ``None`` if they gave none.
+        ``number`` is the number that the user gave the open row; ``None`` if they gave none.
         """
         with self._lock:
             self._held, self._number, self._logs_first = _RowValues(), number, None
@@ -110,7 +106,6 @@ class UsersRows:
             self.folded += is_shared
 
     def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
-        """See `memlog.sink.Rows`."""
         if fork.generation != self._generation:
             return (), ()
         with self._lock:
@@ -126,12 +121,10 @@ class UsersRows:
             return before, self._take(waiting)
 
     def leave(self) -> None:
-        """See `memlog.sink.Rows`."""
         with self._lock:
             self._held, self._number = _RowValues(), None
 
     def give_back(self, points: Sequence[Point]) -> None:
-        """See `memlog.sink.Rows`."""
         with self._lock:
             newer, self._waiting, self._held = self._waiting, _RowValues(), _RowValues()
             for point in points:
@@ -142,7 +135,6 @@ class UsersRows:
             self._late, self._number = _RowValues(), self._number_before
 
     def failed(self, error: Exception) -> None:
-        """See `memlog.sink.Rows`."""
         self._diagnostics.fault("adding to a row of the user's", error)
 
     def take_for_open_row(self) -> Sequence[Point]:

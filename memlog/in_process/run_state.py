@@ -15,14 +15,9 @@ from memlog.sink import InProcessRun
 class RunState:
     """State of one of the user's runs. If the user ends and reopens the run, this object is kept.
 
-    Args:
-        user_run: The user's run, as the tracker's integration gives it.
-        diagnostics: Counts errors.
-
     Attributes:
         user_run: The user's run, as the user opened it last.
         ended: True if the tracker's client has ended the run at the user's request.
-        rows: Values for the run's rows.
         offset: `memlog.journal.Binding.offset` of the run.
     """
 
@@ -78,10 +73,8 @@ class RunState:
     def take(self, event: Event, *, received: bool) -> None:
         """Add an event from the journal to the data that waits for the run.
 
-        Args:
-            event: The event.
-            received: True if `receive` got the event when it was published. Its values are then not added
-                again.
+        If `receive` got the event when it was published, ``received`` is True, and its values are not added
+        again.
         """
         own = in_run(event, self.offset)
         if own is None or not self._is_wanted(own):
@@ -111,10 +104,8 @@ class RunState:
     def put_remaining(self, *, final: bool = True) -> None:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
-        Args:
-            final: True if the user logs nothing more. False if the user may still log to the last row. Then
-                values of later steps wait for the user's next row, because a row of memlog's own would close
-                the last row.
+        Without ``final``, the user may still log to the last row. Then values of later steps wait for the
+        user's next row, because a row of memlog's own would close the last row.
         """
         if not self.is_watched or not self.user_run.is_open:
             return

@@ -23,13 +23,9 @@ def write_series(
 ) -> Artifact:
     """Write every point of the chosen segments to a CSV file in the run's ``artifacts`` folder.
 
-    The file's columns are axis, index, time_us (Unix time in microseconds), name and value.
-
-    Args:
-        run: The run's folder.
-        name: Name of the file.
-        belongs: Function that takes a segment's header and returns True if the segment is chosen.
-        offset: `memlog.journal.Binding.offset` of the tracker's run. The file numbers steps as that run does.
+    The file's columns are axis, index, time_us (Unix time in microseconds), name and value. A segment is
+    chosen if ``belongs`` returns True for its header. ``offset`` is `memlog.journal.Binding.offset` of the
+    tracker's run. The file numbers steps as that run does.
 
     Raises:
         OSError: the file can't be written.

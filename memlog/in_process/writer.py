@@ -21,7 +21,6 @@ from memlog.in_process.run_state import RunState
 from memlog.in_process.written_runs import WrittenRuns
 from memlog.journal import RunDirectory
 from memlog.journal.follower import Follower
-from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
 
 INTERVAL = 0.1
@@ -35,14 +34,10 @@ _SAVE_INTERVAL = 1.0
 
 
 class InProcessWriter:
-    """Writer to the user's runs of one backend. `begin` is called on the thread that publishes.
+    """Writer to the user's runs of one backend. Its errors are counted, and never raised.
 
-    Args:
-        run: memlog's folder with the journal.
-        backend: Name of the backend.
-        subscribe: Function that subscribes another function to all later events. The writer calls
-            ``subscribe`` when the user opens the first run.
-        diagnostics: Counter of errors, which are never raised.
+    `begin` is called on the thread that publishes. When the user opens the first run, it calls ``subscribe``
+    with a function that gets all later events.
     """
 
     def __init__(
@@ -65,11 +60,6 @@ class InProcessWriter:
         self._saved = 0.0
         self._thread: threading.Thread | None = None
 
-    @property
-    def state(self) -> InProcessState:
-        """State of the writing to the user's runs, as it is saved."""
-        return self._runs.state
-
     def is_over(self, run_id: str) -> bool:
         """Return whether the user has ended a run that this writer wrote to, and has not opened it again."""
         run_state = self._runs.get(run_id)
@@ -84,9 +74,7 @@ class InProcessWriter:
     def begin(self, user_run: InProcessRun, *, kept: bool = True) -> None:
         """Begin to write to a run that the user has opened. Call it before events are bound to the run.
 
-        Args:
-            user_run: The user's run.
-            kept: True if the tracker keeps data of the run; False if the user has disabled the run.
+        ``kept`` is False if the user has disabled the run, so that the tracker keeps nothing of it.
         """
         if kept:
             self._newest = run_state = self._runs.add(user_run)
@@ -116,13 +104,10 @@ class InProcessWriter:
         self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait until the thread ends. Then write the remaining values. Call it on the user's thread.
+        """Wait at most ``timeout`` seconds until the thread ends. Then write the remaining values.
 
-        Args:
-            timeout: Maximum seconds to wait.
-
-        Returns:
-            True if the thread has ended; otherwise nothing was written.
+        Call it on the user's thread. The result is True if the thread has ended; otherwise nothing was
+        written.
         """
         if self._thread is None:
             return True

@@ -28,11 +28,6 @@ At this size, making the report takes about a second. From a larger journal, no 
 class WrittenRuns:
     """The user's runs of one backend, by id.
 
-    Args:
-        run: memlog's folder with the journal.
-        backend: Name of the backend.
-        diagnostics: Counts errors.
-
     Attributes:
         state: State of the writing to these runs, which `save` saves.
     """
@@ -147,9 +142,8 @@ class WrittenRuns:
     def save(self, *, over: bool) -> None:
         """Save the state.
 
-        Args:
-            over: True if the session is over. If False, only runs that the user has ended can count as whole
-                (`RunState.is_whole`), because the others may get more data.
+        Unless the session is ``over``, only runs that the user has ended can count as whole
+        (`RunState.is_whole`), because the others may get more data.
         """
         every = list(self)
         self.state.delivered = sum(run_state.rows.delivered for run_state in every)

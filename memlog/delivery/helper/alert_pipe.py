@@ -20,15 +20,10 @@ from memlog.events import Alert, Event
 logger = logging.getLogger("memlog.delivery")
 
 _decode = msgspec.json.Decoder(Alert).decode
-_MAX_LINE = 65536
 
 
 class AlertListener:
-    """Reader of the pipe, in the trainer's process.
-
-    Args:
-        on_alert: Called with each alert, on the listener's thread.
-        diagnostics: Counts the listener's errors.
+    """Reader of the pipe, in the trainer's process. It calls ``on_alert`` on its own thread.
 
     Attributes:
         fd: Descriptor to pass to the helper process; `start` closes it in this process.
@@ -48,11 +43,10 @@ class AlertListener:
         """Return a new listener with the same callback, for another helper."""
         return AlertListener(self._on_alert, self._diagnostics)
 
-    def start(self, on_closed: Callable[[], object] = lambda: None) -> None:
+    def start(self, on_closed: Callable[[], object]) -> None:
         """Start the listener's thread. The thread ends when the helper ends.
 
-        Args:
-            on_closed: Called on the listener's thread when the helper has closed its end of the pipe.
+        ``on_closed`` is called on the listener's thread when the helper has closed its end of the pipe.
 
         Raises:
             RuntimeError: the thread can't be started. Both ends of the pipe are then closed.
@@ -74,7 +68,7 @@ class AlertListener:
     def _listen(self, on_closed: Callable[[], object]) -> None:
         unfinished = b""
         with self._diagnostics.contained("listening for the helper process's alerts"):
-            while data := os.read(self._ours.number, _MAX_LINE):
+            while data := os.read(self._ours.number, 65536):
                 *lines, unfinished = (unfinished + data).split(b"\n")
                 for line in lines:
                     with self._diagnostics.contained("an alert of the helper process"):

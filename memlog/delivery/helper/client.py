@@ -50,9 +50,6 @@ class HelperProcess:
     The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
     has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
 
-    Args:
-        diagnostics: Counts messages that could not be sent.
-
     Attributes:
         process: The process; ``None`` if it could not be started.
     """
@@ -71,10 +68,7 @@ class HelperProcess:
     ) -> None:
         """Start the helper. Raise only exceptions from the user's own signal handlers.
 
-        Args:
-            begin: The first message to the helper.
-            listener: Receives the alerts that the helper raises.
-            on_closed: Called, on the listener's thread, when the helper has closed its end of the pipe.
+        ``on_closed`` is called, on the listener's thread, when the helper has closed its end of the pipe.
         """
         diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
@@ -82,11 +76,11 @@ class HelperProcess:
         with diagnostics.contained("starting the helper process"):
             theirs, ours = os.pipe()
             self._pipe = Descriptor(ours)
-            self._done = Path(begin.run_directory) / protocol.DONE
+            folder = Path(begin.run_directory)
+            self._done = folder / protocol.DONE
             os.set_blocking(self._pipe.number, False)
-            log = Path(begin.run_directory) / "helper.log"
             fd = None if listener is None else listener.fd
-            self.process = _start(log, Descriptor(theirs), () if fd is None else (fd,))
+            self.process = _start(folder, Descriptor(theirs), () if fd is None else (fd,))
             self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with diagnostics.contained("listening for the helper process's alerts"):
@@ -94,11 +88,10 @@ class HelperProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process number of the helper; ``None`` if it could not be started."""
         return None if self.process is None else self.process.pid
 
     def abandon(self) -> None:
-        """Kill the helper, so that nothing is delivered. Call it if the run could not begin."""
+        """Kill the helper, so that it delivers nothing."""
         self._close_pipe()
         if self.process is not None:
             self.process.kill()
@@ -120,7 +113,6 @@ class HelperProcess:
 
     @property
     def has_handed_over(self) -> bool:
-        """True if the helper has handed its run over to the helper of another rank."""
         return self.process is not None and self.process.returncode == protocol.HANDED_OVER
 
     def close(self) -> int:
@@ -162,7 +154,7 @@ class HelperProcess:
         self,
         finish: protocol.Finish,
         timeout: float,
-        on_wait: Callable[[float], bool] | None = None,
+        on_wait: Callable[[float], bool],
     ) -> Outcome:
         """Tell the helper that the journal is complete, and wait until it has delivered everything.
 
@@ -170,10 +162,7 @@ class HelperProcess:
             finish: The last message. It contains the run's end, which the journal lacks if the disk was full.
             timeout: Maximum seconds to wait. After these seconds, the helper continues by itself.
             on_wait: Function called repeatedly with the seconds waited so far. It returns True if no tracker
-                can be reached. The waiting then ends. ``None``: nothing checks the trackers.
-
-        Returns:
-            State of the helper when the waiting ends.
+                can be reached. The waiting then ends.
         """
         if self.process is None:
             return "dead"
@@ -188,7 +177,7 @@ class HelperProcess:
         process: subprocess.Popen[bytes],
         finish: protocol.Finish,
         timeout: float,
-        on_wait: Callable[[float], bool] | None,
+        on_wait: Callable[[float], bool],
     ) -> Outcome:
         ended_early = process.poll() is not None
         if not ended_early:
@@ -205,14 +194,14 @@ class HelperProcess:
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"
-            if on_wait is not None and on_wait(waited):
+            if on_wait(waited):
                 return "unreachable"
             time.sleep(min(_POLL, timeout))
         return "delivered" if process.returncode == 0 else "dead"
 
 
-def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:
-    with closing(stdin), open_to_append(log.parent, log.name) as output:
+def _start(folder: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:
+    with closing(stdin), open_to_append(folder, "helper.log") as output:
         return subprocess.Popen(  # noqa: S603 - constants
             [sys.executable, *ARGUMENTS],
             stdin=stdin.number,

@@ -19,14 +19,11 @@ _SOON = 0.5
 
 
 class ExitWatch:
-    """Watch on one process. A thread sleeps until the process ends, and records the exact time of the end.
+    """Watch on a live process. A thread sleeps until the process ends, and records the exact time of the end.
 
     The time must be exact because the rank that ended first is the one that failed. A launcher ends the other
     ranks only a tenth of a second later. This works on Linux only. On other systems the time is that of the
     call of `result`, and the exit code is unknown.
-
-    Args:
-        pid: Number of the process, which must be alive.
     """
 
     def __init__(self, pid: int) -> None:

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 from memlog.delivery.helper import protocol
 
+TERM_GRACE = 20.0
+"""Maximum seconds that the helper goes on after SIGTERM. Schedulers send SIGKILL about 30 s after SIGTERM."""
+
 
 class LineReader:
     """Reader of whole lines from a pipe, with a time limit."""
@@ -20,8 +23,11 @@ class LineReader:
         self._selector.register(fd, selectors.EVENT_READ)
         self.open = True
 
-    def read(self, timeout: float) -> Iterator[bytes]:
-        """Wait at most ``timeout`` seconds for data, and yield the complete lines in it."""
+    def read(self, timeout: float | None) -> Iterator[bytes]:
+        """Wait at most ``timeout`` seconds for data, and yield the complete lines in it.
+
+        Without a timeout, wait until data arrives or the pipe closes.
+        """
         if not self._selector.select(timeout):
             return
         data = os.read(self._fd, 65536)
@@ -39,45 +45,36 @@ class NoMessages:
     open = True
 
     def read(self, timeout: float) -> Iterator[bytes]:
-        """Wait ``timeout`` seconds, and yield nothing."""
         time.sleep(timeout)
         yield from ()
 
 
 class StopTime:
-    """Time at which the process has to end, some seconds after SIGTERM. The trainer can save its work first.
+    """Time at which the process has to end: `TERM_GRACE` seconds after SIGTERM.
 
-    Args:
-        grace: Seconds from SIGTERM to that time.
+    The trainer can save its work first.
     """
 
-    def __init__(self, grace: float) -> None:
-        self._grace = grace
-        self.at: float | None = None
+    at: float | None = None
 
     def set(self, *_: object) -> None:
         """Handle SIGTERM. Only the first signal sets the time."""
         if self.at is None:
-            self.at = time.monotonic() + self._grace
+            self.at = time.monotonic() + TERM_GRACE
 
     @property
     def has_come(self) -> bool:
-        """True if that time has come."""
         return self.at is not None and time.monotonic() >= self.at
 
 
-def first_message(lines: LineReader, pause: float) -> tuple[protocol.Begin, list[bytes]]:
+def first_message(lines: LineReader) -> tuple[protocol.Begin, list[bytes]]:
     """Return the trainer's first message, and the lines that arrived with it.
-
-    Args:
-        lines: The pipe.
-        pause: Seconds to wait at a time.
 
     Raises:
         SystemExit: The first line is another message, or the pipe closes before a line arrives.
     """
     while lines.open:
-        received = list(lines.read(pause))
+        received = list(lines.read(None))
         if received:
             begin = protocol.decode(received[0])
             if isinstance(begin, protocol.Begin):

@@ -66,12 +66,8 @@ def _has_no_helper(run: RunDirectory) -> bool:
 class NodeRuns:
     """Runs of the other ranks of this machine, each with a helper on a thread of its own.
 
-    Args:
-        run: The run for which this process was started.
-        registration: Registration of ``run``.
-        help_with: Function that runs the helper of one run, and returns when the run is over and delivered.
-            It is called only if no other process helps with the run.
-        diagnostics: Counts errors.
+    ``run`` is the run for which this process was started. ``help_with`` runs the helper of another run, and
+    returns when that run is over and delivered. It is called only if no other process helps with that run.
     """
 
     def __init__(
@@ -103,7 +99,6 @@ class NodeRuns:
 
     @property
     def are_over(self) -> bool:
-        """True if the helpers of the other ranks' runs have ended."""
         return not any(thread.is_alive() for thread in self._threads.values())
 
     def _look(self) -> None:

@@ -25,12 +25,7 @@ _LONGEST = 2000
 
 
 def read_origin(trainer: int, folder: Path) -> Origin:
-    """Return where a run came from.
-
-    Args:
-        trainer: Number of the trainer's process.
-        folder: The trainer's working directory when the run began.
-    """
+    """Return where a run came from. ``folder`` is the trainer's working directory when the run began."""
     within, commit = _repository(folder)
     return Origin(
         time_us=now_us(),
@@ -56,10 +51,10 @@ def _command(trainer: int) -> str | None:
 def _repository(folder: Path) -> tuple[str | None, str | None]:
     """Return a folder's path within its git repository, and the commit; two ``None`` outside repositories."""
     found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
-    if found is None or found.returncode != 0:
+    if found is None:
         return None, None
     # The prefix may contain line breaks; the commit does not.
-    prefix, _, commit = found.stdout.removesuffix("\n").rpartition("\n")
+    prefix, _, commit = found.removesuffix("\n").rpartition("\n")
     return prefix.rstrip("/") or ".", commit
 
 
@@ -68,11 +63,11 @@ def _is_changed(folder: Path) -> bool | None:
     found = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"
     )
-    return None if found is None or found.returncode != 0 else found.stdout != ""
+    return None if found is None else found != ""
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Run git without lock, monitor or prompt; ``None`` if it can't be run or takes too long."""
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git, run without lock, monitor or prompt; ``None`` if it fails or is too slow."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(  # noqa: S603 - constants
             ["git", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607 - the user's own git
@@ -84,18 +79,15 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | No
             encoding="utf-8",
             errors="replace",
             timeout=_GIT_TIMEOUT,
-            check=False,
-        )
+            check=True,
+        ).stdout
     return None
 
 
 class OriginReader:
-    """Reader of a run's origin on a thread, because git may be slow.
+    """Reader of a run's origin on a thread, because git may be slow. Errors are counted, and never raised.
 
-    Args:
-        trainer: Number of the trainer's process.
-        publish: Called with the event, on the thread that calls `look`.
-        diagnostics: Counts errors, which are never raised.
+    `look` calls ``publish`` on its caller's thread.
     """
 
     def __init__(
@@ -109,7 +101,6 @@ class OriginReader:
         self._thread = threading.Thread(target=self._read, name="memlog-origin", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that reads the origin."""
         with self._diagnostics.contained("reading where the run came from"):
             self._thread.start()
 

@@ -46,15 +46,12 @@ TICK = 0.2
 """Maximum seconds between two passes of the helper's loop."""
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
-TERM_GRACE = 20.0
-"""Maximum seconds that the helper goes on after SIGTERM. Schedulers send SIGKILL about 30 s after SIGTERM."""
 ANOTHER_PROGRAM = (
     "its process runs another program now (exec), and memlog.finish() was not called before"
 )
 """Reason for the status ``killed`` of a run whose process lives on as another program."""
-_NICENESS = 10
 _WORTH_A_REPORT_US = 10_000_000
-"""Minimum duration, in microseconds, of a run without a tracker that gets a report.
+"""Minimum duration, in microseconds, of a run for which the helper makes a report that no tracker gets.
 
 Making a report takes half a second.
 """
@@ -74,16 +71,7 @@ Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
 
 
 class Helper:
-    """The helper of one run.
-
-    Args:
-        begin: The trainer's first message.
-        judge: Function that subscribes the alert rules to the samples.
-        stop: Time at which the helper process must end, even if the run goes on.
-
-    Attributes:
-        ranks: The work for the other ranks that train together with this run.
-    """
+    """The helper of one run. It ends at the time ``stop``, even if the run goes on."""
 
     def __init__(self, begin: protocol.Begin, judge: Judge, stop: StopTime) -> None:
         self._begin = begin
@@ -140,7 +128,7 @@ class Helper:
         """
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
-            os.nice(_NICENESS)  # now, so that the threads that start below inherit it
+            os.nice(10)  # now, so that the threads that start below inherit it
         if not self._begin.again:  # the first helper has published the origin
             self._origin.start()
         self._uploaders.start_named()
@@ -216,7 +204,7 @@ class Helper:
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
                     explain(self._run, self._bus, witness, self._diagnostics, failure)
-            elif pipe_is_closed:  # `exec` closed the pipe: the trainer does so only at its end
+            elif pipe_is_closed:  # by `exec`, because the trainer itself closes it only at its end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
@@ -248,7 +236,6 @@ class Helper:
         helper.run(NoMessages())
 
     def handle(self, line: bytes) -> None:
-        """Handle one message from the trainer."""
         try:
             message = protocol.decode(line)
         except msgspec.MsgspecError as error:
@@ -320,8 +307,8 @@ def main(judge: Judge) -> None:
     # Ignored while the helper starts: the trainer gets SIGTERM too, and the helper ends after the trainer.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
-    begin, further = first_message(lines, TICK)
-    stop = StopTime(TERM_GRACE)
+    begin, further = first_message(lines)
+    stop = StopTime()
     try:
         helper = Helper(begin, judge, stop)
     except UnwritableDirectoryError:

@@ -12,7 +12,6 @@ from memlog.delivery.helper.training_news import TrainingNews
 from memlog.events import Alert, Batch, End, Event, Exit, Ranks
 from memlog.journal import Binding, Header, JournalWriter, RunDirectory
 from memlog.journal.delivery_state import HelperLock
-from memlog.ranks.ends import Failure
 from memlog.ranks.registration import Registration, Training, last_step, registration_of
 from memlog.ranks.spreads import RankSpreads
 
@@ -30,13 +29,6 @@ class RankJournal:
     """Reader of all ranks' journals while they are written. It writes a journal of its own in rank 0's run.
 
     A helper process that replaces an earlier one writes only steps and alerts that the journal lacks.
-
-    Args:
-        run: The run of rank 0.
-        registration: Registration of the run.
-        begun_us: Start of the run, Unix time in microseconds.
-        initial_step: First step of the run.
-        diagnostics: Counts errors.
     """
 
     def __init__(
@@ -58,7 +50,7 @@ class RankJournal:
         )
         self._told = {_identity(event) for event in published if isinstance(event, Alert)}
         self._readers: dict[int, RankReader] = {}
-        self._news = TrainingNews(registration, self._readers)
+        self.news = TrainingNews(registration, self._readers)
         self._journal: JournalWriter | None = None
         self._own_rank = registration.place.rank
         self._own_runs = _OwnRuns()
@@ -67,7 +59,6 @@ class RankJournal:
         self._thread = threading.Thread(target=self._follow, name="memlog-ranks", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow the ranks' journals, on a thread."""
         self._thread.start()
 
     def finish(self) -> None:
@@ -108,14 +99,13 @@ class RankJournal:
     def look(self, *, search: bool = False, final: bool = False) -> None:
         """Read the new events, and publish the complete steps and the alerts.
 
-        Args:
-            search: True to search for ranks and their files even if that is not due.
-            final: True to publish also steps that some ranks have not made, because the training is over.
+        With ``search``, search for ranks and their files even if that is not due. With ``final``,
+        the training is over: also publish the steps that some ranks have not made.
         """
         self._look(search=search)
         for event in self._spreads.take(final=final):
             self._write(event, event.step)
-        for alert in self._news.alerts(final=final):
+        for alert in self.news.alerts(final=final):
             # An earlier helper process may have published the alert.
             if _identity(alert) not in self._told:
                 self._write(alert, alert.step)
@@ -132,7 +122,7 @@ class RankJournal:
                 reader.look_again()
                 if reader.is_lost:
                     self._spreads.end(rank)
-                    self._news.lost(rank)
+                    self.news.lost(rank)
         for rank, reader in self._readers.items():
             for header, event in reader.news():
                 self._take(rank, header, event)
@@ -144,20 +134,15 @@ class RankJournal:
                 self._own_runs.note(event.step, header.bindings)
         elif isinstance(event, (End, Exit)):
             self._spreads.end(rank)
-        self._news.take(rank, event)
+        self.news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event, bound to the tracker's run to which rank 0's step with this number belongs."""
+        """Write an event, and bind it to the trackers' runs to which rank 0's step ``step`` belongs."""
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():
                 if self._writer.bindings.get(backend) != binding:
                     self._writer.bind(backend, binding)
         self._writer.append(event)
-
-    @property
-    def failure(self) -> Failure | None:
-        """Bad end of the training; ``None``: it goes on, or has ended well."""
-        return self._news.failure
 
     @property
     def _writer(self) -> JournalWriter:

@@ -26,11 +26,7 @@ _SEARCH = 1.0
 class RankWork:
     """Work for the other ranks. It does nothing for a run that trains alone. No method raises.
 
-    Args:
-        run: The run.
-        begin: The trainer's first message.
-        help_with: Function that runs a helper for the run of another rank of this machine.
-        diagnostics: Counts errors.
+    ``help_with`` runs a helper for the run of another rank of this machine.
     """
 
     def __init__(
@@ -102,12 +98,10 @@ class RankWork:
             self._node.look_if_due()
 
     def publish_exit(self, publish: Callable[[Event], object]) -> None:
-        """Publish how the trainer's process ended."""
         if self._exit is not None:
             publish(self._exit.result())
 
     def finish(self) -> None:
-        """Publish the ranks' last steps."""
         if self._journal is not None:
             with self._diagnostics.contained("publishing the ranks' last steps"):
                 self._journal.finish()
@@ -115,14 +109,10 @@ class RankWork:
     @property
     def failure(self) -> Failure | None:
         """Bad end of the training; ``None``: it ended well, or this run does not follow the other ranks."""
-        return None if self._journal is None else self._journal.failure
+        return None if self._journal is None else self._journal.news.failure
 
     def join(self, *, delivered: bool) -> None:
-        """Tell the trainer that its run is done, and wait for the end of the machine's other runs.
-
-        Args:
-            delivered: True if everything of this process's own run is delivered.
-        """
+        """Tell the trainer that its run is done, and wait for the end of the machine's other runs."""
         if self._node is None or self._node.are_over:
             return
         with (

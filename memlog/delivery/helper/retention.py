@@ -41,7 +41,7 @@ INTERVAL = 1.0
 _AT_A_TIME = 0.5
 """Seconds of thinning after which the helper does its other work, before it thins further."""
 WINDOW = 1_000
-"""Number of consecutive events of one kind. Of these, only the peaks and the last event are kept."""
+"""Number of consecutive events of one kind of which thinning keeps only the peaks and the last event."""
 _SHRINK_TO = 0.9
 """Fraction of the limit to which the journal shrinks, so that the next events do not exceed the limit."""
 
@@ -54,13 +54,9 @@ class _Segment(NamedTuple):
 
 
 class Retention:
-    """Size limit of one run's journal.
+    """Size limit of one run's journal: maximum bytes of all of the run's segments together.
 
-    Args:
-        run: The run.
-        limit: Maximum bytes of all of the run's segments together.
-        backends: Names of the backends in the run's settings. Other backends are found by the saved states of
-            their uploaders.
+    ``backends`` are the backends in the run's settings. Others are found by their uploaders' saved states.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:

@@ -24,10 +24,7 @@ _POLL = 0.2
 class RunUploaders:
     """Uploaders of a run, by the name of their backend.
 
-    Args:
-        run: The run's folder.
-        settings: Settings of the session. They name the trackers in which memlog opens a run.
-        begun_us: Start of the run, Unix time in microseconds.
+    The settings name the trackers in which memlog opens a run.
     """
 
     def __init__(self, run: RunDirectory, settings: Settings, begun_us: int) -> None:
@@ -60,7 +57,6 @@ class RunUploaders:
                 self._workers[name].uploader.may_open_own = True
 
     def set_end(self, end: End) -> None:
-        """Note how the run ended."""
         for worker in self._workers.values():
             worker.uploader.end = end
 

@@ -33,9 +33,9 @@ from memlog.probes.tree import (
 )
 
 _STEPS = 5
-"""In a run's first 500 steps: number of steps after which a sample is due, even before the interval ends."""
+"""Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
 _PART = 100
-"""Divisor that gives the number of steps between samples, from the number of steps so far.
+"""Number by which the number of steps so far is divided, to get the number of steps between two samples.
 
 After 1,000 steps, for example, a sample is due every 10 steps. The distance grows, so that the journal stays
 small. In the first 500 steps it is `_STEPS`.
@@ -45,7 +45,10 @@ _LOOK = 0.05
 _SHARE = 0.02
 """Maximum fraction of one processor's time for samples that are due by steps."""
 _FIRST = 0.2
-"""Processor seconds for samples in addition to `_SHARE`. Without them, a short run would get few samples."""
+"""Processor seconds that a run's first samples may take in addition to `_SHARE`.
+
+Without them, a short run would get few samples.
+"""
 
 
 class DevicesInUse:
@@ -91,9 +94,7 @@ class StepFollower:
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
         self.end: End | None = None
-        """The trainer's end event."""
         self.health: HealthEvent | None = None
-        """The trainer's newest health event."""
         self.devices = DevicesInUse()
         self._failed = False
 
@@ -129,14 +130,9 @@ class StepFollower:
 class Sampler:
     """Sampler of the trainer's process tree: publishes a `Sample` when one is due, by time or by steps.
 
-    Args:
-        trainer: Process number of the trainer.
-        interval: Maximum seconds between samples.
-        publish: Called with each sample.
-        follower: Reads the trainer's newest step.
-        diagnostics: Counts readings that failed.
-        on_children: Called between samples with the newest step and new readings of the last sample's child
-            processes. These readings are not published, so that the journal stays small.
+    A sample is due by time ``interval`` seconds after the last one. Between samples, ``on_children`` gets the
+    newest step and new readings of the last sample's child processes. These readings are not published, so
+    that the journal stays small.
     """
 
     def __init__(

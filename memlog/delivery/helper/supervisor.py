@@ -23,9 +23,7 @@ class SupervisedHelper:
     """The helper process of a run; replaced by a new one if it ends too early.
 
     The trainer's thread only checks whether the helper lives. A thread of memlog's starts the next helper.
-
-    Args:
-        diagnostics: Counts each early end, and each new start.
+    Each early end and each new start is counted as a fault.
 
     Attributes:
         current: The helper that runs, or ran last. The training loop polls its process.
@@ -47,13 +45,8 @@ class SupervisedHelper:
         self._starts = 0
         self.changed = self.is_away = False
 
-    def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Start the helper. Raise only exceptions from the user's own signal handlers.
-
-        Args:
-            begin: The first message to the helper.
-            listener: Receives the alerts that the helper raises.
-        """
+    def start(self, begin: protocol.Begin, listener: AlertListener | None) -> None:
+        """Start the helper. Raise only exceptions from the user's own signal handlers."""
         self._begin, self._listener = begin, listener
         self.current.start(begin, listener, self._on_pipe_closed)
 
@@ -62,15 +55,11 @@ class SupervisedHelper:
         is_helped: Callable[[], bool],
         within: float,
         begin: protocol.Begin,
-        listener: AlertListener | None = None,
+        listener: AlertListener | None,
     ) -> None:
         """On a thread, wait for another process to help with the run. If none does in time, start the helper.
 
-        Args:
-            is_helped: Function that returns whether another process helps with the run.
-            within: Maximum seconds to wait for the other process.
-            begin: The first message to the helper.
-            listener: Receives the alerts that the helper raises.
+        ``is_helped`` returns whether another process helps. The thread waits at most ``within`` seconds.
         """
         self._begin, self._listener = begin, listener
         if listener is not None:
@@ -91,8 +80,7 @@ class SupervisedHelper:
     def wait_no_longer(self, join: float = 0.0) -> None:
         """End the wait of `start_unless`. If no other process helps with the run, start the helper at once.
 
-        Args:
-            join: Maximum seconds to wait for the end of the thread of `start_unless`; 0: do not wait.
+        Wait at most ``join`` seconds for the end of the thread of `start_unless`.
         """
         self._waits.set()
         if self._waiting is not None:
@@ -100,7 +88,6 @@ class SupervisedHelper:
 
     @property
     def pid(self) -> int | None:
-        """Process number of the helper; ``None`` if it could not be started."""
         return self.current.pid
 
     def abandon(self) -> None:

@@ -11,15 +11,10 @@ from memlog.journal import JournalFile, RunDirectory
 
 _REPARENTED_WITHIN = 2.0
 """Maximum seconds to wait until the children of a dead process have another parent."""
-_LOOKS_EVERY = 0.02
 
 
 class Trainer:
     """The trainer of a run.
-
-    Args:
-        begin: The trainer's first message.
-        run: The run.
 
     Attributes:
         follower: Reads the trainer's journal.
@@ -63,5 +58,5 @@ class Trainer:
         while not self.is_gone:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOKS_EVERY)
+            time.sleep(0.02)
         return True

@@ -27,9 +27,8 @@ UNEXPECTED_END = "ended without a word"
 class TrainingNews:
     """The alerts of the other ranks, and alerts about ranks that ended, that stall or that were restarted.
 
-    Args:
-        own: Registration of the run of rank 0.
-        readers: Readers of the ranks' journals, by rank. Ranks that are found later are added.
+    ``own`` is the registration of rank 0. ``readers`` maps each rank to its journal's reader. The caller adds
+    ranks that it finds later.
     """
 
     def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:
@@ -43,7 +42,6 @@ class TrainingNews:
         self._ready: list[Alert] = []
 
     def take(self, rank: int, event: Event) -> None:
-        """Take an event of a rank's journal."""
         if isinstance(event, Batch):
             self._stalls.step(rank, event.step, time.monotonic())
             if not self._began and rank == self._own.place.rank:
@@ -61,10 +59,8 @@ class TrainingNews:
     def alerts(self, *, final: bool = False) -> Iterator[Alert]:
         """Yield the new alerts since the last call.
 
-        The alert about a bad end comes `_SETTLED` seconds after the first bad end of a rank.
-
-        Args:
-            final: True if no rank will write any more. Then the alert about a bad end comes at once.
+        The alert about a bad end comes `_SETTLED` seconds after the first bad end of a rank. With ``final``,
+        this alert comes at once, because no rank will write any more.
         """
         ready, self._ready = self._ready, []
         yield from ready

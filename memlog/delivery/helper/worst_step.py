@@ -19,13 +19,7 @@ KIND = "flamegraph"
 
 
 class WorstStepGraph:
-    """Flame graph of the worst traced step, and its HTML page. Both are saved again for each worse step.
-
-    Args:
-        run: The run.
-        publish: Called with the artifact's event.
-        diagnostics: Counts errors.
-    """
+    """Flame graph of the worst traced step, and its HTML page. Both are saved again for each worse step."""
 
     def __init__(
         self, run: RunDirectory, publish: Callable[[Event], object], diagnostics: Diagnostics

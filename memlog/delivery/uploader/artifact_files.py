@@ -19,15 +19,11 @@ from memlog.journal.artifacts import open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""Divisor of a file system's free bytes. The quotient is the maximum size of a copy."""
+"""Maximum size of a copy: the free bytes of the file system, divided by this number."""
 
 
 class Copies:
-    """Private copies of artifacts' files. At most one copy exists at a time.
-
-    Args:
-        run: The run whose files are copied.
-    """
+    """Private copies of a run's artifact files. At most one copy exists at a time."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -38,11 +34,8 @@ class Copies:
         """Return a path for the client; ``None`` if the file is not a plain file in the run's own folder.
 
         The path leads to a copy. If the disk has no room for a copy, the path leads to the file itself. The
-        copy stays until `drop`, so that the client can continue an interrupted upload.
-
-        Args:
-            artifact: The artifact to upload.
-            in_place: True to return the path of the file itself, because the client opens it much later.
+        copy stays until `drop`, so that the client can continue an interrupted upload. With ``in_place``, the
+        path always leads to the file itself, because the client opens it much later.
         """
         file = open_artifact(self._run, artifact)
         if file is None:

@@ -9,27 +9,19 @@ from memlog.metrics import Plan, alert_in_run, parameters_of, place
 from memlog.sink import Point, Resolution
 
 
-def plan_for(header: Header, resolution: Resolution, offset: int = 0) -> Plan[Position]:
+def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Position]:
     """Return the plan of a segment's points.
 
-    The plan uses the metric names of the memlog version that wrote the segment.
-
-    Args:
-        header: The segment's header.
-        resolution: The sink's resolution.
-        offset: Offset of the run (`memlog.journal.Binding.offset`). If the offset is 0, the run's first step
-            is the header's ``initial_step``. Otherwise the run's first step is 0.
+    The plan uses the metric names of the memlog version that wrote the segment. If the run's ``offset``
+    (`memlog.journal.Binding.offset`) is 0, the run's first step is the header's ``initial_step``. Otherwise
+    the run's first step is 0.
     """
     initial_step = 0 if offset else header.initial_step
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
 
 
 class Cursor:
-    """Position in one process's segments, and the data to send.
-
-    Args:
-        progress: The last saved progress.
-    """
+    """Position in one process's segments, and the data to send. It begins at the last saved progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._saved = progress
@@ -89,7 +81,6 @@ class Cursor:
 
     @property
     def has_pending(self) -> bool:
-        """True if anything waits to be sent."""
         return bool(self.pending or self.parameters or self.alerts or self.artifacts)
 
     def finish(self) -> None:

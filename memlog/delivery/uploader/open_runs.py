@@ -34,9 +34,6 @@ class Targets:
             trainer's process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
-
-    Attributes:
-        refusals: The runs that the tracker refuses.
     """
 
     def __init__(

@@ -49,15 +49,11 @@ def send(
     sent: Callable[[Counter[str]], None],
     refused: Callable[[str | None, RunRefusedError], None],
 ) -> None:
-    """Send the alerts and files in the outbox.
+    """Send the alerts and files in the outbox. Remove the sent files, and count the sent alerts as sent.
 
-    Args:
-        outbox: Alerts and files to send. Sent files are removed, and sent alerts are counted as sent.
-        copies: Provides the files.
-        sink: Returns the open sink of a target.
-        sent: Called after the alerts of one run, or one file, were sent. Its argument is the number of lost
-            items, by reason.
-        refused: Called if the tracker refuses a target's run. The run's alerts and files stay in the outbox.
+    ``sent`` is called after the alerts of one run, or one file, were sent. Its argument is the number of lost
+    items, by reason. ``refused`` is called if the tracker refuses a target's run. The run's alerts and files
+    then stay in the outbox.
 
     Raises:
         TrackerUnavailableError: the tracker can't be reached; the other items stay in the outbox.

@@ -15,10 +15,6 @@ from memlog.ranks.restarts import steps_ahead
 class OwnRun:
     """memlog's own run in one tracker, for one session.
 
-    Args:
-        run: The session's run.
-        state: State of the uploader of ``run``.
-
     Attributes:
         continues: memlog's id of the training's first session, which opened the run; ``None``: the training
             was not restarted.

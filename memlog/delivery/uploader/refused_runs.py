@@ -6,23 +6,21 @@ import time
 from collections.abc import Callable
 
 from memlog._internal.redact import without_credentials
+from memlog.delivery.uploader.outbox import OWN
 from memlog.errors import RunRefusedError
 from memlog.journal.delivery_state import UploadState
 
 RETRY_INTERVAL = 30.0
 """Minimum seconds between two attempts to deliver to refused runs, while the session goes on."""
 _NAMED = 3
-"""Maximum number of refused runs that a message lists with reasons. It counts any further runs."""
-_OWN = ""
+"""Maximum number of refused runs whose reasons a message lists. The message only counts the others."""
 
 
 class Refusals:
-    """The runs of one uploader that its tracker refuses.
+    """The runs of one uploader that its tracker refuses. The uploader's state has the runs and the reasons.
 
-    Args:
-        state: State of the uploader; holds the refused runs and the reasons.
-        sync: Command that delivers the remaining data. The message names it.
-        is_replaceable: Returns whether a run of the sink's own can replace a target.
+    The message (`problem`) names ``sync``, the command that delivers the remaining data. ``is_replaceable``
+    returns whether a run of the sink's own can replace a target.
     """
 
     def __init__(
@@ -42,8 +40,7 @@ class Refusals:
     def begin(self, *, final: bool) -> None:
         """Begin a pass over the journal.
 
-        Args:
-            final: True if the journal is complete. The first such pass tries all refused runs again.
+        ``final`` is True if the journal is complete. The first such pass tries all refused runs again.
         """
         now = time.monotonic()
         if now >= self._retry_at or (final and not self._is_final):
@@ -59,14 +56,14 @@ class Refusals:
 
     def check(self, target: str | None) -> None:
         """Raise ``RunRefusedError`` if a target was refused and its next retry is not due."""
-        key = target or _OWN
+        key = target or OWN
         if key in self._blocked:
             self._needed.add(key)
             raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
 
     def note(self, target: str | None, error: Exception) -> None:
         """Block a refused target until the next retry."""
-        key = target or _OWN
+        key = target or OWN
         self._needed.add(key)
         if key not in self._blocked:
             self._blocked.add(key)
@@ -74,7 +71,7 @@ class Refusals:
 
     def lift(self, target: str | None) -> None:
         """Unblock a target, because the tracker accepts it, or because no data waits for it."""
-        key = target or _OWN
+        key = target or OWN
         self._state.refused.pop(key, None)
         self._blocked.discard(key)
 

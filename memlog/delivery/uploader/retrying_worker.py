@@ -22,9 +22,7 @@ MAX_BACKOFF = 15.0
 class UploadWorker:
     """Thread that delivers until the journal is complete and delivered.
 
-    Args:
-        uploader: The uploader to run.
-        prepare: Function for slow imports. The thread calls it first.
+    The thread first calls ``prepare``, which can import the tracker's client.
 
     Attributes:
         delivered: True if the journal was complete and all of it delivered when the thread ended.
@@ -42,7 +40,6 @@ class UploadWorker:
         )
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def complete(self) -> None:

@@ -15,11 +15,6 @@ from memlog.journal.delivery_state import UploadState
 class SavedProgress:
     """An uploader's state, and a copy of the last state in which all delivered data was stored safely.
 
-    Args:
-        run: The run's folder.
-        state: The state, as it was loaded.
-        targets: The open sinks and the runs that the tracker refuses. Open sinks may still lose data.
-
     Attributes:
         failures: Number of failed deliveries since the last successful delivery.
     """
@@ -80,11 +75,7 @@ class SavedProgress:
         self.save()
 
     def note_refusals(self, *, complete: bool) -> None:
-        """Save the message about runs that the tracker refuses. Call it when all other data is delivered.
-
-        Args:
-            complete: True if the journal is complete.
-        """
+        """Save the message about runs that the tracker refuses. Call it when all other data is delivered."""
         state, refusals = self._state, self._targets.refusals
         before = state.stage, state.problem
         refusals.end()

@@ -14,12 +14,9 @@ DELIVERED = ""
 
 
 def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str]:
-    """Send the pending points and parameters.
+    """Send the cursor's pending points and parameters, and remove them from the cursor.
 
-    Args:
-        sink: Sink of the run that the points and parameters belong to.
-        cursor: Holds the pending points and parameters. They are removed after they were sent.
-        is_content: True to treat unknown errors of the tracker as a refusal of the points.
+    With ``is_content``, unknown errors of the tracker count as a refusal of the points.
 
     Returns:
         Number of points delivered, and of points lost, by reason.

@@ -98,8 +98,7 @@ class Uploader:
     def deliver(self, *, complete: bool = False) -> int:
         """Send everything that is ready, and return the number of points.
 
-        Args:
-            complete: True if the journal is complete. Points of open buckets are then sent, too.
+        If the journal is complete, points of open buckets are sent, too.
 
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the remaining data is sent later.
@@ -229,9 +228,7 @@ class Uploader:
         if entry.header is not cursor.header and not self._switch_run(file, cursor, entry):
             return False
         cursor.take(entry)
-        if cursor.skipping:
-            return True
-        if len(cursor.pending) >= self._sink(cursor.target).max_points:
+        if not cursor.skipping and len(cursor.pending) >= self._sink(cursor.target).max_points:
             self._send(file.process, cursor)
         return True
 
@@ -284,9 +281,7 @@ class Uploader:
     def _send(self, name: str, cursor: Cursor) -> None:
         """Send a cursor's pending data, and save the new progress.
 
-        Args:
-            name: Name of the process, or the `held_name` of a deferred range.
-            cursor: Holds the pending data.
+        ``name`` is the process's name, or the `held_name` of a deferred range.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending

@@ -14,16 +14,9 @@ from memlog.sink import Sink, Target
 def deliver_to(
     sinks: Sequence[Sink], run: RunDirectory, taken: Sequence[str], diagnostics: Diagnostics
 ) -> list[UploadWorker]:
-    """Start an upload thread for each of the sinks.
+    """Start an upload thread for each of the sinks, and return the threads that were started.
 
-    Args:
-        sinks: The user's sinks.
-        run: The run's folder.
-        taken: Names of other backends. No sink gets any of these names.
-        diagnostics: Counts threads that can't be started.
-
-    Returns:
-        The threads that were started.
+    ``taken`` has the names of other backends. No sink gets any of these names.
     """
     threads: list[UploadWorker] = []
     for name, sink in zip(_names(sinks, taken), sinks, strict=True):

@@ -30,7 +30,7 @@ def ended(folder: Path, seconds: float) -> tuple[RunDirectory, str]:
     end = End(now_us(), "finished")
     run.write(end)
     health = Health(now_us(), 19, None, 0.0, {}, {})
-    assert helper.finish(Finish(end, health), 60) == "delivered"
+    assert helper.finish(Finish(end, health), 60, lambda _: False) == "delivered"
     return run.directory, f"helper-{helper.pid}"
 
 

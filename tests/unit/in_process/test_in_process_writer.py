@@ -14,6 +14,7 @@ from memlog.events import Alert, Artifact
 from memlog.in_process.messages import ended_early
 from memlog.in_process.writer import INTERVAL, InProcessWriter
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
+from memlog.journal.in_process_state import InProcessState
 from memlog.sink import Point, Rows
 
 
@@ -83,11 +84,15 @@ class Trainer:
         if users is not None:
             users.commit()
 
-    def finish(self) -> None:
+    def finish(self) -> InProcessState:
+        """Return the saved state."""
         self.journal.close()
         self.writer.complete()
         assert self.writer.join(10)
         assert not self.health.faults
+        state = InProcessState.load(self.run, "tracker")
+        assert state is not None
+        return state
 
 
 def steps_in(series: str) -> set[int]:
@@ -108,12 +113,12 @@ def test_steps_between_two_runs_go_to_the_new_one(
     trainer.open(second)
     for number in range(6, 8):
         trainer.step(number, second)
-    trainer.finish()
+    state = trainer.finish()
     assert second.rows == [{"step": 6}, {"step": 7}]
     (series,) = second.artifacts
     assert steps_in(series) == set(range(8))
-    assert (trainer.writer.state.stage, trainer.writer.state.whole) == ("done", ["same"])
-    assert trainer.writer.state.folded >= 3
+    assert (state.stage, state.whole) == ("done", ["same"])
+    assert state.folded >= 3
 
 
 def test_steps_after_the_end_of_a_run_are_said_to_be_missing(tmp_path: Path) -> None:
@@ -122,9 +127,9 @@ def test_steps_after_the_end_of_a_run_are_said_to_be_missing(tmp_path: Path) -> 
     trainer.step(0, users)
     users.end()
     trainer.step(1)
-    trainer.finish()
-    assert (trainer.writer.state.stage, trainer.writer.state.whole) == ("waiting", [])
-    assert "run same ended" in (trainer.writer.state.problem or "")
+    state = trainer.finish()
+    assert (state.stage, state.whole) == ("waiting", [])
+    assert "run same ended" in (state.problem or "")
 
 
 def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
@@ -135,8 +140,7 @@ def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
     users.end()
     assert users.rows[-1] == {"step": 49}
     assert [steps_in(series) for series in users.artifacts] == [set(range(50))]
-    trainer.finish()
-    assert trainer.writer.state.stage == "done"
+    assert trainer.finish().stage == "done"
 
 
 def test_a_run_that_the_user_ends_first_has_a_report_and_lacks_nothing(tmp_path: Path) -> None:
@@ -151,8 +155,8 @@ def test_a_run_that_the_user_ends_first_has_a_report_and_lacks_nothing(tmp_path:
     final = keep_report(trainer.run, "report.html")
     assert final is not None
     trainer.bus.publish(final)
-    trainer.finish()
-    assert (trainer.writer.state.stage, trainer.writer.state.whole) == ("done", ["same"])
+    state = trainer.finish()
+    assert (state.stage, state.whole) == ("done", ["same"])
     assert len(users.reports) == 1
 
 
@@ -183,9 +187,9 @@ def test_an_ending_run_waits_for_what_was_published(
     trainer.open(users)
     keep("first")
     assert ended.wait(10)
-    trainer.finish()
+    state = trainer.finish()
     assert users.artifacts == ["first", "second"]
-    assert trainer.writer.state.stage == "done"
+    assert state.stage == "done"
 
 
 class Away(Users):
