@@ -9,7 +9,7 @@ import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import remember
-from memlog.autolog.run_steps import RunOffsets
+from memlog.autolog.step_numbers import RunOffsets
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
 from memlog.in_process.writer import InProcessWriter

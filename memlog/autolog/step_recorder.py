@@ -11,7 +11,7 @@ from memlog._internal.diagnostics import NOT_NOTICED, Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.run_parameters import RunParameters
-from memlog.autolog.run_steps import TrainerNumbers, checked_number
+from memlog.autolog.step_numbers import TrainerNumbers, checked_number
 from memlog.bus import EventBus
 from memlog.events import Batch, Run, now_us
 from memlog.events import Health as HealthEvent

@@ -15,8 +15,8 @@ from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
+from memlog.leaks.known_models import ModelTensors, gradients_with_graph
 from memlog.leaks.live_tensors import LiveTensors
-from memlog.leaks.model_tensors import ModelTensors, gradients_with_graph
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe

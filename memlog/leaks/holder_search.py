@@ -20,7 +20,7 @@ from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.growing_tensors import SizesAtEnds
 from memlog.leaks.holder_report import HolderReport
 from memlog.leaks.holders import Holder
-from memlog.leaks.model_tensors import ModelTensors
+from memlog.leaks.known_models import ModelTensors
 from memlog.leaks.python_memory import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import StorageWatch, may_watch
