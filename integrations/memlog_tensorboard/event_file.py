@@ -23,7 +23,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LENGTH, _CHECK = struct.Struct("<Q"), struct.Struct("<I")
 
 
-class Entry(NamedTuple):
+class Scalar(NamedTuple):
     """A value with its position on TensorBoard's two axes: step and time."""
 
     step: int
@@ -49,7 +49,7 @@ class EventFile:
         self._stored: set[int] = set()
         self._size = -1
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[Scalar]) -> None:
         """Write the values that the file does not have yet, and flush them to the disk.
 
         Raises:
@@ -63,7 +63,7 @@ class EventFile:
                 self._write(file, _events(new, is_first=self._size == 0))
         self._note(new)
 
-    def _missing(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+    def _missing(self, entries: Iterable[Scalar]) -> Iterator[Scalar]:
         taken: set[int] = set()
         for entry in entries:
             key = _key(entry)
@@ -71,7 +71,7 @@ class EventFile:
                 taken.add(key)
                 yield entry
 
-    def _note(self, entries: Iterable[Entry]) -> None:
+    def _note(self, entries: Iterable[Scalar]) -> None:
         for entry in entries:
             self._stored.add(_key(entry))
             if entry.value.tensor.string_val:
@@ -86,7 +86,7 @@ class EventFile:
         end = 0
         for record in _records(file):
             event = Event.FromString(record)
-            self._note(Entry(event.step, event.wall_time, v) for v in event.summary.value)
+            self._note(Scalar(event.step, event.wall_time, v) for v in event.summary.value)
             end = file.tell()
         file.truncate(end)
         self._size = end
@@ -129,11 +129,11 @@ def _is_intact(checked: bytes) -> bool:
     return bool(masked_crc32c(content) == _CHECK.unpack(check)[0])
 
 
-def _key(entry: Entry) -> int:
+def _key(entry: Scalar) -> int:
     return hash((entry.step, entry.seconds, entry.value.SerializeToString(deterministic=True)))
 
 
-def _events(entries: Iterable[Entry], *, is_first: bool) -> Iterator[Any]:
+def _events(entries: Iterable[Scalar], *, is_first: bool) -> Iterator[Any]:
     """Yield events. Consecutive values with the same step and time share an event.
 
     Args:

@@ -19,7 +19,7 @@ from memlog.errors import RunRefusedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_tensorboard.backend import run_in
-from memlog_tensorboard.event_file import Entry, EventFile
+from memlog_tensorboard.event_file import EventFile, Scalar
 
 ALERTS = "memlog/alerts"
 DESCRIPTION = "memlog/description"
@@ -85,7 +85,7 @@ class TensorboardSink:
     def log_points(self, points: Sequence[Point]) -> None:
         """Store points, each with the time of its event. One call takes at most `max_points` points."""
         self._append(
-            Entry(point.index, point.time_us / 1e6, _scalar(point))
+            Scalar(point.index, point.time_us / 1e6, _scalar(point))
             for point in points
             if self._is_storable(point)
         )
@@ -98,12 +98,12 @@ class TensorboardSink:
         new = [row for row in rows if row not in known]
         if new:
             # TensorBoard shows only one text for a tag and a step, so each table gets another step.
-            self._append([Entry(len(known), self._begun, _text(PARAMETERS, new))])
+            self._append([Scalar(len(known), self._begun, _text(PARAMETERS, new))])
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
         """Store the new alerts as texts, at their steps. Each rule has its own tag."""
         self._append(
-            Entry(
+            Scalar(
                 alert.step or 0,
                 alert.time_us / 1e6,
                 _text(f"{ALERTS}/{alert.rule}", _bytes(_described(alert))),
@@ -118,7 +118,7 @@ class TensorboardSink:
             f"{self._target.memlog_run}, from which `memlog pull` copies it."
         )
         value = _text(f"{FILES}/{artifact.name}", _bytes(text))
-        self._append([Entry(0, artifact.time_us / 1e6, value)])
+        self._append([Scalar(0, artifact.time_us / 1e6, value)])
 
     def wants_description(self) -> bool:
         """Return True if memlog opened the run and the run has no description yet."""
@@ -126,13 +126,13 @@ class TensorboardSink:
 
     def log_description(self, text: str) -> None:
         """Store the text about the run."""
-        self._append([Entry(0, self._begun, _text(DESCRIPTION, _bytes(text)))])
+        self._append([Scalar(0, self._begun, _text(DESCRIPTION, _bytes(text)))])
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
         """Store the final status of memlog's own run as a text. TensorBoard itself has no status of a run."""
         if self._target.joined is None and status is not None:
             ended = time.time() if ended_us is None else ended_us / 1e6
-            self._append([Entry(0, ended, _text(STATUS, _bytes(status)))])
+            self._append([Scalar(0, ended, _text(STATUS, _bytes(status)))])
 
     @property
     def _begun(self) -> float:
@@ -140,7 +140,7 @@ class TensorboardSink:
         begun = self._target.begun_us
         return time.time() if begun is None else begun / 1e6
 
-    def _append(self, entries: Iterable[Entry]) -> None:
+    def _append(self, entries: Iterable[Scalar]) -> None:
         self.probe()
         with self._written():
             self._file.append(entries)

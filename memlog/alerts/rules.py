@@ -49,7 +49,7 @@ _FIGURES = (*HOST_FIGURES, *(f"device.{measure}" for measure in DEVICE_MEASURES)
 _THERE_ARE = f"there are {', '.join(_FIGURES)}; for one device, write cuda0.allocated"
 
 
-class Growth(msgspec.Struct, frozen=True):
+class GrowthPeriod(msgspec.Struct, frozen=True):
     """Number of epochs or steps over which a ``grows`` rule measures growth."""
 
     every: int
@@ -77,7 +77,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """True if ``amount`` is a fraction of the limit."""
     amount_text: str
     """The amount as the user wrote it, such as ``32 GiB``."""
-    growth: Growth | None = None
+    growth: GrowthPeriod | None = None
     """The period of a ``grows`` rule; ``None``: the rule compares values, not their growth."""
     hold: int = 1
     """Number of steps for which the condition has to hold; if the rule judges growth per epoch, number of
@@ -217,7 +217,7 @@ class _Parser(Reader):
         size = self.size(token)
         return _Amount(size, share=False, text=f"{token.text} {unit.text}")
 
-    def _growth(self, figure: str) -> Growth:
+    def _growth(self, figure: str) -> GrowthPeriod:
         if not self.took_sign("/"):
             raise self.error("write how fast: /epoch, /step or /100 steps")
         every = self._count() if self.next.kind == "number" else 1
@@ -225,9 +225,9 @@ class _Parser(Reader):
         if self.took_word("epoch", "epochs"):
             if figure in SAMPLED_FIGURES:
                 raise self.error(f"{figure} is not measured by epoch: write /100 steps", axis)
-            return Growth(every, "epoch")
+            return GrowthPeriod(every, "epoch")
         if self.took_word("step", "steps"):
-            return Growth(every, "step")
+            return GrowthPeriod(every, "step")
         raise self.error("write epoch or step")
 
     def _hold(self, axis: GrowthAxis) -> int:

@@ -84,7 +84,7 @@ _NO_OWNERS: Final = frozenset(
 refers is also found in another way."""
 
 
-class Growth(NamedTuple):
+class ContainerGrowth(NamedTuple):
     """A container that grows.
 
     ``base`` is the member of `memlog._internal.inert_access.CONTAINERS` that is the container's type or a
@@ -141,7 +141,9 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
     return [*itertools.filterfalse(gc.is_tracked, dicts), *arrays]
 
 
-def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
+def growing(
+    objects: list[Any], before: Sequence[Census], budget: TimeBudget
+) -> list[ContainerGrowth]:
     """Return the containers that grew from the first census to the last, and again since the last census.
 
     ``objects`` are all objects that the collector tracks. ``before`` has the censuses, the oldest first.
@@ -149,7 +151,7 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
     first, last = before[0].lengths, before[-1].lengths
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
     any_untracked = not candidates.isdisjoint(before[-1].untracked)
-    found: dict[int, Growth] = {}
+    found: dict[int, ContainerGrowth] = {}
     for batch in budget.batches(objects):
         every = [*batch, *(_untracked(batch, before[-1].huge) if any_untracked else ())]
         known = map(candidates.__contains__, map(id, every))
@@ -157,7 +159,7 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
             base = container_base(one)
             length = 0 if base is None else container_length(one, base)
             if base is not None and length > last[id(one)]:
-                found[id(one)] = Growth(one, base, length - first[id(one)])
+                found[id(one)] = ContainerGrowth(one, base, length - first[id(one)])
     return list(found.values())
 
 
@@ -171,7 +173,7 @@ class ElementSize(NamedTuple):
     storages: float
 
 
-def element_size(growth: Growth, budget: TimeBudget) -> ElementSize:
+def element_size(growth: ContainerGrowth, budget: TimeBudget) -> ElementSize:
     """Return the mean size of a container's newest elements, including their share of the container's memory.
 
     The size includes all objects to which the newest elements refer. It excludes objects to which older

@@ -17,7 +17,7 @@ from memlog._internal.units import MIB
 from memlog.events import Batch, ChildReading, Device, DeviceReading, Event, Sample
 from memlog.growth import Growth
 from memlog.leaks.forecast import forecast, host_free
-from memlog.leaks.gaps import Gaps, Level
+from memlog.leaks.gaps import Gaps, StepLevel
 from memlog.leaks.process_piles import ProcessPiles, kind_of
 from memlog.leaks.series import LARGER, News, SeriesWatch
 from memlog.leaks.suspicion import Suspicion
@@ -239,7 +239,7 @@ class GrowthDetector:
                 watch = self._take(name, event.step, series.level, series.floor, _STEPS)
                 watch.free = None if capacity is None else capacity - series.held
 
-    def _take_host(self, levels: Iterable[Level]) -> None:
+    def _take_host(self, levels: Iterable[StepLevel]) -> None:
         for level in levels:
             news = self._host.take(*level)
             if news is not None:

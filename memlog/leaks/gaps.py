@@ -16,7 +16,7 @@ _JOINED = 6
 """Number of levels on either side of a gap that are compared."""
 
 
-class Level(NamedTuple):
+class StepLevel(NamedTuple):
     """Level at the end of a step, in bytes."""
 
     step: int
@@ -35,23 +35,23 @@ class Gaps:
     """
 
     def __init__(self) -> None:
-        self._shift = Level(0, 0)
+        self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
         """A pair for each shift: the last shifted step before the shift, and the number of steps to
         subtract."""
-        self._newest: deque[Level] = deque(maxlen=_JOINED)
+        self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
         """The newest shifted levels. During a gap, these are the levels before the gap."""
-        self._waiting: list[Level] = []
+        self._waiting: list[StepLevel] = []
         """Levels in the current gap and after it, as measured. They are held back until the gap is closed."""
         self._after = 0
 
-    def take(self, step: int, level: int, *, left_out: bool) -> Sequence[Level]:
+    def take(self, step: int, level: int, *, left_out: bool) -> Sequence[StepLevel]:
         """Take a level. Return the levels that can be judged after this call, shifted to close the gaps.
 
         ``left_out`` is true if the step belongs to a gap.
         """
-        newest = Level(step, level)
+        newest = StepLevel(step, level)
         if not self._waiting and not (left_out and self._newest):
             return [self._shifted(newest)]
         self._waiting.append(newest)
@@ -60,7 +60,7 @@ class Gaps:
             return []
         return self._close(self._waiting[-_ENOUGH:])
 
-    def rest(self) -> Sequence[Level]:
+    def rest(self) -> Sequence[StepLevel]:
         """Return the levels that are held back. Call this method when the series ends."""
         return [self._shifted(each) for each in self._waiting]
 
@@ -69,7 +69,7 @@ class Gaps:
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 
-    def _close(self, after: list[Level]) -> list[Level]:
+    def _close(self, after: list[StepLevel]) -> list[StepLevel]:
         """Close the gap, and return the levels after it, shifted to continue the levels before it.
 
         The shift is the difference of two medians: the median of the first levels after the gap, minus the
@@ -79,12 +79,12 @@ class Gaps:
         before = median(each.level for each in self._newest)
         level = median(each.level for each in after[:count])
         begin = self._newest[-1].step
-        self._shift = Level(after[count - 1].step - begin, int(level - before))
+        self._shift = StepLevel(after[count - 1].step - begin, int(level - before))
         self._begins.append((begin, self._shift.step))
         self._waiting = []
         return [self._shifted(each) for each in after[count:]]
 
-    def _shifted(self, measured: Level) -> Level:
-        shifted = Level(measured.step - self._shift.step, measured.level - self._shift.level)
+    def _shifted(self, measured: StepLevel) -> StepLevel:
+        shifted = StepLevel(measured.step - self._shift.step, measured.level - self._shift.level)
         self._newest.append(shifted)
         return shifted

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from memlog.leaks.autograd_graphs import NODE_BYTES
-from memlog.leaks.containers import Growth
+from memlog.leaks.containers import ContainerGrowth
 from memlog.leaks.owner_text import Owner
 from memlog.leaks.watched_storages import WatchedStorage
 
@@ -33,7 +33,7 @@ class Held(NamedTuple):
     """
 
     owner: Owner | None
-    growth: Growth | None
+    growth: ContainerGrowth | None
     iterations: int
     storages: dict[int, WatchedStorage] = {}  # noqa: RUF012 - never changed
     sizes: dict[int, int] = {}  # noqa: RUF012 - never changed

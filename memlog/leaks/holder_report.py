@@ -10,12 +10,12 @@ import torch
 
 from memlog._internal.inert_access import is_kind
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
-from memlog.leaks.containers import Census, Growth, element_size, growing
+from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
-from memlog.leaks.known_models import ModelTensors, gradients_with_graph
+from memlog.leaks.known_models import KnownModels, gradients_with_graph
 from memlog.leaks.live_tensors import LiveTensors
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
@@ -63,7 +63,7 @@ class _Target(NamedTuple):
 class _Measured(NamedTuple):
     """A container that grows, with the bytes of objects and of storages that it gains per step."""
 
-    growth: Growth
+    growth: ContainerGrowth
     objects: float
     storages: float
 
@@ -79,7 +79,7 @@ class HolderReport:
         self,
         watch: StorageWatch,
         censuses: Sequence[Census],
-        normal: ModelTensors,
+        normal: KnownModels,
         steps: int,
         budget: TimeBudget,
     ) -> None:
@@ -280,7 +280,7 @@ class HolderReport:
             scalar=before.scalar or any(map(_is_scalar, target.holders)),
         )
 
-    def _growth_of(self, owner: Owner | None) -> Growth | None:
+    def _growth_of(self, owner: Owner | None) -> ContainerGrowth | None:
         if owner is None or owner.container is None:
             return None
         return next((one for one in self._grown if one.container is owner.container), None)

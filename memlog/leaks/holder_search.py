@@ -20,7 +20,7 @@ from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.growing_tensors import SizesAtEnds
 from memlog.leaks.holder_report import HolderReport
 from memlog.leaks.holders import Holder
-from memlog.leaks.known_models import ModelTensors
+from memlog.leaks.known_models import KnownModels
 from memlog.leaks.python_memory import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import StorageWatch, may_watch
@@ -76,7 +76,7 @@ class HolderSearch:
         self._ended_at = 0
         self._traced_from = 0
         self._watch: StorageWatch | None = None
-        self._normal: ModelTensors | None = None
+        self._normal: KnownModels | None = None
         self._censuses: list[Census] = []
         self._sizes = SizesAtEnds()
         self._trace: AllocationTrace | None = None
@@ -132,7 +132,7 @@ class HolderSearch:
     def _begin(self, step: int) -> None:
         self._begun_at = step
         objects = all_objects()
-        self._normal = ModelTensors(objects, self._budget)
+        self._normal = KnownModels(objects, self._budget)
         self._censuses = [Census(objects, self._budget)]
         del objects
         if self._budget.spent:

@@ -19,7 +19,7 @@ _MAX_STATE: Final = 1_000_000
 _base: Any = torch._C.TensorBase
 
 
-class ModelTensors:
+class KnownModels:
     """Parameters and optimizers that exist when this object is made. Those that are made later can be a leak.
 
     Only the identity of each parameter is kept, without a weak reference. A conversion of a module to another

@@ -12,7 +12,7 @@ from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
 from memlog.reports.final_state import LastMoments
 from memlog.reports.larger_steps import rise, sudden, why_steps_grew
-from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
+from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
 
 _LEAST_STEPS = 20
 """Minimum number of steps. Growth over fewer steps is too common to indicate a cause."""
@@ -29,7 +29,7 @@ _SMALL_REQUEST = 0.1
 failure."""
 
 
-class Growth(NamedTuple):
+class GrowthBeforeEnd(NamedTuple):
     """Growth of the memory that ran out."""
 
     of: str
@@ -78,7 +78,7 @@ class GrowthCauses:
         self._moments = moments
 
     @cached_property
-    def growth(self) -> Growth | None:
+    def growth(self) -> GrowthBeforeEnd | None:
         """Growth over the last steps; ``None`` if the growth is too small, or if there are too few steps."""
         return _growth(self._moments)
 
@@ -174,7 +174,7 @@ class GrowthCauses:
             )
 
 
-def _growth(moments: LastMoments) -> Growth | None:
+def _growth(moments: LastMoments) -> GrowthBeforeEnd | None:
     failure = moments.failure
     series = levels(moments)
     after = [each.level for each in series]
@@ -188,7 +188,7 @@ def _growth(moments: LastMoments) -> Growth | None:
     on_host = failure is None or failure.device == "host"
     size, freed = after[-1] - after[0], _freed(failure)
     begun = None if moments.first is None else moments.first.rss
-    return Growth(
+    return GrowthBeforeEnd(
         memory_name(failure),
         moments.steps[-1].step - moments.steps[0].step,
         size,
@@ -239,7 +239,7 @@ def _too_short(moments: LastMoments) -> _Short | None:
     )
 
 
-def _kept(found: Growth, grew: str) -> str:
+def _kept(found: GrowthBeforeEnd, grew: str) -> str:
     often = (
         "Often it is a list of losses with their graphs (append `loss.item()` or `loss.detach()`), or a "
         "cache without a limit; if there are few tensors, a C library."
@@ -254,7 +254,7 @@ def _kept(found: Growth, grew: str) -> str:
     return f"{found.of} grew throughout, {grew}: something keeps memory of each step. {often}"
 
 
-def _growth_of_a_step(series: Sequence[Level], freed: int | None) -> int | None:
+def _growth_of_a_step(series: Sequence[StepMemory], freed: int | None) -> int | None:
     """Return the growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
     quarter = len(series) // 4
     early = [each.own for each in series[:quarter] if each.own is not None]

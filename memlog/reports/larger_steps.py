@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.reports.final_state import LastMoments
-from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
+from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
 
 _FEWEST = 6
 """Minimum number of steps. Over fewer steps, even a rise in every step can be chance."""
@@ -105,10 +105,10 @@ def _are_many(records: int, steps: int) -> bool:
     return records - mean >= _SIGMAS * sqrt(variance)
 
 
-def _own(level: Level) -> int:
+def _own(level: StepMemory) -> int:
     return level.own or 0
 
 
-def _middle(some: Sequence[Level]) -> Level:
+def _middle(some: Sequence[StepMemory]) -> StepMemory:
     middle = median(_own(each) for each in some)
     return min(some, key=lambda each: abs(_own(each) - middle))

@@ -17,7 +17,7 @@ class Reading(NamedTuple):
     source: PeakSource | None
 
 
-class Level(NamedTuple):
+class StepMemory(NamedTuple):
     """Memory in use after a step, and bounds of the step's peak, in bytes."""
 
     step: int
@@ -33,19 +33,19 @@ class Level(NamedTuple):
         return self.level + (self.own or 0)
 
 
-def levels(moments: LastMoments) -> list[Level]:
+def levels(moments: LastMoments) -> list[StepMemory]:
     """Return the memory in use after each of the last steps, and bounds of the step's peak.
 
     If an allocation failed, this is the memory of its device. Otherwise, it is the memory of the process.
     """
     device = "host" if moments.failure is None else moments.failure.device
-    found: list[Level] = []
+    found: list[StepMemory] = []
     for step in moments.steps:
         read = reading(step, device)
         if read is not None:
             level, peak, source = read
             own = max(peak - level, 0) if peak is not None and source == "exact" else None
-            found.append(Level(step.step, level, own, None if source == "sampled" else peak))
+            found.append(StepMemory(step.step, level, own, None if source == "sampled" else peak))
     return found
 
 
@@ -59,7 +59,7 @@ def reading(step: Batch, device: str) -> Reading | None:
     return None
 
 
-def are_all(series: Sequence[Level]) -> bool:
+def are_all(series: Sequence[StepMemory]) -> bool:
     """Return False if steps between the first and the last are missing, as with ``every=10`` in ``init``."""
     return series[-1].step - series[0].step < len(series)
 

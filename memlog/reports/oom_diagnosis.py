@@ -28,7 +28,7 @@ class Witness(msgspec.Struct, frozen=True):
     memory; ``None``: unknown."""
 
 
-class Suspicion(NamedTuple):
+class OutOfMemoryLikelihood(NamedTuple):
     """Likelihood (one of four levels) that lack of memory ended the run, and the evidence for it."""
 
     level: Literal["certain", "likely", "possible", "none"]
@@ -40,33 +40,35 @@ class Suspicion(NamedTuple):
         return self.level != "none"
 
 
-def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
+def suspect(moments: LastMoments, witness: Witness) -> OutOfMemoryLikelihood:
     failure = moments.failure
     if failure is not None and failure.signal is None:
-        return Suspicion("certain")
+        return OutOfMemoryLikelihood("certain")
     if failure is not None and failure.signal == FULL_SHARED_MEMORY:
-        return Suspicion(
+        return OutOfMemoryLikelihood(
             "likely",
             "Workers pass batches through shared memory (`/dev/shm`). If it is full, the kernel ends a "
             "process that writes there with this signal. That is the likely cause.",
         )
     if witness.oom_kills:
         processes = "a process" if witness.oom_kills == 1 else f"{witness.oom_kills} processes"
-        return Suspicion(
+        return OutOfMemoryLikelihood(
             "likely",
             f"During the run the kernel killed {processes} of its control group because memory ran out. That "
             "is the likely cause.",
         )
     short = None if moments.last_sample is None else _short(moments.last_sample)
     if short is not None:
-        return Suspicion("possible", f"{short} So memory may be the cause. {_kernel(witness)}")
+        return OutOfMemoryLikelihood(
+            "possible", f"{short} So memory may be the cause. {_kernel(witness)}"
+        )
     if failure is not None:
-        return Suspicion(
+        return OutOfMemoryLikelihood(
             "possible",
             "The kernel ends a process with this signal if memory runs out, but others can send it, too. "
             f"{_kernel(witness)}",
         )
-    return Suspicion("none", " ".join(_nothing(moments, witness)))
+    return OutOfMemoryLikelihood("none", " ".join(_nothing(moments, witness)))
 
 
 def _short(sample: Sample) -> str | None:

@@ -17,7 +17,7 @@ from memlog.reports.advice import Prediction, advice, had_room, in_a_step, neede
 from memlog.reports.final_state import LastMoments
 from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.largest_step import of_the_end
-from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
+from memlog.reports.oom_diagnosis import OutOfMemoryLikelihood, Witness, suspect
 from memlog.reports.rank_end import sentences_of_rank, title_of_rank
 from memlog.reports.step_ranking import held_more
 from memlog.reports.verdict import after_step, evidence_and_remedy, failure_title, ranked, sentence
@@ -85,7 +85,7 @@ def _part(heading: str, write: Callable[[], Iterable[str]], diagnostics: Diagnos
     return [f"## {heading}", *written] if heading else written
 
 
-def _title(moments: LastMoments, suspicion: Suspicion) -> str:
+def _title(moments: LastMoments, suspicion: OutOfMemoryLikelihood) -> str:
     failure, after = moments.failure, after_step(moments.last_step)
     if failure is not None and failure.signal is not None:
         likely = " because memory ran out" if suspicion.level == "likely" else ""
@@ -99,7 +99,7 @@ def _title(moments: LastMoments, suspicion: Suspicion) -> str:
 
 
 def _cause(
-    moments: LastMoments, witness: Witness, suspicion: Suspicion, growth: GrowthCauses
+    moments: LastMoments, witness: Witness, suspicion: OutOfMemoryLikelihood, growth: GrowthCauses
 ) -> Iterator[str]:
     yield from sentences_of_rank(moments)
     if moments.failure is None:

@@ -34,7 +34,7 @@ _BLOCK = 512
 _NOTE = re.compile("ml([0-9a-f]+)")
 
 
-class Mark(NamedTuple):
+class HookMark(NamedTuple):
     """A change of layer, phase or category that a hook recorded."""
 
     time_ns: int
@@ -91,7 +91,7 @@ def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
     return first
 
 
-class Join:
+class HistoryJoin:
     """Builder of the stream of events from a device's history and the marks.
 
     Args:
@@ -109,7 +109,7 @@ class Join:
 
     def __init__(
         self,
-        marks: Sequence[Mark],
+        marks: Sequence[HookMark],
         existing: Iterable[ExistingStorage],
         *,
         opening: int | None,
@@ -185,7 +185,7 @@ class Join:
             self._now = max(self._now, mark.time_ns)
             yield from self._mark(mark)
 
-    def _mark(self, mark: Mark) -> Iterator[bytes]:
+    def _mark(self, mark: HookMark) -> Iterator[bytes]:
         if mark.kind == CLASSIFY:
             serial = self._live.get(mark.address)
             if serial is not None:

@@ -43,7 +43,7 @@ _CHECKPOINT = ("checkpoint", "ckpt", "weights", "state_dict")
 """Words in a file's name or kind, or in a block's label, that indicate the saving of a model."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class ChartMark(msgspec.Struct, frozen=True):
     """Something that happened at an index of the chart's axis."""
 
     kind: MarkKind
@@ -57,7 +57,7 @@ class RunSeries(msgspec.Struct, frozen=True):
     axis: Axis
     charts: list[Chart]
     """Charts of the accelerators, then of the host; empty if no memory was read."""
-    marks: list[Mark]
+    marks: list[ChartMark]
     omitted: int
     """Number of marks beyond the first `_MOST_MARKS` of each kind, without the kinds in `UNLISTED`."""
     traces: list[Trace]
@@ -80,7 +80,7 @@ class SeriesFold:
         self._axes: dict[Axis, dict[str, CurveFold]] = {"step": {}, "evaluation": {}, "epoch": {}}
         self._devices: dict[str, Device] = {}
         self._limit: int | None = None
-        self._marks: list[tuple[Axis, Mark]] = []
+        self._marks: list[tuple[Axis, ChartMark]] = []
         self._counts: Counter[MarkKind] = Counter()
         self._traces: list[Trace] = []
         self._steps: dict[str, int] = {}
@@ -161,7 +161,7 @@ class SeriesFold:
             return
         self._counts[kind] += 1
         if self._counts[kind] <= _MOST_MARKS:
-            self._marks.append((axis, Mark(kind, at, text)))
+            self._marks.append((axis, ChartMark(kind, at, text)))
 
     @property
     def has_readings(self) -> bool:

@@ -15,7 +15,7 @@ from memlog.reports.page.sections import section
 from memlog.trace.predict import Advice
 
 
-class TracedStep(NamedTuple):
+class ShownStep(NamedTuple):
     """Memory at the peak of a traced step, as the page shows it."""
 
     title: str
@@ -26,7 +26,7 @@ class TracedStep(NamedTuple):
     """Remark that another step of the run was larger; ``None``: no larger step is known."""
 
 
-def icicle(step: TracedStep) -> Element:
+def icicle(step: ShownStep) -> Element:
     """Return the section with the layers as an icicle, which a script draws."""
     controls = el(
         "div",
@@ -59,7 +59,7 @@ def icicle(step: TracedStep) -> Element:
     )  # fmt: skip
 
 
-def largest(step: TracedStep) -> Element | None:
+def largest(step: ShownStep) -> Element | None:
     """Return the section with the largest layers and what would help; ``None`` if neither is known."""
     helps = _what_helps(step)
     if not step.rows and not helps:
@@ -93,7 +93,7 @@ def _table(rows: Sequence[LayerRow]) -> list[Child]:
     return [table("The largest layers", headings, cells, numbers=(4,))]
 
 
-def _what_helps(step: TracedStep) -> list[Child]:
+def _what_helps(step: ShownStep) -> list[Child]:
     advice, parts = step.advice, list[Child]()
     if advice is None:
         return parts

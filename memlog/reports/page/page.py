@@ -17,7 +17,7 @@ from memlog.journal import RunDirectory
 from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
 from memlog.reports.page.facts import RunSeries
-from memlog.reports.page.layer_sections import TracedStep, step_title
+from memlog.reports.page.layer_sections import ShownStep, step_title
 from memlog.reports.page.layers import Node, event_tree, layer_rows, layer_tree
 from memlog.reports.page.library import Library, load_library
 from memlog.reports.page.markup import Child, el, write
@@ -115,7 +115,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
     model = trace.paths[1] if len(trace.paths) > 1 else "a block of code"
     result = trace.result
     predicted = advise(trace) if _is_cheap(trace) else None
-    step = TracedStep(model, layer_tree(trace), layer_rows(trace), predicted, None)
+    step = ShownStep(model, layer_tree(trace), layer_rows(trace), predicted, None)
     held = ", ".join(
         f"{name} {format_bytes(size)}"
         for name, size in sorted(result.categories.items(), key=lambda item: -item[1])[:3]
@@ -137,7 +137,7 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
     return _document(model, about, parts, _data(RunSeries("step", [], [], 0, []), step), library)
 
 
-def _traced_step(reader: RunReader) -> TracedStep | None:
+def _traced_step(reader: RunReader) -> ShownStep | None:
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
@@ -147,22 +147,22 @@ def _traced_step(reader: RunReader) -> TracedStep | None:
     if _is_cheap(trace):
         predicted, standing = advise_with(reader.ranking, event, trace)
         remark = not_the_largest(standing, event.step, predicted)
-    return TracedStep(
+    return ShownStep(
         step_title(event, model), layer_tree(trace), layer_rows(trace), predicted, remark
     )
 
 
-def _step_of_journal(worst: Trace | None) -> TracedStep | None:
+def _step_of_journal(worst: Trace | None) -> ShownStep | None:
     if worst is None or (tree := event_tree(worst)) is None:
         return None
-    return TracedStep(step_title(worst, ""), tree, [], None, None)
+    return ShownStep(step_title(worst, ""), tree, [], None, None)
 
 
 def _is_cheap(trace: RecordedTrace) -> bool:
     return len(trace.events) <= _MOST_EVENTS * encoding.EVENT_BYTES
 
 
-def _data(series: RunSeries, step: TracedStep | None = None) -> bytes:
+def _data(series: RunSeries, step: ShownStep | None = None) -> bytes:
     document = {
         "axis": series.axis,
         "charts": series.charts,
@@ -172,7 +172,7 @@ def _data(series: RunSeries, step: TracedStep | None = None) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _packed(step: TracedStep) -> dict[str, Any]:
+def _packed(step: ShownStep) -> dict[str, Any]:
     """Return a step's title and layers. Layers are arrays: in JSON, objects are three times as long."""
 
     def pack(node: Node) -> list[Any]:

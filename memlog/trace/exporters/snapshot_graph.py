@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.errors import SnapshotError
-from memlog.trace.exporters.snapshot_reading import STATES, Device, printable, read_devices
+from memlog.trace.exporters.snapshot_reading import STATES, DeviceSnapshot, printable, read_devices
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
 from memlog.trace.exporters.stacks import Stack
 
@@ -108,7 +108,7 @@ def _size_class(size: int) -> str:
 
 
 def _profiles(
-    name: str, device: Device, stacks: _Stacks
+    name: str, device: DeviceSnapshot, stacks: _Stacks
 ) -> Iterator[tuple[str, Iterable[tuple[Stack, int]]]]:
     yield f"Live bytes, {name}", _live(device, stacks)
     yield f"Live bytes at the peak of the history, {name}", _at_peak(device, stacks)
@@ -123,7 +123,7 @@ def _profiles(
     )
 
 
-def _live(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
+def _live(device: DeviceSnapshot, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
     newest = {change.address: change.source for change in device.history if change.is_alloc}
     sizes: Counter[Stack] = Counter()
     for block in device.blocks:
@@ -134,13 +134,13 @@ def _live(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
     yield from _largest(sizes)
 
 
-def _reserved(device: Device) -> Iterator[tuple[Stack, int]]:
+def _reserved(device: DeviceSnapshot) -> Iterator[tuple[Stack, int]]:
     for block in device.blocks:
         if block.size:
             yield (block.pool, block.segment, STATES[block.state]), block.size
 
 
-def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
+def _at_peak(device: DeviceSnapshot, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
     if not device.history:
         return
     live = device.before()
@@ -155,7 +155,7 @@ def _at_peak(device: Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
     yield from _largest(sizes)
 
 
-def _peak(device: Device) -> int:
+def _peak(device: DeviceSnapshot) -> int:
     """Return the number of changes in the history up to the peak of live bytes."""
     live = {address: size for address, (_, size) in device.before().items()}
     level = highest = sum(live.values())
@@ -174,7 +174,7 @@ def _largest(sizes: Counter[Stack]) -> Iterator[tuple[Stack, int]]:
     return ((stack, size) for stack, size in sizes.most_common() if size)
 
 
-def _notes(devices: dict[int, Device], stacks: _Stacks) -> Iterator[str]:
+def _notes(devices: dict[int, DeviceSnapshot], stacks: _Stacks) -> Iterator[str]:
     if not stacks.has_frames:
         yield (
             "no stack was recorded, so bytes are grouped by the allocator's notes or by size: call "

@@ -44,7 +44,7 @@ class Change(NamedTuple):
     source: dict[str, Any]
 
 
-class Device:
+class DeviceSnapshot:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.history: list[Change] = []
@@ -67,7 +67,7 @@ class Device:
         return live
 
 
-def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, Device]:
+def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, DeviceSnapshot]:
     """Return the devices of a snapshot by number, without devices that have neither blocks nor a history.
 
     Raises:
@@ -81,20 +81,20 @@ def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, Device]:
         ) from None
 
 
-def _devices(snapshot: Mapping[str, Any]) -> dict[int, Device]:
-    devices: dict[int, Device] = {}
+def _devices(snapshot: Mapping[str, Any]) -> dict[int, DeviceSnapshot]:
+    devices: dict[int, DeviceSnapshot] = {}
     remaining = _MAX_ENTRIES
     _require_distinct([segment["blocks"] for segment in snapshot["segments"] if segment["blocks"]])
     _require_distinct([history for history in snapshot["device_traces"] if history])
     for segment in snapshot["segments"]:
         number = _whole_number(segment.get("device", 0), "a device's number")
-        device = devices.setdefault(number, Device())
+        device = devices.setdefault(number, DeviceSnapshot())
         remaining -= len(segment["blocks"]) + 1
         _require_bounded(remaining, devices)
         device.blocks += [_block(segment, block) for block in segment["blocks"]]
     for number, history in enumerate(snapshot["device_traces"]):
         if history:
-            device = devices.setdefault(number, Device())
+            device = devices.setdefault(number, DeviceSnapshot())
             remaining -= len(history)
             _require_bounded(remaining, devices)
             for entry in history:
@@ -106,7 +106,7 @@ def _devices(snapshot: Mapping[str, Any]) -> dict[int, Device]:
     }
 
 
-def _require_bounded(remaining: int, devices: dict[int, Device]) -> None:
+def _require_bounded(remaining: int, devices: dict[int, DeviceSnapshot]) -> None:
     if remaining < 0:
         raise ValueError(f"it has more than {_MAX_ENTRIES:,} entries")
     if len(devices) > _MAX_DEVICES:
@@ -140,7 +140,7 @@ def _pool(identity: Any) -> str:
     return ".".join(str(part % (1 << 64)) for part in identity[:2]) if plain else "unknown"
 
 
-def _add_entry(device: Device, entry: dict[str, Any]) -> None:
+def _add_entry(device: DeviceSnapshot, entry: dict[str, Any]) -> None:
     """Add an entry to the device's history. Entries with an unknown action are ignored."""
     action = entry["action"]
     if action in ("alloc", "free_requested"):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlog._internal.units import format_bytes
-from memlog.trace.exporters.snapshot_reading import Change, Device, printable, read_devices
+from memlog.trace.exporters.snapshot_reading import Change, DeviceSnapshot, printable, read_devices
 
 _MAX_BANDS = 400
 """Maximum number of storages with a band of their own. All smaller storages form one grey band."""
@@ -109,7 +109,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
     )
 
 
-def _changes(device: Device) -> list[Change]:
+def _changes(device: DeviceSnapshot) -> list[Change]:
     """Return a device's history. An allocation for each storage from before the history comes first."""
     before = [
         Change(address, size, True, source or {})

@@ -57,7 +57,7 @@ class RecomputedCall(NamedTuple):
 _CallsByLayer: TypeAlias = dict[int, list[RecomputedCall]]
 
 
-class Plan(NamedTuple):
+class CheckpointPlan(NamedTuple):
     """Modules to checkpoint, and the predicted peak in bytes."""
 
     modules: tuple[str, ...]
@@ -77,14 +77,14 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
     ]
 
 
-def best_plan(traced: TracedStep, peak: int) -> Plan | None:
+def best_plan(traced: TracedStep, peak: int) -> CheckpointPlan | None:
     """Find the sibling modules whose checkpointing gives the lowest peak.
 
     Return ``None`` if no plan lowers ``peak``, which is the peak without checkpointing, in bytes.
     """
     calls = _recomputed_calls(traced)
     plans = [
-        Plan(_paths(traced, group), _peak(traced, calls, group))
+        CheckpointPlan(_paths(traced, group), _peak(traced, calls, group))
         for group in _groups(traced, calls, peak)
     ]
     best = min(plans, key=lambda plan: (plan.peak, len(plan.modules)), default=None)
@@ -93,7 +93,9 @@ def best_plan(traced: TracedStep, peak: int) -> Plan | None:
     return _without_last_module(traced, calls, best)
 
 
-def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -> Plan:
+def _without_last_module(
+    traced: TracedStep, calls: _CallsByLayer, plan: CheckpointPlan
+) -> CheckpointPlan:
     """Return ``plan`` without the last module if the peak stays the same, otherwise ``plan``.
 
     The backward pass begins at the last module. So the second forward of this module follows soon after the
@@ -105,7 +107,7 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
         fewer = tuple(layer for layer in group if layer != last)
         peak = _peak(traced, calls, fewer)
         if peak <= plan.peak * _SAME_PEAK:
-            return Plan(_paths(traced, fewer), peak)
+            return CheckpointPlan(_paths(traced, fewer), peak)
     return plan
 
 

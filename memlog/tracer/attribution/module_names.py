@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
-from memlog.tracer.attribution.user_scopes import Scope
+from memlog.tracer.attribution.user_scopes import UserScope
 
 MAX_NAMES = 10_000
 """Maximum number of layers. Memory of modules beyond the maximum counts as outside all modules."""
@@ -69,7 +69,7 @@ class ModuleNames:
 
         If the module has several paths in the model, the one nearest to ``surrounding`` counts.
         """
-        if type(module) is Scope:  # isinstance() may run a property `__class__` of the module
+        if type(module) is UserScope:  # isinstance() may run a property `__class__` of the module
             inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
             return self.number(f"{inside}({module.name})", "scope")
         numbers = self._numbers_of(module)

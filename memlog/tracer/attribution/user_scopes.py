@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MAX_LENGTH = 100
 
 
-class Scope(NamedTuple):
+class UserScope(NamedTuple):
     """Placeholder for a running scope. Hooks handle it like a module."""
 
     name: str
@@ -54,7 +54,7 @@ def scope(name: str) -> Iterator[None]:
         raise ConfigurationError(
             f"scope {name!r}: give it a name of 1 to {_MAX_LENGTH} characters without a dot"
         )
-    listeners, here = LISTENERS.holders, Scope(name)
+    listeners, here = LISTENERS.holders, UserScope(name)
     for listener in listeners:
         listener.scope_begins(here)
     try:

@@ -27,7 +27,7 @@ _COMPILED_ON_CPU = (
 )
 
 
-class Choice(NamedTuple):
+class ChosenEngine(NamedTuple):
     engine: EngineName
     why: str
     exactness: Exactness
@@ -54,7 +54,7 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     return device
 
 
-def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Choice:
+def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> ChosenEngine:
     """Return the engine for a device.
 
     ``compiled``: True if a part of the models was passed to ``torch.compile``.
@@ -76,18 +76,18 @@ def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Cho
             )
         if refusal not in (None, _COMPILED_ON_CPU):
             raise ConfigurationError(f"engine={wanted!r} can't run: {refusal}; leave it at 'auto'")
-        return Choice(best, "it was asked for", "exact")
+        return ChosenEngine(best, "it was asked for", "exact")
     if wanted == "auto" and refusal is None and best != "sampler":
-        return Choice(best, f"the best for {device.type}", "exact")
+        return ChosenEngine(best, f"the best for {device.type}", "exact")
     readable = allocator_stats.reader(device) is not None
     why = (
         "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"
     )
-    return Choice("sampler", why, "sampled" if readable else "none")
+    return ChosenEngine("sampler", why, "sampled" if readable else "none")
 
 
 def build(
-    choice: Choice,
+    choice: ChosenEngine,
     device: torch.device,
     log: EventLog,
     names: ModuleNames,

@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
+from memlog.tracer.attribution.user_scopes import LISTENERS, UserScope
 from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
@@ -72,13 +72,13 @@ class Hooks:
             self._handles.pop().remove()
         COMPILE_WARNING_FILTER.remove(self)
 
-    def scope_begins(self, scope: Scope) -> None:
+    def scope_begins(self, scope: UserScope) -> None:
         """Report the begin of a scope to the listener, as if the scope were a module."""
         with self._diagnostics.contained("noticing that a scope begins"):
             if not torch.compiler.is_compiling():
                 self._listener.module_begins(scope, ())
 
-    def scope_ends(self, scope: Scope) -> None:
+    def scope_ends(self, scope: UserScope) -> None:
         with self._diagnostics.contained("noticing that a scope ends"):
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memlog.alerts import Rule, parse_rule, parse_rules
-from memlog.alerts.rules import Growth
+from memlog.alerts.rules import GrowthPeriod
 from memlog.errors import ConfigurationError
 
 GIB = 1024**3
@@ -51,13 +51,13 @@ def test_an_amount_is_parsed_with_its_unit(text: str, amount: float, share: bool
 @pytest.mark.parametrize(
     ("text", "growth", "hold"),
     [
-        ("host.rss grows > 10 MiB/epoch", Growth(1, "epoch"), 1),
-        ("host.rss grows >= 1% / 2 epochs for 6 epochs", Growth(2, "epoch"), 6),
-        ("device.allocated grows > 1 MiB/step for 50 steps", Growth(1, "step"), 50),
-        ("host.tree grows > 1 GiB/100 steps", Growth(100, "step"), 1),
+        ("host.rss grows > 10 MiB/epoch", GrowthPeriod(1, "epoch"), 1),
+        ("host.rss grows >= 1% / 2 epochs for 6 epochs", GrowthPeriod(2, "epoch"), 6),
+        ("device.allocated grows > 1 MiB/step for 50 steps", GrowthPeriod(1, "step"), 50),
+        ("host.tree grows > 1 GiB/100 steps", GrowthPeriod(100, "step"), 1),
     ],
 )
-def test_a_growth_rule_is_parsed_with_its_axis(text: str, growth: Growth, hold: int) -> None:
+def test_a_growth_rule_is_parsed_with_its_axis(text: str, growth: GrowthPeriod, hold: int) -> None:
     rule = parse_rule(text)
     assert (rule.growth, rule.hold) == (growth, hold)
 

@@ -4,14 +4,14 @@ import random
 from collections.abc import Iterable
 
 from memlog._internal.units import MIB
-from memlog.leaks.gaps import Gaps, Level
+from memlog.leaks.gaps import Gaps, StepLevel
 from memlog.leaks.series import SeriesWatch
 
 SEARCH = 24
 """Number of steps that a search takes."""
 
 
-def joined(levels: Iterable[int], gap: range) -> list[Level]:
+def joined(levels: Iterable[int], gap: range) -> list[StepLevel]:
     gaps = Gaps()
     return [
         one

@@ -12,14 +12,14 @@ from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavaila
 from memlog.sink import Connection, JoinableBackend, Target, TrackerRun
 from memlog.testing.made import points
 from memlog_tensorboard import backend
-from memlog_tensorboard.event_file import Entry, EventFile
+from memlog_tensorboard.event_file import EventFile, Scalar
 
 NAME = "events.out.tfevents.0000000000.memlog-r"
 
 
-def entries(count: int) -> list[Entry]:
+def entries(count: int) -> list[Scalar]:
     return [
-        Entry(step, 1e9 + step, Summary.Value(tag="m", simple_value=step)) for step in range(count)
+        Scalar(step, 1e9 + step, Summary.Value(tag="m", simple_value=step)) for step in range(count)
     ]
 
 

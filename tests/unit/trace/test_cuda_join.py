@@ -16,7 +16,7 @@ from torch import nn
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
-from memlog.trace.cuda_join import ExistingStorage, Join, Mark, label, number_of
+from memlog.trace.cuda_join import ExistingStorage, HistoryJoin, HookMark, label, number_of
 from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
@@ -47,9 +47,12 @@ A, B, C, D = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 
 
 def joined(
-    marks: list[Mark], history: History, existing: tuple[ExistingStorage, ...] = (), **options: Any
-) -> tuple[Accountant, Join]:
-    join = Join(marks, existing, **{"opening": None, "started_us": 1_000_000, **options})
+    marks: list[HookMark],
+    history: History,
+    existing: tuple[ExistingStorage, ...] = (),
+    **options: Any,
+) -> tuple[Accountant, HistoryJoin]:
+    join = HistoryJoin(marks, existing, **{"opening": None, "started_us": 1_000_000, **options})
     accountant = Accountant()
     accountant.fold(b"".join(join.events(history.entries)))
     accountant.finish()
@@ -59,12 +62,12 @@ def joined(
 @pytest.mark.seed(201)
 def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
     marks = [
-        Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
-        Mark(2000, ENTER, 2, FORWARD, 0, owner=(2, FORWARD)),
-        Mark(3000, EXIT, 2, FORWARD, 0, owner=(1, FORWARD)),
-        Mark(4000, EXIT, 1, FORWARD, 0, owner=(OUTSIDE, FORWARD)),
-        Mark(5000, PHASE_CHANGE, 2, BACKWARD, 1, owner=(2, BACKWARD)),
-        Mark(6000, PHASE_CHANGE, OUTSIDE, OPTIMIZER, 0, owner=(OUTSIDE, OPTIMIZER)),
+        HookMark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        HookMark(2000, ENTER, 2, FORWARD, 0, owner=(2, FORWARD)),
+        HookMark(3000, EXIT, 2, FORWARD, 0, owner=(1, FORWARD)),
+        HookMark(4000, EXIT, 1, FORWARD, 0, owner=(OUTSIDE, FORWARD)),
+        HookMark(5000, PHASE_CHANGE, 2, BACKWARD, 1, owner=(2, BACKWARD)),
+        HookMark(6000, PHASE_CHANGE, OUTSIDE, OPTIMIZER, 0, owner=(OUTSIDE, OPTIMIZER)),
     ]
     history = History()
     history.alloc(A, 1000, label(0))
@@ -92,15 +95,15 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
 
 def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
     marks = [
-        Mark(1000, PHASE_CHANGE, OUTSIDE, FORWARD, 0),
-        Mark(2000, ENTER, 1, FORWARD, 0, inputs=(B, A)),
-        Mark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # its allocation was not recorded
-        Mark(4000, ENTER, 3, FORWARD, 0, inputs=(-1, 0)),
+        HookMark(1000, PHASE_CHANGE, OUTSIDE, FORWARD, 0),
+        HookMark(2000, ENTER, 1, FORWARD, 0, inputs=(B, A)),
+        HookMark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # its allocation was not recorded
+        HookMark(4000, ENTER, 3, FORWARD, 0, inputs=(-1, 0)),
     ]
     history = History()
     history.alloc(A, 512, label(0))
     history.alloc(B, 1024, label(0))
-    join = Join(marks, [], opening=10_000, started_us=0)
+    join = HistoryJoin(marks, [], opening=10_000, started_us=0)
     events = list(decode(b"".join(join.events(history.entries))))
     serials = {event.size: event.key for event in events if event.kind == ALLOC}
     told = [(event.key, event.size) for event in events if event.kind == ENTER]
@@ -110,10 +113,10 @@ def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
 def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
     marks = [
         # the first step's backward pass
-        Mark(1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)),
-        Mark(2000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),  # the second step
-        Mark(3000, EXIT, 1, FORWARD, 0),
-        Mark(4000, PHASE_CHANGE, 1, BACKWARD, 1, owner=(1, BACKWARD)),
+        HookMark(1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)),
+        HookMark(2000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),  # the second step
+        HookMark(3000, EXIT, 1, FORWARD, 0),
+        HookMark(4000, PHASE_CHANGE, 1, BACKWARD, 1, owner=(1, BACKWARD)),
     ]
     history = History()
     history.alloc(A, 512, label(0))
@@ -158,9 +161,9 @@ def test_a_storage_allocated_in_the_history_is_not_from_before() -> None:
 
 def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
     marks = [
-        Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
-        Mark(2000, CLASSIFY, 5, 0, 0, address=A, category=GRADIENT),
-        Mark(3000, EXIT, 1, FORWARD, 0),
+        HookMark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        HookMark(2000, CLASSIFY, 5, 0, 0, address=A, category=GRADIENT),
+        HookMark(3000, EXIT, 1, FORWARD, 0),
     ]
     history = History()
     history.alloc(A, 512, label(0))
@@ -175,8 +178,8 @@ def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
 
 def test_without_notes_allocations_are_attributed_by_time() -> None:
     marks = [
-        Mark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
-        Mark(12_000, EXIT, 1, FORWARD, 0),
+        HookMark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        HookMark(12_000, EXIT, 1, FORWARD, 0),
     ]
     history = History()
     for address in (A, B, C):

@@ -19,6 +19,6 @@ def other_log(*, row: object, at: int) -> None: ...
 def test_an_unknown_run_is_left_alone(method: Callable[..., None] | None, step: int | None) -> None:
     run = SimpleNamespace(_partial_history_callback=method, _local_step=step)
     before = dict(vars(run))
-    with pytest.raises(TypeError, match="can.t add values to rows"):
+    with pytest.raises(TypeError, match="memlog can't add values to rows"):
         watch(run, UsersRows(Diagnostics()))
     assert vars(run) == before

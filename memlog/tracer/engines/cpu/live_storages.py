@@ -23,7 +23,7 @@ from memlog.trace.encoding import (
 )
 from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer.engines.cpu.autocast_types import type_of
-from memlog.tracer.engines.cpu.storage_events import Owner, StorageEvents, TrackedStorage
+from memlog.tracer.engines.cpu.storage_events import AllocationOwner, StorageEvents, TrackedStorage
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
@@ -34,7 +34,7 @@ SMALL = 64 * 1024
 """Minimum size, in bytes, of a new storage while `MOST_LIVE` storages are tracked. Smaller storages are not
 tracked. So the tracer takes 8.8 MB, plus at most 1 % of the live bytes."""
 
-_BEFORE = Owner(OUTSIDE, BEFORE, 0)
+_BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
 
 
@@ -90,7 +90,9 @@ class LiveStorages:
             tracked.serial = -1
         self._tracked.clear()
 
-    def track(self, tensor: Tensor, owner: Owner, instead: TrackedStorage | None = None) -> None:
+    def track(
+        self, tensor: Tensor, owner: AllocationOwner, instead: TrackedStorage | None = None
+    ) -> None:
         """Record the storage of a tensor that an operation has returned, if the storage is new.
 
         ``instead``: Storage into which an untraced step would have written the result. If ``instead`` is
@@ -129,7 +131,7 @@ class LiveStorages:
             return None
         return self._tracked.get(tensor.untyped_storage()._cdata)
 
-    def add_workspace(self, size: int, owner: Owner, made: int) -> None:
+    def add_workspace(self, size: int, owner: AllocationOwner, made: int) -> None:
         """Record that an operation allocated and freed ``size`` bytes in addition to its results.
 
         ``made``: Type of these bytes under autocast.
@@ -138,7 +140,7 @@ class LiveStorages:
             self.serial += 1
             self.events.workspace(self.serial, size, owner, made)
 
-    def track_resized(self, storage: Any, owner: Owner) -> None:
+    def track_resized(self, storage: Any, owner: AllocationOwner) -> None:
         """Record the new size of a storage, if the size has changed."""
         tracked = self._tracked.get(storage._cdata)
         category, kind = UNDECIDED, UNKNOWN_TYPE
@@ -173,7 +175,7 @@ class LiveStorages:
                 foreign = category == INPUT and self.is_foreign(storage)
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
-                    kind, owner = self._type_of(plain), Owner(layer, made, 0)
+                    kind, owner = self._type_of(plain), AllocationOwner(layer, made, 0)
                     added = self._add(storage, owner, category, kind) or added
             elif tracked.category != category and not _is_final(tracked.category, category):
                 tracked.category = category
@@ -218,7 +220,7 @@ class LiveStorages:
     def _add(
         self,
         storage: Any,
-        owner: Owner,
+        owner: AllocationOwner,
         category: int,
         kind: int,
         instead: TrackedStorage | None = None,

@@ -18,7 +18,7 @@ from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
 from memlog.tracer.engines.cpu.live_storages import LiveStorages
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.op_workspace import Workspace
-from memlog.tracer.engines.cpu.storage_events import Owner
+from memlog.tracer.engines.cpu.storage_events import AllocationOwner
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import tensors_in
 
@@ -56,7 +56,7 @@ class OperationRecorder:
         self.lines = self._calling_lines.lines
         self.unmeasured: Counter[str] = Counter()
 
-    def owner(self, thread_state: ThreadState) -> Owner:
+    def owner(self, thread_state: ThreadState) -> AllocationOwner:
         """Return the layer, phase and thread of the current operation. Also set the line of new storages.
 
         Outside all modules, the line is the program's line that calls the operation. In the backward pass,
@@ -70,7 +70,7 @@ class OperationRecorder:
             if phase == FORWARD:
                 self._module_stack.mark_line(line, thread_state)
         self._live_storages.events.line = line
-        return Owner(layer, phase, thread_state.number)
+        return AllocationOwner(layer, phase, thread_state.number)
 
     def before_change(self, values: Any) -> None:
         """Track the storages of an operation's arguments, because the operation may change them."""
@@ -107,7 +107,7 @@ class OperationRecorder:
         self._log.fold_when_full()
 
     def _track_results(
-        self, func: Any, args: Any, out: Any, owner: Owner, thread_state: ThreadState
+        self, func: Any, args: Any, out: Any, owner: AllocationOwner, thread_state: ThreadState
     ) -> int:
         """Track the results of an operation; return their type under autocast."""
         before = self._live_storages.serial

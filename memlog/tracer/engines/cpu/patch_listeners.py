@@ -11,7 +11,7 @@ from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.engines.cpu import patches
 from memlog.tracer.engines.cpu.live_storages import LiveStorages
 from memlog.tracer.engines.cpu.patches import FunctionPatch
-from memlog.tracer.engines.cpu.storage_events import Owner
+from memlog.tracer.engines.cpu.storage_events import AllocationOwner
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class PatchListeners:
 
     _live_storages: LiveStorages
     _module_stack: ModuleStack
-    _owner: Callable[[ThreadState], Owner]
+    _owner: Callable[[ThreadState], AllocationOwner]
     _diagnostics: Diagnostics
     _compiled: Sequence[FunctionPatch] = field(default=(), init=False)
     compiled_calls: int = field(default=0, init=False)

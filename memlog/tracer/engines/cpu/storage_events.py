@@ -13,7 +13,7 @@ from memlog.trace.storage_uses import MOST_CASTS, UNKNOWN_TYPE, packed
 from memlog.tracer.event_log import EventLog
 
 
-class Owner(NamedTuple):
+class AllocationOwner(NamedTuple):
     """Layer, phase and thread number of new memory."""
 
     layer: int
@@ -118,7 +118,7 @@ class StorageEvents:
         self.line = 0
 
     def allocation(
-        self, tracked: TrackedStorage, owner: Owner, instead: TrackedStorage | None
+        self, tracked: TrackedStorage, owner: AllocationOwner, instead: TrackedStorage | None
     ) -> None:
         """Write the ALLOC event of a storage.
 
@@ -135,7 +135,7 @@ class StorageEvents:
         else:
             self._pending.append(_PendingAllocation(tracked, instead, event))
 
-    def workspace(self, serial: int, size: int, owner: Owner, made: int) -> None:
+    def workspace(self, serial: int, size: int, owner: AllocationOwner, made: int) -> None:
         """Write the ALLOC and FREE events of an operation's workspace of ``size`` bytes."""
         now = self._log.now()
         layer, phase, thread = owner

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.trace.cuda_join import ExistingStorage, Join, Mark, label
+from memlog.trace.cuda_join import ExistingStorage, HistoryJoin, HookMark, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
@@ -59,7 +59,7 @@ class NativeEngine(HookEngine):
         self._owners = ParameterOwners(names)
         self._read = allocator_stats.reader(self._device)
         self._read_always = readings
-        self._marks: list[Mark] = []
+        self._marks: list[HookMark] = []
         self._existing: list[ExistingStorage] = []
         self._allocated_at_start: int | None = None
         self._started_us = 0
@@ -84,7 +84,7 @@ class NativeEngine(HookEngine):
         self._end()
         snapshot = self._history.stop()
         entries = self._history.entries(snapshot, self._started_us)
-        join = Join(
+        join = HistoryJoin(
             self._marks,
             self._existing,
             opening=self._allocated_at_start,
@@ -124,7 +124,7 @@ class NativeEngine(HookEngine):
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
         owner = self._module_stack.owner_until_change(thread_state)
-        mark = Mark(
+        mark = HookMark(
             self._log.now(),
             kind,
             layer,
@@ -174,7 +174,9 @@ class NativeEngine(HookEngine):
     def _classify(self, tensor: Tensor, layer: int, category: int) -> None:
         now = self._log.now()
         for address, _ in self._blocks(tensor):
-            self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
+            self._marks.append(
+                HookMark(now, CLASSIFY, layer, 0, 0, address=address, category=category)
+            )
 
     def _largest(self, args: Any) -> tuple[int, int]:
         """Return the addresses of the two largest storages among a module's arguments.
@@ -196,7 +198,7 @@ class NativeEngine(HookEngine):
             if storage.device == self._device and storage.nbytes()
         ]
 
-    def _make_report(self, snapshot: Any, entries: int, join: Join) -> EngineReport:
+    def _make_report(self, snapshot: Any, entries: int, join: HistoryJoin) -> EngineReport:
         found, reason = allocator_stats.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if entries >= MAX_ENTRIES:
