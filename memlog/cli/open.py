@@ -22,8 +22,6 @@ from memlog.journal.artifacts import artifact_path
 from memlog.ranks.finding import find_run
 from memlog.settings import runs_directory
 
-_FLAMEGRAPH = "flamegraph"
-
 
 @click.command(
     "open",
@@ -71,7 +69,7 @@ def _find(what: str, directory: Path | None) -> Path:
 def _newest(run: RunDirectory) -> Path:
     """Return the run's newest flame graph; if there is none, the newest file that can be shown."""
     events = [event for event in kept(run)[::-1] if not event.is_report]
-    events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
+    events.sort(key=lambda event: event.kind != "flamegraph")
     for event in events:
         path = artifact_path(run, event)
         if path is not None and is_openable(path):

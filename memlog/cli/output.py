@@ -12,16 +12,15 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.units import format_duration
 from memlog.reports.schema import RunStatus
 
-duration = format_duration
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",
     "finished": "green",
     "failed": "red",
     "killed": "red",
 }
+LEVEL_STYLES = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 _PIPE_WIDTH = 100_000
 """Columns in a pipe, where lines must not be wrapped or cut because programs read them."""

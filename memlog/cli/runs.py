@@ -62,12 +62,12 @@ def runs(directory: Path | None, as_json: bool) -> None:
     """List the runs, the newest last."""
     root = runs_directory(directory)
     found = list_runs(root)
+    lines = list(_lines(found))
     if as_json:
-        print_json(encode(RunList(runs=list(_lines(found)))))
+        print_json(encode(RunList(runs=lines)))
         return
     if not found:
         find_run(root, LATEST)  # raises, with the remedy
-    lines = list(_lines(found))
     with page() as console:
         console.print(_table(console, lines))
         for problem in _problems(lines):

@@ -164,7 +164,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         return f"{name}: {outcome}{_where(state, delivery.known)}", None
     backend = load_backend(name)
     with TakenOver(run, name, timeout, is_over=complete):
-        uploader = _uploader(delivery, backend, Guard(backend, delivery.trusted))
+        uploader = _uploader(delivery, backend)
         before = copy.deepcopy(uploader.state)
         with Meter(uploader):
             _deliver(uploader, timeout, complete=complete)
@@ -175,7 +175,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
     return f"{name}: {outcome}{_where(uploader.state, delivery.known)}", uploader.refused
 
 
-def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
+def _uploader(delivery: _Delivery, backend: Backend) -> Uploader:
     run, summary = delivery.run, delivery.summary
     header, name = run.trainer(), backend.name
     claim = None
@@ -184,7 +184,7 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
     uploader = Uploader(
         run,
         name,
-        guard.open_sink,
+        Guard(backend, delivery.trusted).open_sink,
         project=summary.run.project,
         name=summary.run.name,
         begun_us=header.begun_us if header else None,

@@ -28,7 +28,7 @@ _IN_A_PIPE = 10.0
 """Seconds between two readings if ``--interval`` is not given: `_IN_A_TERMINAL`, or `_IN_A_PIPE`."""
 _RANKS_EVERY = 5.0
 """Seconds between two searches for other ranks. A rank may begin later than the run that is watched."""
-_LAST_WORDS = 3.0
+_END_WRITTEN_WITHIN = 3.0
 """Maximum seconds between the end of the training process and the last reading. In this time, the helper
 process can write how the run ended."""
 
@@ -125,7 +125,7 @@ def _follow(follower: _Follower, pause: float, show: Callable[[LiveState], objec
         time.sleep(pause)
         state = follower.read()
     # The run's helper process may still write how the run ended.
-    deadline = time.monotonic() + _LAST_WORDS
+    deadline = time.monotonic() + _END_WRITTEN_WITHIN
     while was_running and state.status == "killed" and time.monotonic() < deadline:
         time.sleep(0.2)
         state = follower.read()

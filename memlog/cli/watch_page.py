@@ -9,15 +9,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.units import format_bytes
-from memlog.cli.output import STATUS_STYLES, duration, plain, sign, table
+from memlog._internal.units import format_bytes, format_duration
+from memlog.cli.output import LEVEL_STYLES, STATUS_STYLES, plain, sign, table
 from memlog.journal import RunDirectory
 from memlog.reports.history import highest_of
 from memlog.reports.live import LiveMemory, LiveRank, LiveState
 from memlog.reports.schema import AlertFacts, RunStatus
 from memlog.reports.verdict import beyond
 
-_LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-=oO#"
 _PIPE_BAR = 30
@@ -95,7 +94,7 @@ def _progress(state: LiveState) -> str:
     if state.steps_per_s is not None:
         parts.append(f"{state.steps_per_s:.3g} steps/s")
     if state.elapsed_s is not None:
-        parts.append(f"after {duration(state.elapsed_s)}")
+        parts.append(f"after {format_duration(state.elapsed_s)}")
     return ", ".join(parts) or "no step yet"
 
 
@@ -161,7 +160,7 @@ def _alerts(console: Console, alerts: Sequence[AlertFacts], earlier: int) -> Tab
     heading = f"alert ({earlier:,} earlier)" if earlier else "alert"
     rows = table(console, "at", "level", heading, folded=[heading])
     for alert in alerts:
-        rows.add_row(alert.place, plain(alert.level, _LEVELS[alert.level]), plain(alert.title))
+        rows.add_row(alert.place, plain(alert.level, LEVEL_STYLES[alert.level]), plain(alert.title))
     return rows
 
 

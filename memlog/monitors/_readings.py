@@ -14,6 +14,9 @@ from memlog.probes.peaks import PeakWindow
 
 MAX_LABEL = 500
 """Maximum number of characters of a label. Further characters are cut off."""
+MAX_POINTS = 10_000
+"""Maximum number of points that a monitor keeps. After that, each new point replaces the oldest one. The
+journal keeps all points."""
 
 
 @functools.cache

@@ -183,13 +183,7 @@ def steps_of(file: JournalFile, since: Position = START) -> Iterator[int]:
             yield entry.event.step
 
 
-def training_of(run: RunDirectory) -> Training | None:
-    """Return the training of a run; ``None`` if the run is not registered."""
-    own = registration_of(run)
-    return None if own is None else Training(run, own)
-
-
 def ranks_of(run: RunDirectory) -> dict[int, RunDirectory]:
     """Return the runs of all ranks of a run's training, by rank; empty if ``run`` is not registered."""
-    training = training_of(run)
-    return {} if training is None else training.search()
+    own = registration_of(run)
+    return {} if own is None else Training(run, own).search()
