@@ -23,9 +23,10 @@ STATUS_STYLES: dict[RunStatus, str] = {
 LEVEL_STYLES = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 _PIPE_WIDTH = 100_000
-"""Columns in a pipe, where lines must not be wrapped or cut because programs read them."""
+"""Width of the output in a pipe, in columns: so large that no line is wrapped or cut, because programs read
+the lines."""
 _SMALL = 100
-"""Lower bound of the numbers that are shown with one decimal. Smaller numbers get four significant digits."""
+"""Least number that is shown with one decimal. Smaller numbers are shown with four significant digits."""
 
 
 @contextmanager
@@ -46,13 +47,10 @@ def page() -> Iterator[Console]:
 def table(
     console: Console, *headings: str, right: Collection[str] = (), folded: Collection[str] = ()
 ) -> Table:
-    """Return an empty table without a frame.
+    """Return an empty table without a frame, to which the caller can add more columns.
 
-    Args:
-        console: Console on which the table is printed.
-        headings: Headings of the first columns. More columns can be added.
-        right: Headings of columns that are aligned to the right.
-        folded: Headings of columns whose text takes several lines if it is long. Other text is cut.
+    The columns in ``right`` are aligned to the right. Long text takes several lines in the columns in
+    ``folded``, and is cut in the other columns.
     """
     made = Table(box=None, pad_edge=False)
     if console.is_terminal:

@@ -56,7 +56,6 @@ _EMPTY = f"nothing: {NOT_NOTICED}"
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print the page."""
     console.print(plain(summary.verdict, "bold yellow" if summary.findings else "bold"))
     console.print()
     _print_head(console, summary)

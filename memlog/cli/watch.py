@@ -25,7 +25,7 @@ from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0
 _IN_A_PIPE = 10.0
-"""Seconds between two readings if ``--interval`` is not given: `_IN_A_TERMINAL`, or `_IN_A_PIPE`."""
+"""Seconds between two readings if ``--interval`` is not given."""
 _RANKS_EVERY = 5.0
 """Seconds between two searches for other ranks. A rank may begin later than the run that is watched."""
 _END_WRITTEN_WITHIN = 3.0
@@ -92,7 +92,6 @@ class _Follower:
         self._search_due = 0.0
 
     def read(self) -> LiveState:
-        """Read the new events, and return the state."""
         try:
             self._own.update()
             self._find_ranks()
@@ -124,7 +123,6 @@ def _follow(follower: _Follower, pause: float, show: Callable[[LiveState], objec
         show(state)
         time.sleep(pause)
         state = follower.read()
-    # The run's helper process may still write how the run ended.
     deadline = time.monotonic() + _END_WRITTEN_WITHIN
     while was_running and state.status == "killed" and time.monotonic() < deadline:
         time.sleep(0.2)

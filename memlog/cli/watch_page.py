@@ -26,7 +26,7 @@ _TIGHT, _FULL = 0.8, 0.95
 _LEAST_RANGE = 0.2
 """Minimum range of values that a sparkline's height covers, as a fraction of the highest value."""
 _BESIDE_BAR = 54
-"""Width in columns of a memory row without its bar."""
+"""Width of a row of the memory table without its bar, in columns."""
 _ENDS: dict[RunStatus, str] = {
     "running": "is still running",
     "finished": "has finished",
@@ -36,7 +36,6 @@ _ENDS: dict[RunStatus, str] = {
 
 
 def page_of(console: Console, state: LiveState) -> RenderableType:
-    """Return the whole page."""
     parts: list[RenderableType] = [_head(state), Text()]
     if state.memory:
         parts += [_memory(console, state.memory), Text()]
@@ -55,7 +54,6 @@ def page_of(console: Console, state: LiveState) -> RenderableType:
 
 
 def line_of(state: LiveState) -> str:
-    """Return the state on one line."""
     memory = "; ".join(
         f"{one.name} {format_bytes(one.current_bytes)}, peak {format_bytes(one.peak_bytes)}"
         + ("" if one.limit_bytes is None else f" of {format_bytes(one.limit_bytes)}")
@@ -111,7 +109,7 @@ def _memory(console: Console, memory: Sequence[LiveMemory]) -> Table:
 
 
 def _grid(headings: Sequence[str], left: Collection[str]) -> Table:
-    """Return an empty table that is narrow enough for 80 columns."""
+    """Return a table with headings only, with columns so close together that it fits into 80 columns."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for heading in headings:
         grid.add_column(justify="left" if heading in left else "right", no_wrap=True)
@@ -146,7 +144,7 @@ def _bar(console: Console, memory: LiveMemory, width: int) -> Text:
 
 
 def _sparkline(console: Console, values: Sequence[int], width: int) -> Text:
-    """Return the series, scaled so that a change of a few per cent does not look like growth."""
+    """Return a line of blocks, scaled so that a change of a few per cent does not look like growth."""
     blocks = _BLOCKS if sign(console, _BLOCKS, "") else _PLAIN_BLOCKS
     shown = highest_of(list(values), width)
     high = max(shown)

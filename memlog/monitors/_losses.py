@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 _NAMES = ("loss", "value", "fun")
 """Keys of a mapping that hold its loss."""
 _DEPTH = 4
-"""Maximum number of objects that are examined to find a loss: containers within containers, and the loss."""
+"""Maximum number of objects that are examined, one inside the other, to find a loss."""
 
 
 class LossValue(NamedTuple):
@@ -28,9 +28,7 @@ class LossValue(NamedTuple):
 class Pending:
     """A loss that is being copied from a device to host memory.
 
-    Args:
-        host: The copy, which is valid after ``event``.
-        event: Event recorded on the device's stream after the copy.
+    ``host`` is the copy. It is valid after ``event``, which the device's stream records after the copy.
     """
 
     def __init__(self, host: Any, event: Any) -> None:

@@ -38,8 +38,7 @@ def device_index(device: Any) -> int:
 class Meter:
     """Reader of memory at points in time. Each meter measures peaks since its own previous reading.
 
-    Args:
-        device: The accelerator's index or torch's name for it. Readings contain only this accelerator.
+    ``device`` is the index or torch's name of the only accelerator that readings contain.
     """
 
     def __init__(self, device: Any = 0) -> None:
@@ -48,7 +47,7 @@ class Meter:
         self._window = PeakWindow()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[int]]:
-        """Copy or pickle the meter with new probes, because probes belong to their process."""
+        """Give a copied or unpickled meter new probes, because probes belong to their process."""
         return Meter, (self._index,)
 
     def rss(self) -> int | None:

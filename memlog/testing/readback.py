@@ -152,11 +152,8 @@ class TrackerChecks(TrackerReading):
     ) -> None:
         """Check that the tracker holds these points and no others, at their times.
 
-        Args:
-            run: The run.
-            points: The points that the sink got.
-            repeated: ``True``: the sink got some of the points more than once.
-            ordered: ``True``: the sink got the points in this order.
+        With ``repeated``, the sink got some of the points more than once; with ``ordered``, it got them in
+        this order.
         """
         wanted = [replace(point, value=self.stored(point.value)) for point in points]
         rows = self.rows(run.run_id)
