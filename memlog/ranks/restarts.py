@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from memlog._internal.distributed import Place
 from memlog.journal import RunDirectory
@@ -20,15 +19,15 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
     if not place.restart and (place.rank or not _is_torchrun(place)):
         return None
     earlier = [
-        (known.begun_us, other.id, other, known)
-        for other in _siblings(run)
+        (other, known)
+        for other in map(RunDirectory, run.path.parent.iterdir())
         if (known := registration_of(other)) is not None
         and known.begun_us < begun_us
         and _is_earlier(other, known, place)
     ]
     if not earlier:
         return None
-    *_, before, known = max(earlier, key=lambda found: found[:2])
+    before, known = max(earlier, key=lambda found: (found[1].begun_us, found[0].id))
     return Attempt(before.id, known.before.first if known.before else before.id, _end_of(before))
 
 
@@ -60,12 +59,6 @@ def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
 
 def _is_torchrun(place: Place) -> bool:
     return place.job.startswith("torchelastic ")
-
-
-def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
-    for path in run.path.parent.iterdir():
-        if path.name != run.id:
-            yield RunDirectory(path)
 
 
 def _end_of(run: RunDirectory) -> int:
