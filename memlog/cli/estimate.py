@@ -46,8 +46,6 @@ class EstimatedStep(msgspec.Struct, frozen=True):
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):
-    """JSON document of the command."""
-
     schema: int
     target: str
     device: str

@@ -53,13 +53,9 @@ def known(number: Any) -> LossValue:
 def read(returned: Any) -> LossReading:
     """Find the loss in the result of a loss function or in the loss that a trainer passes.
 
-    Args:
-        returned: A number, an array, a tensor or a phiml tensor; or an object that contains one. The loss is
-            the first item of a tuple or list, the item ``"loss"``, ``"value"`` or ``"fun"`` of a mapping, or
-            the attribute ``loss`` of a model's output.
-
-    Returns:
-        The loss; ``None`` if there is no loss, or if the loss has no value yet, as during tracing.
+    A loss is a number, an array, a tensor or a phiml tensor. It can be the first item of a tuple or list, the
+    item ``"loss"``, ``"value"`` or ``"fun"`` of a mapping, or the attribute ``loss`` of a model's output. The
+    result is ``None`` if there is no loss, or if the loss has no value yet, as during tracing.
     """
     value = _pick(returned)
     if value is None:

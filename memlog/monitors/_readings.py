@@ -59,7 +59,6 @@ class Meter:
         return tuple(r for r in self._accelerators.read() if _index_of(r) == self._index)
 
     def point(self, label: Any) -> Recorded:
-        """Read the memory in use now, under a label."""
         return Recorded(now_us(), str(label)[:MAX_LABEL], self.rss(), self.devices())
 
     def epoch(self, epoch: int, step: int | None) -> Epoch:

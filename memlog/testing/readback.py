@@ -189,7 +189,6 @@ class TrackerChecks(TrackerReading):
             assert dict(self.files(run.run_id)) == dict(files)
 
     def _has_ended(self, run: TrackerRun, status: Status, ended_us: int) -> None:
-        """Check that the run has this status and end time."""
         assert self.status(run.run_id) == status
         if self._is_shown("ends"):
             assert self.ended_ms(run.run_id) == ended_us // 1000
