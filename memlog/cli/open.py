@@ -15,7 +15,7 @@ from memlog.artifacts.openers import Page, is_openable, page_of
 from memlog.artifacts.server import LOOPBACK, PageServer
 from memlog.cli.completing import complete_files_and_runs
 from memlog.cli.options import SETTINGS, dir_option
-from memlog.cli.output import one_line
+from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
@@ -49,9 +49,9 @@ def open_file(what: str, browser: bool, port: int, directory: Path | None) -> No
     "latest") the newest flame graph is shown.
     """
     path = _find(what, directory)
-    page = page_of(path, announce=lambda line: click.echo(f"memlog: {line}", err=True))
+    page = page_of(path, announce=notice)
     for note in page.notes:
-        click.echo(f"memlog: {one_line(f'{path}: {note}')}", err=True)
+        notice(f"{path}: {note}")
     _show(page, path, port, browser=browser)
 
 

@@ -85,6 +85,11 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in joined)
 
 
+def notice(text: str) -> None:
+    """Print a line on standard error that begins with ``memlog:``."""
+    click.echo(f"memlog: {one_line(text)}", err=True)
+
+
 def print_json(document: bytes) -> None:
     """Write a JSON document as UTF-8, independent of the terminal's encoding."""
     click.echo(document)

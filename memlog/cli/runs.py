@@ -15,7 +15,7 @@ from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import (
     STATUS_STYLES,
     local_time,
-    one_line,
+    notice,
     page,
     plain,
     print_json,
@@ -80,8 +80,7 @@ def _lines(found: Iterable[RunDirectory]) -> Iterator[RunLine]:
         try:
             line = _line(run)
         except Exception as error:  # noqa: BLE001 - a folder may hold anything
-            warning = f"memlog: {run.path} is left out, because it can't be read: {error}"
-            click.echo(one_line(warning), err=True)
+            notice(f"{run.path} is left out, because it can't be read: {error}")
             continue
         yield line
 

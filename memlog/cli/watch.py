@@ -13,7 +13,7 @@ from rich.live import Live
 
 from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option, json_option
-from memlog.cli.output import one_line, page, plain, print_json
+from memlog.cli.output import notice, one_line, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, list_runs
@@ -68,7 +68,7 @@ def watch(
         else:
             _follow(follower, pause, _print_json if as_json else _print_line)
     except KeyboardInterrupt:
-        click.echo("memlog: no longer watched, the run goes on", err=True)
+        notice("no longer watched, the run goes on")
 
 
 def _newest_live(root: Path) -> RunDirectory:
