@@ -25,11 +25,7 @@ class Guard:
     """Guard against sending credentials to an address that only a run's folder names.
 
     A run's folder can come from elsewhere. Credentials in the environment may go only to the address in the
-    environment, and to the addresses that the user allows.
-
-    Args:
-        backend: Backend of the tracker.
-        trusted: Further addresses that the user allows.
+    environment, and to the addresses in ``trusted``, which the user allows.
     """
 
     def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
@@ -41,7 +37,7 @@ class Guard:
         """Check that memlog may connect to ``address``.
 
         Raises:
-            UntrustedAddressError: the address would get credentials of another tracker.
+            UntrustedAddressError: The address would get credentials of another tracker.
         """
         credentials = withheld(address, self._home, self._trusted)
         if not credentials:
@@ -87,10 +83,10 @@ def known_address(known: str | None, connection: Connection) -> str | None:
 
 
 def place_of(backend: str, uri: str | None) -> str:
-    """Return a text about the tracker of a run, which the caller prints after the run's id.
+    """Return the text to print after the id of a run in a tracker, such as ``" at http://host"``.
 
-    The text names the address, or says that the tracker is disabled or offline. It is empty if the
-    address is unknown.
+    The text names the address, or says that the run is disabled or offline. It is empty if the address is
+    unknown.
     """
     if not uri:
         return ""

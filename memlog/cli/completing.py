@@ -57,7 +57,6 @@ def complete_files(
 def complete_backends(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return the installed backends."""
     names = [LOCAL]
     with _silent():
         names += find_backends()

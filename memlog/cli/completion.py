@@ -7,7 +7,6 @@ from click.shell_completion import get_completion_class
 
 from memlog.cli.options import SETTINGS
 
-_PROGRAM = "memlog"
 _VARIABLE = "_MEMLOG_COMPLETE"
 """Environment variable with which the shell asks click for candidates. It is named after the program."""
 
@@ -27,4 +26,4 @@ def completion(context: click.Context, shell: str) -> None:
     """  # noqa: D301 - click needs the character \b itself to keep lines apart
     made = get_completion_class(shell)
     assert made is not None  # noqa: S101 - click has all three
-    click.echo(made(context.find_root().command, {}, _PROGRAM, _VARIABLE).source())
+    click.echo(made(context.find_root().command, {}, "memlog", _VARIABLE).source())

@@ -32,7 +32,7 @@ SCHEMA = 1
 
 
 class EstimatedStep(msgspec.Struct, frozen=True):
-    """One row: a step with one batch size and length. Sizes are bytes; docs/estimates.md explains them."""
+    """Row for one batch size and length. Sizes are bytes; docs/estimates.md explains them."""
 
     batch: int | None
     length: int | None
@@ -46,8 +46,6 @@ class EstimatedStep(msgspec.Struct, frozen=True):
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):
-    """JSON document of the command."""
-
     schema: int
     target: str
     device: str

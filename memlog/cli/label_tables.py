@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.units import format_bytes
-from memlog.cli.output import duration, plain, table
+from memlog._internal.units import format_bytes, format_duration
+from memlog.cli.output import plain, table
 from memlog.reports.phases import known_peak
 from memlog.reports.schema import Levels, PhaseFacts, PointFacts, ScopeFacts
 
@@ -25,7 +25,7 @@ def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
             plain(label),
             "host",
             f"{facts.count:,}",
-            duration(facts.duration_s),
+            format_duration(facts.duration_s),
             *_changes(facts.rss_change),
             "",
             f"{facts.errors:,}" if facts.errors else "",
@@ -43,7 +43,7 @@ def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
     for label, facts in list(by_label.items())[:_SHOWN]:
         once = (
             f"{facts.count:,}",
-            duration(facts.duration_s),
+            format_duration(facts.duration_s),
             f"{facts.errors:,}" if facts.errors else "",
         )
         title = plain(" > ".join([*facts.within, label]))

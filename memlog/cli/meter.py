@@ -22,9 +22,6 @@ class Meter(Progress):
     """Progress bar of a delivery, with bytes and points, on standard error if that is a terminal.
 
     A separate thread draws the bar from the uploader's current state.
-
-    Args:
-        uploader: The uploader that delivers.
     """
 
     def __init__(self, uploader: Uploader) -> None:
@@ -45,14 +42,13 @@ class Meter(Progress):
         self.add_task(f"to {uploader.backend}", total=total, points=0)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return the bar with the uploader's current state."""
         points = self._uploader.state.delivered - self._before
         for task in self.task_ids:
             self.update(task, completed=self._read(), points=points)
         return super().get_renderables()
 
     def _read(self) -> int:
-        """Return how many of the journal's bytes are delivered as points."""
+        """Return the number of the journal's bytes whose points are delivered."""
         progress = dict(self._uploader.state.files)
         return sum(
             file.bytes_before(progress[file.process].sent)
@@ -62,10 +58,9 @@ class Meter(Progress):
 
 
 class TransferMeter(Progress):
-    """Progress bar of a download of several files on standard error, if that is a terminal.
+    """Progress bar of a download of several files, on standard error if that is a terminal.
 
-    Args:
-        total: Bytes of all files; ``None`` if a size is unknown.
+    ``total`` is the number of bytes of all files; ``None``: a size is unknown.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -82,9 +77,7 @@ class TransferMeter(Progress):
         self._task = self.add_task("", total=total)
 
     def begin(self, name: str) -> None:
-        """Show the name of the next file."""
         self.update(self._task, description=name)
 
     def arrived(self, count: int) -> None:
-        """Add received bytes."""
         self.advance(self._task, count)

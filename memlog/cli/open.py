@@ -15,14 +15,12 @@ from memlog.artifacts.openers import Page, is_openable, page_of
 from memlog.artifacts.server import LOOPBACK, PageServer
 from memlog.cli.completing import complete_files_and_runs
 from memlog.cli.options import SETTINGS, dir_option
-from memlog.cli.output import one_line
+from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
 from memlog.ranks.finding import find_run
 from memlog.settings import runs_directory
-
-_FLAMEGRAPH = "flamegraph"
 
 
 @click.command(
@@ -51,9 +49,9 @@ def open_file(what: str, browser: bool, port: int, directory: Path | None) -> No
     "latest") the newest flame graph is shown.
     """
     path = _find(what, directory)
-    page = page_of(path, announce=lambda line: click.echo(f"memlog: {line}", err=True))
+    page = page_of(path, announce=notice)
     for note in page.notes:
-        click.echo(f"memlog: {one_line(f'{path}: {note}')}", err=True)
+        notice(f"{path}: {note}")
     _show(page, path, port, browser=browser)
 
 
@@ -71,7 +69,7 @@ def _find(what: str, directory: Path | None) -> Path:
 def _newest(run: RunDirectory) -> Path:
     """Return the run's newest flame graph; if there is none, the newest file that can be shown."""
     events = [event for event in kept(run)[::-1] if not event.is_report]
-    events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
+    events.sort(key=lambda event: event.kind != "flamegraph")
     for event in events:
         path = artifact_path(run, event)
         if path is not None and is_openable(path):

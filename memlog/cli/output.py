@@ -12,21 +12,21 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.units import format_duration
 from memlog.reports.schema import RunStatus
 
-duration = format_duration
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",
     "finished": "green",
     "failed": "red",
     "killed": "red",
 }
+LEVEL_STYLES = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 _PIPE_WIDTH = 100_000
-"""Columns in a pipe, where lines must not be wrapped or cut because programs read them."""
+"""Width of the output in a pipe, in columns: so large that no line is wrapped or cut, because programs read
+the lines."""
 _SMALL = 100
-"""Lower bound of the numbers that are shown with one decimal. Smaller numbers get four significant digits."""
+"""Least number that is shown with one decimal. Smaller numbers are shown with four significant digits."""
 
 
 @contextmanager
@@ -47,13 +47,10 @@ def page() -> Iterator[Console]:
 def table(
     console: Console, *headings: str, right: Collection[str] = (), folded: Collection[str] = ()
 ) -> Table:
-    """Return an empty table without a frame.
+    """Return an empty table without a frame, to which the caller can add more columns.
 
-    Args:
-        console: Console on which the table is printed.
-        headings: Headings of the first columns. More columns can be added.
-        right: Headings of columns that are aligned to the right.
-        folded: Headings of columns whose text takes several lines if it is long. Other text is cut.
+    The columns in ``right`` are aligned to the right. Long text takes several lines in the columns in
+    ``folded``, and is cut in the other columns.
     """
     made = Table(box=None, pad_edge=False)
     if console.is_terminal:
@@ -86,6 +83,11 @@ def one_line(text: str) -> str:
     """Return ``text`` on one line, without control characters."""
     joined = " ".join(text.splitlines())
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in joined)
+
+
+def notice(text: str) -> None:
+    """Print a line on standard error that begins with ``memlog:``."""
+    click.echo(f"memlog: {one_line(text)}", err=True)
 
 
 def print_json(document: bytes) -> None:

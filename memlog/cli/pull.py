@@ -88,12 +88,16 @@ def pull(
     sources = _sources(run, backend, directory, trusted)
     try:
         for source in sources:
-            choice = _choice(source, kind)
+            choice = choose(source.store.list_artifacts(source.run_id), kind)
             if choice.files:
                 puller = Puller(source.store, source.run_id, output, force=force)
-                _pull(source, choice, puller, pulled, failures)
+                _pull(puller, choice, pulled, failures)
             if choice.refused:
                 failures.append(_refused(choice))
+    except TrackerUnavailableError as error:
+        raise TrackerUnavailableError(
+            f"{sources[0].backend}: {error}; call `memlog pull` again when it can be reached"
+        ) from error
     finally:
         # If the tracker failed in the middle, the files that were downloaded before are complete.
         if pulled:
@@ -150,16 +154,7 @@ def _delivered(
     return sources
 
 
-def _choice(source: Source, kind: str | None) -> Choice:
-    try:
-        return choose(source.store.list_artifacts(source.run_id), kind)
-    except TrackerUnavailableError as error:
-        raise _unavailable(source, error) from error
-
-
-def _pull(
-    source: Source, choice: Choice, puller: Puller, pulled: list[Pulled], failures: list[str]
-) -> None:
+def _pull(puller: Puller, choice: Choice, pulled: list[Pulled], failures: list[str]) -> None:
     """Download the files. If a file fails, go on with the others."""
     puller.room_for(choice.size)
     with TransferMeter(choice.size) as meter:
@@ -167,16 +162,8 @@ def _pull(
             meter.begin(artifact.name)
             try:
                 pulled.append(puller.pull(artifact, meter.arrived))
-            except TrackerUnavailableError as error:
-                raise _unavailable(source, error) from error
             except (ArtifactError, TrackerRejectedError) as error:
                 failures.append(str(error))
-
-
-def _unavailable(source: Source, error: TrackerUnavailableError) -> TrackerUnavailableError:
-    return TrackerUnavailableError(
-        f"{source.backend}: {error}; call `memlog pull` again when it can be reached"
-    )
 
 
 def _joined(failures: list[str]) -> str:

@@ -10,7 +10,7 @@ import click
 from memlog._internal.units import format_bytes
 from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option
-from memlog.cli.output import one_line
+from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError
 from memlog.ranks.finding import find_run
 from memlog.reports.page import comparison_html, html
@@ -45,14 +45,10 @@ def report_run(runs: Sequence[str], output: Path, directory: Path | None) -> Non
         )
     root = runs_directory(directory)
     found = [find_run(root, name) for name in runs]
-
-    def announce(line: str) -> None:
-        click.echo(f"memlog: {line}", err=True)
-
     if len(found) == 1:
-        page = html(found[0], announce=announce)
+        page = html(found[0], announce=notice)
     else:
-        page = comparison_html(found[0], found[1], announce=announce)
+        page = comparison_html(found[0], found[1], announce=notice)
     content = page.encode()
     output.write_bytes(content)
     shown = output.absolute().as_uri()

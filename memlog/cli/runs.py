@@ -15,7 +15,7 @@ from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import (
     STATUS_STYLES,
     local_time,
-    one_line,
+    notice,
     page,
     plain,
     print_json,
@@ -62,12 +62,12 @@ def runs(directory: Path | None, as_json: bool) -> None:
     """List the runs, the newest last."""
     root = runs_directory(directory)
     found = list_runs(root)
+    lines = list(_lines(found))
     if as_json:
-        print_json(encode(RunList(runs=list(_lines(found)))))
+        print_json(encode(RunList(runs=lines)))
         return
     if not found:
         find_run(root, LATEST)  # raises, with the remedy
-    lines = list(_lines(found))
     with page() as console:
         console.print(_table(console, lines))
         for problem in _problems(lines):
@@ -80,8 +80,7 @@ def _lines(found: Iterable[RunDirectory]) -> Iterator[RunLine]:
         try:
             line = _line(run)
         except Exception as error:  # noqa: BLE001 - a folder may hold anything
-            warning = f"memlog: {run.path} is left out, because it can't be read: {error}"
-            click.echo(one_line(warning), err=True)
+            notice(f"{run.path} is left out, because it can't be read: {error}")
             continue
         yield line
 

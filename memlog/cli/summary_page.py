@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.diagnostics import NOT_NOTICED
-from memlog._internal.units import format_bytes
+from memlog._internal.units import format_bytes, format_duration
 from memlog.cli.addresses import place_of
 from memlog.cli.label_tables import phases, points, scopes
 from memlog.cli.output import (
+    LEVEL_STYLES,
     STATUS_STYLES,
-    duration,
     local_time,
     number,
     plain,
@@ -50,14 +50,12 @@ _SOURCES: dict[PeakSource | None, str] = {
 }
 _UNITS = {"mib": "MiB", "ms": "ms"}
 """Units by the suffix of a metric's name."""
-_LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
 _EMPTY = f"nothing: {NOT_NOTICED}"
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print the page."""
     console.print(plain(summary.verdict, "bold yellow" if summary.findings else "bold"))
     console.print()
     _print_head(console, summary)
@@ -154,7 +152,7 @@ def _head(run: RunFacts, steps: str) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if run.project:
         facts["project"] = run.project
-    facts["begun"] = f"{local_time(run.begun)}, {steps} in {duration(run.duration_s)}"
+    facts["begun"] = f"{local_time(run.begun)}, {steps} in {format_duration(run.duration_s)}"
     facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
     facts["folder"] = run.directory
     for name, device in run.devices.items():
@@ -233,9 +231,8 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
         )
     if traced.cost_ms is not None and traced.set_up_ms is not None:
         share = f", {traced.cost_ms / 1e3 / duration_s:.1%} of the run" if duration_s else ""
-        facts["cost"] = (
-            f"{duration(traced.cost_ms / 1e3)}{share}; {duration(traced.set_up_ms / 1e3)} more to set up"
-        )
+        cost, set_up = (format_duration(ms / 1e3) for ms in (traced.cost_ms, traced.set_up_ms))
+        facts["cost"] = f"{cost}{share}; {set_up} more to set up"
     return facts
 
 
@@ -244,7 +241,7 @@ def _alerts(console: Console, summary: Summary) -> Table:
     for alert in summary.alerts:
         # The title of a finding's alert ends in a full stop. The title of a rule's alert does not.
         text = plain(f"{alert.title.rstrip('.')}: {alert.text}" if alert.text else alert.title)
-        level = plain(alert.level, _LEVELS[alert.level])
+        level = plain(alert.level, LEVEL_STYLES[alert.level])
         made.add_row(alert.place, level, plain(alert.rule), text)
     return made
 

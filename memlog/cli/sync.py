@@ -38,7 +38,7 @@ from memlog.sink import LOCAL, Backend, TrackerRun, find_backends, load_backend,
 _RETRY = 1.0
 """Seconds between two attempts to reach a tracker."""
 _LEAST = 5.0
-"""Minimum seconds that the tracker gets for an answer, even if ``--timeout`` is shorter."""
+"""Minimum seconds for which memlog waits for the tracker's answer, even if ``--timeout`` is shorter."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -164,7 +164,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         return f"{name}: {outcome}{_where(state, delivery.known)}", None
     backend = load_backend(name)
     with TakenOver(run, name, timeout, is_over=complete):
-        uploader = _uploader(delivery, backend, Guard(backend, delivery.trusted))
+        uploader = _uploader(delivery, backend)
         before = copy.deepcopy(uploader.state)
         with Meter(uploader):
             _deliver(uploader, timeout, complete=complete)
@@ -175,7 +175,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
     return f"{name}: {outcome}{_where(uploader.state, delivery.known)}", uploader.refused
 
 
-def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
+def _uploader(delivery: _Delivery, backend: Backend) -> Uploader:
     run, summary = delivery.run, delivery.summary
     header, name = run.trainer(), backend.name
     claim = None
@@ -184,7 +184,7 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
     uploader = Uploader(
         run,
         name,
-        guard.open_sink,
+        Guard(backend, delivery.trusted).open_sink,
         project=summary.run.project,
         name=summary.run.name,
         begun_us=header.begun_us if header else None,
@@ -207,7 +207,7 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
 
 
 def _is_done(run: RunDirectory, state: UploadState) -> bool:
-    """Return True if an uploader has delivered the whole journal. This needs no request to the tracker."""
+    """Return True if the whole journal was delivered, according to the saved state alone."""
     if state.stage != "done":
         return False
     sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}
@@ -218,7 +218,7 @@ def _deliver(uploader: Uploader, timeout: float, *, complete: bool) -> None:
     """Deliver everything. Only time without progress counts towards the timeout.
 
     Raises:
-        TrackerUnavailableError: there was no progress for ``timeout`` seconds.
+        TrackerUnavailableError: There was no progress for ``timeout`` seconds.
     """
     since, delivered = time.monotonic(), uploader.state.delivered
     while True:

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option, json_option
-from memlog.cli.output import one_line, page, plain, print_json
+from memlog.cli.output import notice, one_line, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, list_runs
@@ -25,10 +25,10 @@ from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0
 _IN_A_PIPE = 10.0
-"""Seconds between two readings if ``--interval`` is not given: `_IN_A_TERMINAL`, or `_IN_A_PIPE`."""
+"""Seconds between two readings if ``--interval`` is not given."""
 _RANKS_EVERY = 5.0
 """Seconds between two searches for other ranks. A rank may begin later than the run that is watched."""
-_LAST_WORDS = 3.0
+_END_WRITTEN_WITHIN = 3.0
 """Maximum seconds between the end of the training process and the last reading. In this time, the helper
 process can write how the run ended."""
 
@@ -68,7 +68,7 @@ def watch(
         else:
             _follow(follower, pause, _print_json if as_json else _print_line)
     except KeyboardInterrupt:
-        click.echo("memlog: no longer watched, the run goes on", err=True)
+        notice("no longer watched, the run goes on")
 
 
 def _newest_live(root: Path) -> RunDirectory:
@@ -92,7 +92,6 @@ class _Follower:
         self._search_due = 0.0
 
     def read(self) -> LiveState:
-        """Read the new events, and return the state."""
         try:
             self._own.update()
             self._find_ranks()
@@ -124,8 +123,7 @@ def _follow(follower: _Follower, pause: float, show: Callable[[LiveState], objec
         show(state)
         time.sleep(pause)
         state = follower.read()
-    # The run's helper process may still write how the run ended.
-    deadline = time.monotonic() + _LAST_WORDS
+    deadline = time.monotonic() + _END_WRITTEN_WITHIN
     while was_running and state.status == "killed" and time.monotonic() < deadline:
         time.sleep(0.2)
         state = follower.read()

@@ -9,15 +9,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.units import format_bytes
-from memlog.cli.output import STATUS_STYLES, duration, plain, sign, table
+from memlog._internal.units import format_bytes, format_duration
+from memlog.cli.output import LEVEL_STYLES, STATUS_STYLES, plain, sign, table
 from memlog.journal import RunDirectory
 from memlog.reports.history import highest_of
 from memlog.reports.live import LiveMemory, LiveRank, LiveState
 from memlog.reports.schema import AlertFacts, RunStatus
 from memlog.reports.verdict import beyond
 
-_LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-=oO#"
 _PIPE_BAR = 30
@@ -27,7 +26,7 @@ _TIGHT, _FULL = 0.8, 0.95
 _LEAST_RANGE = 0.2
 """Minimum range of values that a sparkline's height covers, as a fraction of the highest value."""
 _BESIDE_BAR = 54
-"""Width in columns of a memory row without its bar."""
+"""Width of a row of the memory table without its bar, in columns."""
 _ENDS: dict[RunStatus, str] = {
     "running": "is still running",
     "finished": "has finished",
@@ -37,7 +36,6 @@ _ENDS: dict[RunStatus, str] = {
 
 
 def page_of(console: Console, state: LiveState) -> RenderableType:
-    """Return the whole page."""
     parts: list[RenderableType] = [_head(state), Text()]
     if state.memory:
         parts += [_memory(console, state.memory), Text()]
@@ -56,7 +54,6 @@ def page_of(console: Console, state: LiveState) -> RenderableType:
 
 
 def line_of(state: LiveState) -> str:
-    """Return the state on one line."""
     memory = "; ".join(
         f"{one.name} {format_bytes(one.current_bytes)}, peak {format_bytes(one.peak_bytes)}"
         + ("" if one.limit_bytes is None else f" of {format_bytes(one.limit_bytes)}")
@@ -95,7 +92,7 @@ def _progress(state: LiveState) -> str:
     if state.steps_per_s is not None:
         parts.append(f"{state.steps_per_s:.3g} steps/s")
     if state.elapsed_s is not None:
-        parts.append(f"after {duration(state.elapsed_s)}")
+        parts.append(f"after {format_duration(state.elapsed_s)}")
     return ", ".join(parts) or "no step yet"
 
 
@@ -112,7 +109,7 @@ def _memory(console: Console, memory: Sequence[LiveMemory]) -> Table:
 
 
 def _grid(headings: Sequence[str], left: Collection[str]) -> Table:
-    """Return an empty table that is narrow enough for 80 columns."""
+    """Return a table with headings only, with columns so close together that it fits into 80 columns."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for heading in headings:
         grid.add_column(justify="left" if heading in left else "right", no_wrap=True)
@@ -147,7 +144,7 @@ def _bar(console: Console, memory: LiveMemory, width: int) -> Text:
 
 
 def _sparkline(console: Console, values: Sequence[int], width: int) -> Text:
-    """Return the series, scaled so that a change of a few per cent does not look like growth."""
+    """Return a line of blocks, scaled so that a change of a few per cent does not look like growth."""
     blocks = _BLOCKS if sign(console, _BLOCKS, "") else _PLAIN_BLOCKS
     shown = highest_of(list(values), width)
     high = max(shown)
@@ -161,7 +158,7 @@ def _alerts(console: Console, alerts: Sequence[AlertFacts], earlier: int) -> Tab
     heading = f"alert ({earlier:,} earlier)" if earlier else "alert"
     rows = table(console, "at", "level", heading, folded=[heading])
     for alert in alerts:
-        rows.add_row(alert.place, plain(alert.level, _LEVELS[alert.level]), plain(alert.title))
+        rows.add_row(alert.place, plain(alert.level, LEVEL_STYLES[alert.level]), plain(alert.title))
     return rows
 
 

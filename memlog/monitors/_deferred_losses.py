@@ -20,7 +20,7 @@ _POLL_S = 0.002
 class DeferredLosses:
     """Thread that waits for losses that a device still computes. It starts at the first of these losses.
 
-    Losses are delivered in order. A loss whose value is known is delivered at once if no earlier loss waits.
+    A loss whose value is known is delivered at once if no earlier loss waits.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,9 @@ class DeferredLosses:
         self._thread: threading.Thread | None = None
 
     def deliver(self, reading: LossReading, then: Callable[[LossValue | None], None]) -> None:
-        """Call ``then`` with the loss's value: at once if it is known, otherwise later, from the thread.
+        """Call ``then`` with a loss's value, in the order of the losses: at once, or later from the thread.
 
-        Args:
-            reading: The loss; ``None``: there is no loss, and ``then`` gets ``None``.
-            then: Function that takes the value.
+        With ``None``, there is no loss, and ``then`` gets ``None`` in its turn.
         """
         if fork.generation != self._generation:
             self._begin()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 _NAMES = ("loss", "value", "fun")
 """Keys of a mapping that hold its loss."""
 _DEPTH = 4
-"""Maximum number of objects that are examined to find a loss: containers within containers, and the loss."""
+"""Maximum number of objects that are examined, one inside the other, to find a loss."""
 
 
 class LossValue(NamedTuple):
@@ -28,9 +28,7 @@ class LossValue(NamedTuple):
 class Pending:
     """A loss that is being copied from a device to host memory.
 
-    Args:
-        host: The copy, which is valid after ``event``.
-        event: Event recorded on the device's stream after the copy.
+    ``host`` is the copy. It is valid after ``event``, which the device's stream records after the copy.
     """
 
     def __init__(self, host: Any, event: Any) -> None:
@@ -55,13 +53,9 @@ def known(number: Any) -> LossValue:
 def read(returned: Any) -> LossReading:
     """Find the loss in the result of a loss function or in the loss that a trainer passes.
 
-    Args:
-        returned: A number, an array, a tensor or a phiml tensor; or an object that contains one. The loss is
-            the first item of a tuple or list, the item ``"loss"``, ``"value"`` or ``"fun"`` of a mapping, or
-            the attribute ``loss`` of a model's output.
-
-    Returns:
-        The loss; ``None`` if there is no loss, or if the loss has no value yet, as during tracing.
+    A loss is a number, an array, a tensor or a phiml tensor. It can be the first item of a tuple or list, the
+    item ``"loss"``, ``"value"`` or ``"fun"`` of a mapping, or the attribute ``loss`` of a model's output. The
+    result is ``None`` if there is no loss, or if the loss has no value yet, as during tracing.
     """
     value = _pick(returned)
     if value is None:

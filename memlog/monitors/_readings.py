@@ -14,6 +14,9 @@ from memlog.probes.peaks import PeakWindow
 
 MAX_LABEL = 500
 """Maximum number of characters of a label. Further characters are cut off."""
+MAX_POINTS = 10_000
+"""Maximum number of points that a monitor keeps. After that, each new point replaces the oldest one. The
+journal keeps all points."""
 
 
 @functools.cache
@@ -35,8 +38,7 @@ def device_index(device: Any) -> int:
 class Meter:
     """Reader of memory at points in time. Each meter measures peaks since its own previous reading.
 
-    Args:
-        device: The accelerator's index or torch's name for it. Readings contain only this accelerator.
+    ``device`` is the index or torch's name of the only accelerator that readings contain.
     """
 
     def __init__(self, device: Any = 0) -> None:
@@ -45,7 +47,7 @@ class Meter:
         self._window = PeakWindow()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[int]]:
-        """Copy or pickle the meter with new probes, because probes belong to their process."""
+        """Give a copied or unpickled meter new probes, because probes belong to their process."""
         return Meter, (self._index,)
 
     def rss(self) -> int | None:
@@ -57,7 +59,6 @@ class Meter:
         return tuple(r for r in self._accelerators.read() if _index_of(r) == self._index)
 
     def point(self, label: Any) -> Recorded:
-        """Read the memory in use now, under a label."""
         return Recorded(now_us(), str(label)[:MAX_LABEL], self.rss(), self.devices())
 
     def epoch(self, epoch: int, step: int | None) -> Epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memlog._internal.current_session import Publisher
@@ -19,9 +20,9 @@ class EpochMemoryMonitor:
 
     The monitor takes over the counting of steps. `on_batch_end` creates the batch events, and optimizer steps
     are no longer counted. So no step is counted twice. If there are several monitors, for example for
-    training and validation, the first monitor that ends a batch or an epoch counts. The other monitors print
-    lines but publish nothing. Another monitor takes over if the first monitor is deleted, or ends no batch
-    during two epochs of the other monitor.
+    training and validation, only the first one that ends a batch or an epoch counts steps and epochs. The
+    others print lines but publish nothing. Another monitor takes over if the counting monitor is deleted, or
+    ends no batch and no epoch while the other monitor ends two epochs.
 
     Args:
         enabled: ``False``: calls do nothing.
@@ -66,19 +67,11 @@ class EpochMemoryMonitor:
 
     def on_epoch_end(self) -> None:
         """End an epoch: publish and print its peaks."""
-        if self.enabled and not _publishing.silenced():
-            with _publishing.HEALTH.contained("ending an epoch"):
-                event = self._end()
-                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(epoch_line, event))
+        self._end("ending an epoch", epoch_line)
 
     def on_optimization_end(self) -> None:
         """End a black-box optimisation, as `on_epoch_end` ends an epoch, but print a different line."""
-        if self.enabled and not _publishing.silenced():
-            with _publishing.HEALTH.contained("ending an optimisation"):
-                event = self._end()
-                DEFERRED_LOSSES.deliver(
-                    None, lambda _: _publishing.print_notice(optimization_line, event)
-                )
+        self._end("ending an optimisation", optimization_line)
 
     def _announce(self) -> None:
         session = self._claim()
@@ -119,7 +112,13 @@ class EpochMemoryMonitor:
         point = self._meter.point("")
         return Batch(point.time_us, index, point.rss, None, None, point.devices)
 
-    def _end(self) -> Epoch:
+    def _end(self, doing: str, line: Callable[[Epoch], str]) -> None:
+        if self.enabled and not _publishing.silenced():
+            with _publishing.HEALTH.contained(doing):
+                event = self._epoch()
+                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(line, event))
+
+    def _epoch(self) -> Epoch:
         session = self._claim()
         if session is None:
             return self._meter.epoch(0, None)

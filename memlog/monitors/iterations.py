@@ -27,10 +27,10 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
-    needs no callback, because ``scipy.optimize.minimize`` reports its iterations to the tracker within the
-    block. A callback that the caller passes is called, too. This works if the caller looks up ``minimize`` in
-    the module ``scipy.optimize`` at the call, as PhiFlow does. With other optimisers, call the tracker once
-    per iteration. If several problems are solved together, the problem with the most iterations counts.
+    needs no callback: within the block, ``scipy.optimize.minimize`` reports its iterations to the tracker if
+    it is looked up in its module at the call, as PhiFlow does. It still calls a callback that it gets. With
+    other optimisers, call the tracker once per iteration. If several problems are solved together, the
+    problem with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.
@@ -92,11 +92,9 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             return 0 if self.evaluations == 1 else self.iterations + 1
 
     def show(self, loss: str | None, *, quietly: bool) -> None:
-        """Show the loss of an evaluation in the progress line.
+        """Show the loss of an evaluation in the progress line; ``None``: unknown.
 
-        Args:
-            loss: The loss as text; ``None``: unknown.
-            quietly: True to only store the loss, because the evaluation prints its own line.
+        With ``quietly``, only store the loss, because the evaluation prints its own line.
         """
         self._loss = loss
         if self._line is not None and not quietly:
@@ -153,8 +151,7 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""Number of positional arguments of ``minimize`` up to the callback. A call with at least as many positional
-arguments passes the callback by position."""
+"""Least number of positional arguments in a call of ``minimize`` that passes the callback by position."""
 
 
 def _combined(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:

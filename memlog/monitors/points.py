@@ -13,11 +13,7 @@ from memlog._internal.units import mib
 from memlog.console import point_line, summary_lines, usage
 from memlog.events import DeviceReading, Recorded
 from memlog.monitors import _publishing
-from memlog.monitors._readings import Meter, device_index
-
-MAX_POINTS = 10_000
-"""Maximum number of points that a `MemoryTracker` keeps. After that, each new point replaces the oldest one.
-The journal keeps all points."""
+from memlog.monitors._readings import MAX_POINTS, Meter, device_index
 
 _logger = logging.getLogger("memlog.memory")
 

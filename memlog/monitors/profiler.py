@@ -8,11 +8,7 @@ from typing import Any
 from memlog.console import profile_lines
 from memlog.events import Recorded
 from memlog.monitors import _publishing
-from memlog.monitors._readings import Meter
-
-MAX_CHECKPOINTS = 10_000
-"""Maximum number of checkpoints that a `BatchMemoryProfiler` keeps. After that, each new checkpoint replaces
-the oldest one."""
+from memlog.monitors._readings import MAX_POINTS, Meter
 
 
 class BatchMemoryProfiler:
@@ -26,7 +22,7 @@ class BatchMemoryProfiler:
     def __init__(self, enabled: bool = True, device: Any = 0) -> None:
         self._enabled = enabled
         self._meter = Meter(device)
-        self._points: deque[Recorded] = deque(maxlen=MAX_CHECKPOINTS)
+        self._points: deque[Recorded] = deque(maxlen=MAX_POINTS)
 
     def checkpoint(self, label: str) -> None:
         """Record the memory in use now."""

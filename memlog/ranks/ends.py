@@ -9,9 +9,9 @@ import msgspec
 from memlog.events import End, Event, Exit
 
 _TOGETHER_US = 1_000_000
-"""Maximum microseconds between the first rank's end and another's, if a signal from outside ended both."""
+"""Microseconds within which ranks that the same signal ended count as ended together, from outside."""
 _NOTICED_LATE_US = 2_000_000
-"""Maximum microseconds between a process's end and the time at which a busy machine notices it."""
+"""Maximum time between a crash and the moment at which a busy machine notices it, in microseconds."""
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
@@ -23,11 +23,8 @@ _NAMED = 8
 class RankEnd(msgspec.Struct, frozen=True):
     """Bad end of one rank: it failed, was interrupted, or ended without an end event.
 
-    Attributes:
-        time_us: Time of the end, Unix time in microseconds.
-        how: Predicate of a sentence, such as ``failed`` or ``was killed by SIGKILL``.
-        signal: Signal that ended the process; ``None`` if no signal did, or if it is unknown.
-        step: Last completed step; ``None`` if there is none.
+    ``how`` is a predicate such as ``failed`` or ``was killed by SIGKILL``. ``signal`` is ``None`` if no known
+    signal ended the process. ``step`` is the last completed step; ``None``: there is none.
     """
 
     rank: int
@@ -51,9 +48,8 @@ class RankEnd(msgspec.Struct, frozen=True):
 class Failure(msgspec.Struct, frozen=True):
     """Bad end of a training.
 
-    Attributes:
-        first: The rank that ended first; ``None``: all were ended from outside together.
-        afterwards: Ranks that ended after the first one; all ranks if ``first`` is ``None``.
+    ``first`` is ``None`` if a signal from outside ended the ranks together; ``afterwards`` then has all of
+    them.
     """
 
     first: RankEnd | None
@@ -95,7 +91,7 @@ def bad_end(rank: int, event: Event, step: int | None) -> RankEnd | None:
 
 
 def how_it_ended(event: Exit) -> str:
-    """Return the predicate of a sentence about a process that ended without an end event."""
+    """Return the predicate of a sentence about a process that ended without finishing its run."""
     if event.signal is not None:
         return f"was killed by {event.signal}"
     if event.code is not None:
@@ -107,8 +103,8 @@ def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
     The rank that ended first is the cause. If one signal from outside ended several ranks within a second, no
-    rank is the cause. A rank that crashed counts as first even if others failed up to two seconds earlier. A
-    busy machine notices a crash late, when the others have already written that they lost the crashed rank.
+    rank is the cause. A rank that crashed counts as first even if others failed up to two seconds earlier: a
+    busy machine notices a crash late, and the others may fail before that because the crashed rank is gone.
     """
     if not ends:
         return None

@@ -16,19 +16,16 @@ from memlog.journal.format import START, UNDECODABLE
 _FILE = "rank.json"
 _MAX_BYTES = 65536
 _TOLERANCE_US = 600_000_000
-"""Maximum microseconds by which another rank's run may have begun before this rank's run.
-
-Ranks load their data before they begin runs, and can need different times for that.
-"""
+"""Maximum microseconds by which another rank's run may have begun before this rank's run. Ranks load their
+data before they begin runs, which can take some ranks longer than others."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
     """One start of a training that the launcher has restarted.
 
-    Attributes:
-        run: Id of this rank's run in the attempt.
-        first: Id of this rank's run in the first attempt. The tracker's run is found by this id.
-        steps: Number of steps in the tracker's run when the attempt ended.
+    ``run`` is the id of this rank's run in the attempt. ``first`` is the id of this rank's run in the first
+    attempt, by which the tracker's run is found. ``steps`` is the number of steps that the tracker's run had
+    when the attempt ended.
     """
 
     run: str
@@ -39,12 +36,8 @@ class Attempt(msgspec.Struct, frozen=True):
 class Registration(msgspec.Struct, frozen=True):
     """Place of a run among the runs of its training.
 
-    Attributes:
-        place: The rank, the number of ranks, and the training.
-        host: Name of the machine.
-        begun_us: Start of the run, Unix time in microseconds.
-        parent: Id of the process that started this one, such as torchrun's.
-        before: The attempt before the restart; ``None``: there was none, or it left no run.
+    ``host`` is the name of the machine, and ``parent`` the id of the process that started the rank, such as
+    torchrun's. ``before`` is ``None`` if there was no attempt before, or if it left no run.
     """
 
     place: Place
@@ -54,11 +47,11 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return whether this run and another one belong to one training.
+        """Return True if this run and another one belong to one training.
 
         Their trainings must have the same name and number of ranks. Two runs on one machine must also have
-        the same number of restarts. On different machines, these numbers can differ, because each machine's
-        torchrun counts only restarts after a failure of its own ranks.
+        the same number of restarts. On different machines, these numbers can differ, because the torchrun of
+        each machine counts only restarts after a failure of its own ranks.
         """
         mine, its = self.place, other.place
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (
@@ -89,12 +82,7 @@ def registration_of(run: RunDirectory) -> Registration | None:
 
 
 class Training:
-    """Runs of the ranks of one training, found by their registrations.
-
-    Args:
-        run: Registered run of one of the ranks.
-        own: Registration of ``run``.
-    """
+    """Runs of the ranks of one training, found by their registrations from the registered run of one rank."""
 
     def __init__(self, run: RunDirectory, own: Registration) -> None:
         self.own = own
@@ -177,19 +165,12 @@ def last_step(run: RunDirectory) -> int | None:
 
 
 def steps_of(file: JournalFile, since: Position = START) -> Iterator[int]:
-    """Yield the steps in a journal's file."""
     for entry in file.read(since):
         if isinstance(entry.event, Batch):
             yield entry.event.step
 
 
-def training_of(run: RunDirectory) -> Training | None:
-    """Return the training of a run; ``None`` if the run is not registered."""
-    own = registration_of(run)
-    return None if own is None else Training(run, own)
-
-
 def ranks_of(run: RunDirectory) -> dict[int, RunDirectory]:
     """Return the runs of all ranks of a run's training, by rank; empty if ``run`` is not registered."""
-    training = training_of(run)
-    return {} if training is None else training.search()
+    own = registration_of(run)
+    return {} if own is None else Training(run, own).search()

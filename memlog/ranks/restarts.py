@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from memlog._internal.distributed import Place
 from memlog.journal import RunDirectory
@@ -13,34 +12,30 @@ from memlog.ranks.registration import Attempt, Registration, last_step, registra
 def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
     """Return the newest earlier run of a restarted training's rank; ``None`` if there is none.
 
-    Args:
-        run: The run after the restart, in the same folder of runs.
-        place: Place of ``run`` among the ranks.
-        begun_us: Start of ``run``, Unix time in microseconds.
+    ``run`` is the run after the restart. The earlier run is searched in the same folder of runs.
     """
-    # If torchrun has not counted a restart, it looks like a first start. Only rank 0 searches then: at a real
+    # A restart that torchrun has not counted looks like a first start. Then only rank 0 searches: at a real
     # first start there is no attempt to find, and all ranks would search in vain.
     if not place.restart and (place.rank or not _is_torchrun(place)):
         return None
     earlier = [
-        (known.begun_us, other.id, other, known)
-        for other in _siblings(run)
+        (other, known)
+        for other in map(RunDirectory, run.path.parent.iterdir())
         if (known := registration_of(other)) is not None
         and known.begun_us < begun_us
         and _is_earlier(other, known, place)
     ]
     if not earlier:
         return None
-    *_, before, known = max(earlier, key=lambda found: found[:2])
+    before, known = max(earlier, key=lambda found: (found[1].begun_us, found[0].id))
     return Attempt(before.id, known.before.first if known.before else before.id, _end_of(before))
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return the steps to add to the session's step number for memlog's own run in the tracker.
+    """Return the number to add to the session's steps in memlog's own run in the tracker.
 
     If the session begins at step 0 after a restart, its steps continue after the previous attempt's last
-    step. If the session begins at a later step, its numbers include the earlier attempts. The result is then
-    0.
+    step. If it begins at a later step, its numbers include the earlier attempts, and the result is 0.
     """
     known = registration_of(run)
     if known is None or known.before is None:
@@ -64,12 +59,6 @@ def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
 
 def _is_torchrun(place: Place) -> bool:
     return place.job.startswith("torchelastic ")
-
-
-def _siblings(run: RunDirectory) -> Iterator[RunDirectory]:
-    for path in run.path.parent.iterdir():
-        if path.name != run.id:
-            yield RunDirectory(path)
 
 
 def _end_of(run: RunDirectory) -> int:

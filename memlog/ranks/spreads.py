@@ -9,15 +9,10 @@ from memlog.events import Batch, DeviceReading, Ranks, RankSpread
 from memlog.metrics import bucket_start
 
 LATE = 30.0
-"""Maximum seconds that a step waits for ranks that have not completed it.
-
-After these seconds, the step is combined without them.
-"""
+"""Seconds after which a step is combined without the ranks that have not completed it."""
 _MAX_OPEN = 10_000
-"""Number of waiting steps at which the oldest is combined without the ranks that have not completed it.
-
-This bounds the memory if one rank stops while the others go on.
-"""
+"""Number of waiting steps at which the oldest is combined without the ranks that have not completed it. This
+bounds the memory if one rank stops while the others go on."""
 _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 
@@ -28,10 +23,7 @@ class RankSpreads:
     on. The trackers' points have the same buckets (`memlog.metrics.bucket_start`). Of each rank, the largest
     value in the bucket counts.
 
-    Args:
-        world_size: Number of ranks.
-        initial_step: The run's first step.
-        after: Last step that an earlier process published; ``None``: no step was published.
+    ``after`` is the last step that an earlier process published; ``None``: no step was published.
     """
 
     def __init__(self, world_size: int, initial_step: int = 0, after: int | None = None) -> None:
@@ -62,10 +54,9 @@ class RankSpreads:
         bucket.add(rank, event)
 
     def take(self, *, final: bool = False) -> Iterator[Ranks]:
-        """Yield the steps that are complete, in order.
+        """Yield the steps that need not wait any longer, in order.
 
-        Args:
-            final: True if no rank will complete any more step: all steps are then yielded.
+        With ``final``, no rank will complete another step, so all steps are yielded.
         """
         too_late = time.monotonic() - LATE
         while self._open:

@@ -9,20 +9,16 @@ import msgspec
 STALLED_AFTER = 60.0
 """Minimum seconds without a step after which a rank can count as stalled."""
 _LONGEST = 10
-"""Minimum length of a stall, as a multiple of the rank's longest pause between two steps so far.
-
-A rank also pauses when it saves a checkpoint, for example.
-"""
+"""Minimum length of a stall, as a multiple of the rank's longest pause between two steps so far. A rank also
+pauses when it saves a checkpoint, for example."""
 _STATES = {"T": "its process is stopped", "D": "its process waits for a disk or a device"}
 
 
 class Stall(msgspec.Struct, frozen=True):
     """A rank that stalls, or goes on after a stall.
 
-    Attributes:
-        step: Last completed step; ``None`` if there is none.
-        seconds: Seconds without a step; 0 if the rank goes on.
-        why: Evidence that this rank is the one that stalls; ``None``: the rank goes on.
+    ``step`` is the last completed step; ``None``: there is none. ``seconds`` is the time without a step; 0 if
+    the rank goes on. ``why`` is the evidence that this rank stalls; ``None``: the rank goes on.
     """
 
     rank: int
@@ -47,7 +43,7 @@ class Stalls:
 
     If one rank stalls, all ranks stop at the next exchange of gradients. So a stall is reported only if no
     rank makes steps. The reported ranks are those whose last step is earlier than another rank's, or whose
-    process is stopped or waits in the kernel. If this is true of all ranks, no rank is reported.
+    process is stopped or waits in the kernel. If all ranks are like this, no rank is reported.
     """
 
     def __init__(self) -> None:
@@ -61,16 +57,13 @@ class Stalls:
         progress.step, progress.since = step, now
 
     def end(self, rank: int) -> None:
-        """Note that a rank has ended."""
         self._ranks.pop(rank, None)
 
     def look(self, now: float, state_of: Callable[[int], str | None]) -> Iterator[Stall]:
         """Yield the ranks that have begun to stall, or go on after a stall, since the last call.
 
-        Args:
-            now: Monotonic time in seconds.
-            state_of: Function that returns the kernel's letter for the state of a rank's process; ``None``:
-                unknown.
+        ``now`` is the monotonic time in seconds. ``state_of`` returns the kernel's letter for the state of a
+        rank's process; ``None``: unknown.
         """
         for rank, progress in self._ranks.items():
             if progress.stalled and not progress.is_silent(now):

@@ -45,12 +45,6 @@ class DeliveryContract(TrackerChecks):
         """An unexpected exception of a client counts as an unreachable tracker."""
         self._check_each_failure(tmp_path, partial(Fault, answered=True, error=odd))
 
-    def test_events_of_a_newer_memlog_are_skipped(self, tmp_path: Path) -> None:
-        """The journal's reader counts unknown events; known events arrive."""
-        run = recorded(tmp_path, b'[999,["from_the_future",1,{"a":[1]}]]\n')
-        tracked = self._deliver(run, Fault(-1))
-        self._has_all_of(run, tracked, Fault(-1), repeated=False)
-
     def _check_each_failure(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
         """Make one call of an uploader fail, and check that another uploader completes the delivery.
 

@@ -34,16 +34,9 @@ def odd() -> Exception:
 class Fault:
     """Failure of one call. Calls are counted across all sinks that share this object.
 
-    Args:
-        at: Number of the call that fails, counted from 0; -1: no call fails.
-        answered: True if the failing call is executed and only its result is lost; False if it is not
-            executed.
-        error: Function that creates the exception.
-
-    Attributes:
-        failed: Name of the method whose call failed; ``None``: no call has failed so far.
-        points: Points that the failed call was to store.
-        refuses: True if the error is a refusal, after which the caller does not try again.
+    ``at`` is the number of the call that fails, counted from 0; -1: no call fails. With ``answered``, the
+    failing call is executed, and only its result is lost. After the failure, ``failed`` is the name of the
+    method, and ``points`` has the points that the call was to store.
     """
 
     def __init__(

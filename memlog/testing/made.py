@@ -90,13 +90,8 @@ def file_in(folder: Path, content: bytes = CONTENT) -> tuple[Artifact, Path]:
     return artifact, path
 
 
-def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
-    """Record a failed run with everything that a tracker can get.
-
-    Args:
-        root: Folder for the run's folder.
-        foreign: Lines to add at the end of the journal, as a newer memlog would write them.
-    """
+def recorded(root: Path) -> RunDirectory:
+    """Record a failed run with everything that a tracker can get, in a folder of ``root``."""
     run = new_run(root)
     journal = JournalWriter(
         run.path, run=run.id, role="trainer", begun_us=BEGUN_US, diagnostics=Diagnostics()
@@ -106,9 +101,6 @@ def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
     for event in (*_events(), artifact, alert(3), End(ENDED_US, "failed")):
         journal.append(event)
     journal.close()
-    if foreign:
-        path = next(run.path.glob("*.jsonl"))
-        path.write_bytes(path.read_bytes() + foreign)
     return run
 
 

@@ -152,11 +152,8 @@ class TrackerChecks(TrackerReading):
     ) -> None:
         """Check that the tracker holds these points and no others, at their times.
 
-        Args:
-            run: The run.
-            points: The points that the sink got.
-            repeated: ``True``: the sink got some of the points more than once.
-            ordered: ``True``: the sink got the points in this order.
+        With ``repeated``, the sink got some of the points more than once; with ``ordered``, it got them in
+        this order.
         """
         wanted = [replace(point, value=self.stored(point.value)) for point in points]
         rows = self.rows(run.run_id)
@@ -192,7 +189,6 @@ class TrackerChecks(TrackerReading):
             assert dict(self.files(run.run_id)) == dict(files)
 
     def _has_ended(self, run: TrackerRun, status: Status, ended_us: int) -> None:
-        """Check that the run has this status and end time."""
         assert self.status(run.run_id) == status
         if self._is_shown("ends"):
             assert self.ended_ms(run.run_id) == ended_us // 1000

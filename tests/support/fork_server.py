@@ -79,10 +79,8 @@ def _server_of(libraries: tuple[str, ...], settings: dict[str, str]) -> "ForkSer
 class ForkServer:
     """A process that forks for each request.
 
-    Args:
-        base: The server of which this server becomes a fork, or None to start a new process.
-        libraries: Names in `PRELOADED` of the libraries that the server imports first.
-        settings: Variables that Python itself reads as it starts.
+    It becomes a fork of ``base``, or a new process, and imports ``libraries`` of `PRELOADED` first.
+    ``settings`` are the variables that Python itself reads as it starts.
     """
 
     _process: "subprocess.Popen[bytes] | None" = None
@@ -114,11 +112,9 @@ class ForkServer:
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
         """Return the process id of a new child of this process.
 
-        Args:
-            request: ``directory`` and ``environment`` of the child. To run a script, also ``script``,
-                ``arguments``, ``path`` and ``helper``. To become a server, whose standard input is its
-                socket, ``modules`` instead of these four.
-            streams: Descriptors of the child's standard streams.
+        A request has ``directory`` and ``environment`` of the child. To run a script, it also has ``script``,
+        ``arguments``, ``path`` and ``helper``. To become a server, whose standard input is its socket, it has
+        ``modules`` instead of these four.
         """
         data = json.dumps(request).encode()
         libc = ctypes.CDLL(None)
@@ -147,17 +143,10 @@ class ForkServer:
 
 
 class ForkedProcess(subprocess.Popen[str]):
-    """A script in a fork of a server.
+    """A script in a fork of a server that has imported ``libraries`` of `PRELOADED`, in their order.
 
-    Args:
-        libraries: Names in `PRELOADED` of the libraries that are imported before the script begins, in order.
-        script: Path of the script.
-        arguments: Arguments after the script in ``sys.argv``.
-        directory: Working directory of the script.
-        modules: The folder that is the first on ``sys.path``.
-        environment: All environment variables of the script.
-        helper: True if memlog's helper, too, has imported the libraries; "alone" if only the helper has.
-        **options: Arguments of `subprocess.Popen` for the standard streams.
+    ``modules`` is the folder that is the first on ``sys.path``. ``helper`` is True if memlog's helper, too,
+    has imported the libraries; "alone" if only the helper has. ``options`` are Popen's, for the streams.
     """
 
     def __init__(

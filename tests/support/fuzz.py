@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from click.testing import CliRunner
-
-from memlog.cli.main import cli
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.journal import ProcessIdentity, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
+from support.commands import memlog
 from support.journals import full_run
 from support.sinks import ListTracker
 
@@ -66,7 +64,7 @@ def meet(root: Path, seed: int) -> None:
             break
     json.loads(encode(summarize(run)))
     for arguments in (["show", "k7m2xq9a"], ["show", "k7m2xq9a", "--json"], ["runs"]):
-        result = CliRunner().invoke(cli, [*arguments, "--dir", str(root)])
+        result = memlog(*arguments, "--dir", str(root))
         assert result.exception is None or isinstance(result.exception, SystemExit), (seed, result)
         assert result.exit_code in (0, 1, 3), (seed, result.output)
         assert "Traceback" not in result.output

@@ -30,9 +30,7 @@ _UNUSED = 200
 class WaitingChild:
     """The child beside a script, started before the script.
 
-    Args:
-        descriptor: Descriptor of the child's socket in the script's process, or -1 to start the child.
-        pid: Process id of the child, if it has been started.
+    If the child has been started, ``descriptor`` is its socket's in the script's process, and ``pid`` its id.
     """
 
     def __init__(self, descriptor: int = -1, pid: int = 0) -> None:

@@ -73,10 +73,7 @@ class Killed(NamedTuple):
 class Nursery:
     """Process that starts trainers in milliseconds, so that a test can kill many.
 
-    Args:
-        directory: Folder of its own files.
-        uri: Tracking URI of the MLflow server that has the users' runs.
-        users: Ids of the users' runs, which the trainers open one after the other.
+    The trainers open ``users``, the ids of runs in the MLflow server at ``uri``, one after the other.
     """
 
     def __init__(self, directory: Path, uri: str, users: list[str]) -> None:
@@ -112,7 +109,6 @@ class Nursery:
 
 
 def steps_in(run: RunDirectory) -> list[int]:
-    """Numbers of the steps in the journal, in the journal's order."""
     return [
         entry.event.step
         for file in run.files()
@@ -129,7 +125,6 @@ def lines_of_the_newest_segment(run: RunDirectory) -> int:
 
 
 def sync_all(directories: list[Path], directory: Path, uri: str) -> None:
-    """``memlog sync`` of the run in each folder."""
     sync = ("sync", "latest", "--to", "mlflow", "--dir")
     commands = [(*sync, f"{one}/runs") for one in directories]
     child.commands(*commands, directory=directory, MLFLOW_TRACKING_URI=uri)
@@ -138,9 +133,7 @@ def sync_all(directories: list[Path], directory: Path, uri: str) -> None:
 def rows_by_run(run: RunDirectory, own: str | None) -> dict[str, Counter[Row]]:
     """Points of the plan for a run that is over, by the id of the MLflow run that they belong to.
 
-    Args:
-        run: The run.
-        own: Id of memlog's own run, for events that belong to none of the user's runs.
+    ``own`` is the id of memlog's own run, for events that belong to none of the user's runs.
     """
     points: dict[str, list[Point]] = {}
     first = next(

@@ -62,14 +62,7 @@ _PORTS = itertools.cycle(range(20_000, 21_000))
 
 
 class MlflowServer:
-    """A server, by default of an SQLite database in ``root``, with its artifacts beside it.
-
-    Args:
-        root: Folder for the files that the server writes.
-        store: The URI of the database.
-        artifacts: Folder of its clients' artifacts.
-        environment: Further environment variables.
-    """
+    """A server, by default of an SQLite database in ``root``, with its artifacts beside it."""
 
     def __init__(
         self,

@@ -134,12 +134,7 @@ def newest_run(directory: Path) -> RunDirectory:
 
 
 def assert_mlflow_has_everything_once(directory: Path, **environment: str) -> None:
-    """Wait until memlog's own run in MLflow has all of the journal, and check that it is memlog's only run.
-
-    Args:
-        directory: Folder in which `OWN_RUN` ran.
-        **environment: Variables of MLflow's client.
-    """
+    """Wait until memlog's own run in MLflow has all of the journal, and check that memlog has no other."""
     from mlflow import MlflowClient
 
     own = wait_until_delivered(directory / "runs").own_run

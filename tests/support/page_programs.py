@@ -71,12 +71,7 @@ def _commands(block: str) -> Iterator[Step]:
 
 
 class Reader:
-    """Runner of a page's steps in a folder, as one reader with one terminal.
-
-    Args:
-        folder: Folder of the page's files and runs; also the test's working directory.
-        environment: Variables for the programs that the page runs.
-    """
+    """Runner of a page's steps in a folder, the test's working directory, as one reader with one terminal."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder

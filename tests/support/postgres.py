@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from support.mlflow_server import free_port
-from support.servers import wait_until_up
+from support.servers import ServerProcess
 
 _DEBIAN = Path("/usr/lib/postgresql")
 """Debian's folder of the server's programs, which is not on the path."""
 
 
-class Postgres:
+class Postgres(ServerProcess):
     """A server with a database that every user of this machine may use, as a context manager.
 
     PostgreSQL refuses to run as root. If the tests run as root, the server runs as the user ``postgres``, who
@@ -29,7 +29,6 @@ class Postgres:
         self.port = free_port()
         self.url = f"postgresql+psycopg2://tester@127.0.0.1:{self.port}/postgres"
         self._folder = Path(tempfile.mkdtemp(prefix="memlog-pg-"))
-        self._process: subprocess.Popen[bytes] | None = None
         self._user = _unprivileged()
         if self._user is not None:
             os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
@@ -52,32 +51,16 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server, on the same port as the first time, and wait until it accepts connections."""
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(_program("postgres"), "-D", str(self._folder / "data"), "-p", str(self.port)),
-                    *("-c", "listen_addresses=127.0.0.1"),
-                    *("-c", f"unix_socket_directories={self._folder}"),
-                ],
-                stdout=log,
-                stderr=log,
-                **self._process_as(),
-            )
-        wait_until_up(self._process, self._answers, self._folder / "log")
+        command = [
+            *(_program("postgres"), "-D", str(self._folder / "data"), "-p", str(self.port)),
+            *("-c", "listen_addresses=127.0.0.1"),
+            *("-c", f"unix_socket_directories={self._folder}"),
+        ]
+        self.launch(command, self._answers, self._folder / "log", **self._process_as())
 
     def stop(self, number: int = signal.SIGQUIT) -> None:
-        """End the server: with ``SIGQUIT`` without saving its data, with ``SIGINT`` after saving the data.
-
-        Do nothing if the server has ended already.
-        """
-        if self._process is not None:
-            self._process.send_signal(number)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        """End the server: with ``SIGQUIT`` without saving its data, with ``SIGINT`` after saving the data."""
+        super().stop(number)
 
     def _answers(self) -> bool:
         """Return True if the server accepts connections. While it recovers, it accepts none."""

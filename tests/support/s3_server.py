@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from support.mlflow_server import free_port
-from support.servers import answers, wait_until_up
+from support.servers import ServerProcess, answers
 
 BUCKET = "memlog"
 
 
-class S3Server:
+class S3Server(ServerProcess):
     """The store, as a context manager. Its objects are deleted when it is stopped."""
 
     def __init__(self, root: Path) -> None:
         self.port = free_port()
         self._log = root / "s3.log"
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -42,21 +40,10 @@ class S3Server:
 
     def start(self) -> None:
         """Start the server with an empty bucket, on the same port as the first time."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-                stdout=log,
-                stderr=log,
-            )
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         home = f"http://127.0.0.1:{self.port}/moto-api/"
-        wait_until_up(self._process, lambda: answers(home), self._log)
+        self.launch(command, lambda: answers(home), self._log)
         self._client().create_bucket(Bucket=BUCKET)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def objects(self) -> dict[str, bytes]:
         client = self._client()

@@ -38,10 +38,8 @@ def unshown(
 ) -> list[str]:
     """Return the promises for which a run of all tests has no proof, a line each.
 
-    Args:
-        rows: The page's rows.
-        marked: The rows that each test's marks name, by the test's name.
-        passed: By the test's name, True if the test ran and passed in all its variants.
+    ``marked`` has the rows that each test's marks name. ``passed`` is True for a test that ran and passed in
+    all its variants.
     """
     wrong = []
     for row in rows:

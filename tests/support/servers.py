@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 import urllib.request
@@ -33,6 +34,31 @@ def wait_until_up(process: subprocess.Popen[Any], answers: Callable[[], bool], l
             said = log.read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{log.name}: the server did not come up: {said}")
         time.sleep(0.1)
+
+
+class ServerProcess:
+    """A server in a process of its own, which can be stopped and started again on the same port."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def launch(
+        self, command: list[str], answers: Callable[[], bool], log: Path, **options: Any
+    ) -> None:
+        """Run the server's program, and wait until it answers."""
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=file, **options)
+        wait_until_up(self._process, answers, log)
+
+    def stop(self, number: int = signal.SIGKILL) -> None:
+        """End the server by a signal. A second call does nothing."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
 
 
 def body_of(request: BaseHTTPRequestHandler) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,7 +13,7 @@ from trackio.remote_client import RemoteClient
 
 from memlog.testing import Row, Time
 from support.mlflow_server import free_port
-from support.servers import answers, wait_until_up
+from support.servers import ServerProcess, answers
 
 TOKEN = "write-token-of-the-server"  # noqa: S105 - of a server on loopback
 _SERVE = """
@@ -23,13 +22,12 @@ trackio.show(open_browser=False, host="127.0.0.1", server_port=int(sys.argv[1]),
 """
 
 
-class TrackioServer:
-    """A Trackio server of a folder. It can be stopped and started again on the same port."""
+class TrackioServer(ServerProcess):
+    """A Trackio server of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         self._client: RemoteClient | None = None
         self.url = f"http://127.0.0.1:{self._port}/"
 
@@ -39,21 +37,10 @@ class TrackioServer:
         return {"TRACKIO_SERVER_URL": self.url, "TRACKIO_WRITE_TOKEN": TOKEN}
 
     def start(self) -> None:
-        path = self._folder.with_suffix(".log")
-        with path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(self._port)],
-                env=offline(TRACKIO_DIR=str(self._folder), TRACKIO_WRITE_TOKEN=TOKEN),
-                stdout=log,
-                stderr=log,
-            )
-        wait_until_up(self._process, lambda: answers(f"{self.url}version"), path)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        command = [sys.executable, "-c", _SERVE, str(self._port)]
+        variables = offline(TRACKIO_DIR=str(self._folder), TRACKIO_WRITE_TOKEN=TOKEN)
+        log = self._folder.with_suffix(".log")
+        self.launch(command, lambda: answers(f"{self.url}version"), log, env=variables)
 
     def ask(self, api: str, **arguments: Any) -> Any:
         if self._client is None:

@@ -13,14 +13,6 @@ _OF_TIME = ("runtime", "per_second", "step_time")
 
 @dataclass
 class MlflowRun:
-    """A run in MLflow.
-
-    Attributes:
-        name: The run's name.
-        status: The run's final status in MLflow.
-        rows: History of the run's metrics.
-    """
-
     name: str
     status: str
     rows: list[Row]

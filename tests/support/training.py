@@ -144,10 +144,7 @@ _WARM: set[tuple[Any, bool]] = set()
 def peak_of(train: Callable[[], object], model: Any, *, autocast: bool) -> int:
     """Return the allocator's own peak of a training, in bytes.
 
-    Args:
-        train: Makes the model, and trains it.
-        model: Maker of the model, by which this process knows whether it has trained the model before.
-        autocast: True if the training uses autocast.
+    ``train`` also makes the model. By ``model``, its maker, this process knows if it has trained it before.
     """
     if (model, autocast) not in _WARM:
         _WARM.add((model, autocast))

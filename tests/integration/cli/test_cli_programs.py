@@ -47,13 +47,14 @@ def memlog(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def complaint(directory: Path, *arguments: str, code: int, **variables: str) -> str:
-    """Return the one line that a failing command prints."""
-    done = memlog(directory, *arguments, **variables)
-    assert (done.returncode, done.stdout) == (code, "")
-    [line] = done.stderr.splitlines()
-    assert line.startswith("memlog: ")
-    return line.removeprefix("memlog: ")
+def start(directory: Path, *arguments: str, **variables: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=directory,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def root_of(directory: Path) -> Path:
@@ -72,13 +73,7 @@ def test_a_closed_pipe_prints_no_error(tmp_path: Path) -> None:
             Run(at(0), "a long name " * 20_000, None, (), {})
         ).closed()
     for arguments in (("runs",), ("runs", "--json"), ("show", "run1")):
-        process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        process = start(tmp_path, *arguments)
         assert process.stdout is not None
         process.stdout.read(1)
         process.stdout.close()
@@ -89,14 +84,8 @@ def test_a_closed_pipe_prints_no_error(tmp_path: Path) -> None:
 def test_an_output_that_lacks_a_character_shows_the_rest(tmp_path: Path) -> None:
     UploadState(backend="mlflow", stage="done", delivered=7).save(finished_run(root_of(tmp_path)))
     MadeRun(root_of(tmp_path), "umlaut22").write(Run(at(0), "größe 大", None, (), {})).closed()
-    done = subprocess.run(
-        [*COMMAND, "runs"],
-        cwd=tmp_path,
-        env=environment(PYTHONIOENCODING="latin-1"),
-        capture_output=True,
-        check=True,
-    )
-    shown = done.stdout.decode("latin-1")
+    output, _ = start(tmp_path, "runs", PYTHONIOENCODING="latin-1").communicate(timeout=60)
+    shown = output.decode("latin-1")
     assert "mlflow 7 done" in shown
     assert "größe ?" in shown
 
@@ -147,15 +136,11 @@ def test_a_page_fits_its_terminal_and_cuts_no_id(tmp_path: Path) -> None:
 
 def test_a_tracker_that_is_down_is_one_line(tmp_path: Path) -> None:
     run_for_mlflow(tmp_path)
-    line = complaint(
-        tmp_path,
-        "sync",
-        "latest",
-        "--timeout",
-        "0",
-        code=1,
-        MLFLOW_TRACKING_URI="http://me:secret@127.0.0.1:9",
-    )
+    down = "http://me:secret@127.0.0.1:9"
+    done = memlog(tmp_path, "sync", "latest", "--timeout", "0", MLFLOW_TRACKING_URI=down)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("memlog: mlflow: ")
     assert "127.0.0.1" in line
     assert "nothing is lost, call `memlog sync k7m2xq9a` again" in line
     assert "secret" not in line
@@ -168,13 +153,8 @@ def test_a_tracker_that_is_down_is_one_line(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
     run_for_mlflow(tmp_path)
-    process = subprocess.Popen(
-        [*COMMAND, "sync", "latest", "--timeout", "100"],
-        cwd=tmp_path,
-        env=environment(MLFLOW_TRACKING_URI="http://127.0.0.1:9"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    sync = ("sync", "latest", "--timeout", "100")
+    process = start(tmp_path, *sync, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     state = root_of(tmp_path) / "k7m2xq9a" / "delivery" / "mlflow.json"
     while not state.exists():
         assert process.poll() is None
@@ -192,19 +172,13 @@ def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
     cached.mkdir(parents=True)
     for name in ("index.html", "LICENSES.txt"):
         (cached / name).write_text("a page")
-    process = subprocess.Popen(
-        [*COMMAND, "open", "graph.json", "--no-browser"],
-        cwd=tmp_path,
-        env=environment(XDG_CACHE_HOME=str(tmp_path / "cache"), PYTHONUNBUFFERED="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
+    process = start(tmp_path, "open", "graph.json", "--no-browser", **variables)
     assert process.stdout is not None
     for _ in range(lines):
         assert process.stdout.readline()
     process.send_signal(signal.SIGINT)
     said, complained = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "no longer shown" in said
-    assert complained == ""
+    assert b"no longer shown" in said
+    assert complained == b""

@@ -1,9 +1,10 @@
 """A real training loop in a user's own run: the data in MLflow afterwards."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import child
+from support import child, ranks
 from support.mlflow_server import sqlite_store
 
 pytestmark = pytest.mark.integration
@@ -38,15 +39,11 @@ LOOP = f"""
 """
 
 
-def only_run(directory: Path) -> tuple[object, dict[str, list[tuple[int, float]]]]:
+def only_run(directory: Path) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
     """The only run and its metrics, read through MLflow's own client."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
-    [run] = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    run_id = run.info.run_id
+    client, run = ranks.only_run(f"sqlite:///{directory}/mlflow.db")
     metrics = {
-        key: sorted((m.step, m.value) for m in client.get_metric_history(run_id, key))
+        key: sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, key))
         for key in run.data.metrics
     }
     return run, metrics
@@ -71,7 +68,7 @@ def test_memory_held_from_a_step_on_rises_there_beside_the_users_own_rows(tmp_pa
     assert min(after) - max(before) == pytest.approx(HELD_MIB, rel=0.05)
 
     assert {k: v for k, v in metrics.items() if not k.startswith("mem")} == plain_metrics
-    own = {k: v for k, v in run.data.params.items() if not k.startswith("memlog/")}  # type: ignore[attr-defined]
-    assert own == plain.data.params  # type: ignore[attr-defined]
-    assert run.info.status == plain.info.status == "FINISHED"  # type: ignore[attr-defined]
-    assert run.data.params["memlog/torch"].startswith("2.")  # type: ignore[attr-defined]
+    own = {k: v for k, v in run.data.params.items() if not k.startswith("memlog/")}
+    assert own == plain.data.params
+    assert run.info.status == plain.info.status == "FINISHED"
+    assert run.data.params["memlog/torch"].startswith("2.")

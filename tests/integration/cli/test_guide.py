@@ -2,15 +2,16 @@
 
 import ast
 import importlib.util
-import json
 import shlex
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import hyco, pages
+from support.page_programs import Reader, Step
 
 from memlog.alerts import parse_rules
 from memlog.settings import resolve
@@ -20,35 +21,15 @@ pytestmark = pytest.mark.integration
 PAGE = "MEMORY_MONITORING.md"
 BLOCKS = pages.blocks(PAGE)
 PYTHON = [block for block in BLOCKS if block.language == "python"]
-PROGRAM = """
-import contextlib, io, json, sys
-names, printed = {}, []
-for code in json.load(sys.stdin):
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        exec(compile(code, "guide", "exec"), names)
-    printed.append(output.getvalue())
-json.dump(printed, sys.stdout)
-"""
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Output of each block of Python. All blocks run in one process, in order."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        cwd=tmp_path_factory.mktemp("guide"),
-        # The page shows the lines of a machine without a GPU.
-        env=hyco.environment(PYTHONWARNINGS="error", CUDA_VISIBLE_DEVICES=""),
-        input=json.dumps([block.code for block in PYTHON]),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout)
-    return found
+    # The page shows the lines of a machine without a GPU.
+    variables = {"PYTHONWARNINGS": "error", "CUDA_VISIBLE_DEVICES": ""}
+    with closing(Reader(tmp_path_factory.mktemp("guide"), variables)) as reader:
+        return [reader.run(Step("python", "", block.code)) for block in PYTHON]
 
 
 @pytest.mark.parametrize("index", range(len(PYTHON)))

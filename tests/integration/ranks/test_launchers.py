@@ -7,31 +7,12 @@ from pathlib import Path
 import pytest
 from support import child
 from support.mlflow_server import free_port
-from support.ranks import only_run, ranks, wait_for_end_of
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(240),
 ]
 
-TRAIN = """
-import os, sys
-import mlflow, torch, torch.distributed as dist
-import memlog
-
-rank, size = int(sys.argv[1]), 2
-memlog.init("mlflow")
-dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=size)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(12):
-    model(torch.ones(4, 8)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-memlog.finish()
-dist.destroy_process_group()
-os._exit(0)  # freeing the model can hang in torch 2.13: it waits for gloo's thread, which waits for the GIL
-"""
 KUBEFLOW = {
     "HOSTNAME": "gpt-{pod}-0",
     "RANK": "{rank}",
@@ -62,22 +43,6 @@ def start(folder: Path, rank: int, address: str, **variables: str) -> "subproces
         environment={**os.environ, "OMP_NUM_THREADS": "1", **own},
         stderr=subprocess.PIPE,
     )
-
-
-def test_ranks_of_a_schedulers_job_have_one_run(tmp_path: Path, ready_store: str) -> None:
-    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
-    address = f"tcp://127.0.0.1:{free_port()}"
-    variables = {**KUBEFLOW, "MLFLOW_TRACKING_URI": ready_store}
-    started = [start(tmp_path, rank, address, **variables) for rank in range(2)]
-    for process in started:
-        _, errors = process.communicate(timeout=180)
-        assert process.returncode == 0, errors
-    found = ranks(tmp_path)
-    assert sorted(found) == [0, 1]
-    wait_for_end_of(found[0])
-    client, tracked = only_run(ready_store)
-    history = client.get_metric_history(tracked.info.run_id, "memory/ranks/reporting")
-    assert [(point.step, point.value) for point in history] == [(step, 2) for step in range(12)]
 
 
 ALONE = """

@@ -3,9 +3,10 @@
 import pytest
 from support.commands import said
 
+from memlog._internal.units import format_duration
 from memlog._version import __version__
 from memlog.cli.main import cli
-from memlog.cli.output import duration, number, one_line
+from memlog.cli.output import number, one_line
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -56,7 +57,7 @@ def test_version_and_help() -> None:
     ],
 )
 def test_a_duration_is_written_in_its_two_largest_units(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

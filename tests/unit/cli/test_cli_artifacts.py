@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from support.commands import complaint, memlog
 from support.device_snapshots import training
 from support.flamegraphs import document
 from support.journals import MadeRun, at
-from support.pickles import endless
 from support.stores import DictStore, stored
+from support.thirdparty import ListBackend
 
 from memlog._internal.npm_package import SPEEDSCOPE
 from memlog.artifacts.journal_store import kept
@@ -28,13 +27,16 @@ from memlog.journal.artifacts import artifact_path
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(tmp_path: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMLOG_DIR", str(tmp_path / "runs"))
-        patch.chdir(tmp_path)
-        for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "MLFLOW_TRACKING_URI"):
-            patch.delenv(name, raising=False)
-        yield
+def _plain_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ListBackend:
+    return thirdparty.install(tmp_path / "site", monkeypatch)
 
 
 def run_with(tmp_path: Path, files: dict[str, bytes], *events: Artifact) -> RunDirectory:
@@ -156,22 +158,6 @@ def test_a_snapshot_that_is_damaged_is_one_line(tmp_path: Path) -> None:
     assert "can't be shown: memlog opens" in complaint("open", "model.pickle")
 
 
-@pytest.mark.parametrize("content", [pytest.param(made, id=name) for name, made in endless()])
-def test_a_snapshot_that_python_would_read_without_end_is_one_line(
-    tmp_path: Path, content: bytes
-) -> None:
-    (tmp_path / "bomb.pickle").write_bytes(content)
-    assert complaint("open", "bomb.pickle").startswith("bomb.pickle")
-
-
-def test_a_snapshot_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
-    """The unpickler's memo grows to the largest index that a file names."""
-    whole = pickle.dumps(training(), 2)
-    (tmp_path / "bomb.pickle").write_bytes(whole[:-1] + b"r\xff\xff\xff\x7f.")
-    told = complaint("open", "bomb.pickle")
-    assert told.startswith("bomb.pickle is no pickle of a snapshot (IndexError)")
-
-
 def test_without_a_viewer_it_is_one_line_with_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,10 +172,7 @@ def test_without_a_viewer_it_is_one_line_with_the_path(
     assert "install npm" in told
 
 
-def test_a_trackers_run_is_fetched_by_its_own_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = thirdparty.install(tmp_path / "site", monkeypatch)
+def test_a_trackers_run_is_fetched_by_its_own_id(backend: ListBackend) -> None:
     backend.store = store = DictStore({"graph": GRAPH})
     assert (
         "look at it: memlog open out/graph"
@@ -201,9 +184,8 @@ def test_a_trackers_run_is_fetched_by_its_own_id(
 
 
 def test_a_run_known_here_is_looked_for_under_the_trackers_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: ListBackend
 ) -> None:
-    backend = thirdparty.install(tmp_path / "site", monkeypatch)
     backend.store = store = DictStore({"graph": GRAPH})
     MadeRun(tmp_path / "runs").bound("list", "theirs-1", "http://their").write(
         End(at(1), "finished")
@@ -213,9 +195,7 @@ def test_a_run_known_here_is_looked_for_under_the_trackers_id(
     assert [connection.uri for connection in backend.connected] == ["http://their"]
 
 
-def test_files_that_came_before_an_outage_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_came_before_an_outage_are_listed(tmp_path: Path, backend: ListBackend) -> None:
     def bring(path: Path) -> Path:
         if path.name == "b":
             raise TrackerRejectedError("b is refused")
@@ -224,7 +204,6 @@ def test_files_that_came_before_an_outage_are_listed(
         path.write_bytes(b"text")
         return path
 
-    backend = thirdparty.install(tmp_path / "site", monkeypatch)
     backend.store = DictStore({}, [stored(name) for name in "abcde"], bring)
     result = memlog("pull", "1", "--backend", "list", "-o", "out")
     assert result.exit_code == 1
@@ -236,11 +215,10 @@ def test_files_that_came_before_an_outage_are_listed(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"a", "c"}
 
 
-def test_many_failures_are_one_short_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_failures_are_one_short_line(backend: ListBackend) -> None:
     def refuse(path: Path) -> Path:
         raise TrackerRejectedError(f"{path.name} is refused")
 
-    backend = thirdparty.install(tmp_path / "site", monkeypatch)
     backend.store = DictStore({}, [stored(f"x{number}") for number in range(100)], refuse)
     told = complaint("pull", "1", "--backend", "list", "-o", "out")
     assert told == "x0 is refused; x1 is refused; x2 is refused; and 97 more like these"

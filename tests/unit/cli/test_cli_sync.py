@@ -10,6 +10,7 @@ from support import commands, thirdparty
 from support.journals import GIB, MadeRun, at, batch
 from support.thirdparty import ListBackend
 
+from memlog._internal.distributed import Place
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import HelperLock, UploadLock, UploadState
@@ -180,6 +181,17 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
     assert commands.memlog(*SYNC).stdout.startswith("list: nothing more was delivered")
     assert said("--own-run").startswith(f"list: {POINTS} points delivered (2 runs)")
     assert set(backend.tracker.points) == {"there", "beside-gone"}
+
+
+def test_the_memory_of_all_ranks_is_combined_once(tmp_path: Path, backend: ListBackend) -> None:
+    """The helper process of the training has died with it."""
+    for rank in range(3):
+        made = MadeRun(tmp_path / "runs", f"rank{rank:04}").ranked(Place(rank, 3, "a"))
+        made.write(*(batch(step, (rank + 1) * GIB) for step in range(5))).closed()
+    for _ in range(2):
+        commands.said("sync", "rank0000", "--to", "list")
+    largest = [p for p in backend.tracker.all_points() if p.name.endswith("host/rss_max_rank")]
+    assert [(point.index, point.value) for point in largest] == [(step, 2) for step in range(5)]
 
 
 def test_refused_points_are_reported(run: RunDirectory, backend: ListBackend) -> None:

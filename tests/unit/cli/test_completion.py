@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.commands import said
 from support.journals import GIB, MadeRun, at, batch
 
 from memlog.cli.main import cli
@@ -82,10 +83,9 @@ def test_zsh_and_fish_show_what_a_name_is() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_asks_memlog(shell: str) -> None:
-    result = CliRunner().invoke(cli, ["completion", shell], prog_name="memlog")
-    assert result.exit_code == 0
-    assert f"_MEMLOG_COMPLETE={shell}_complete" in result.stdout
-    assert "_memlog_completion" in result.stdout
+    script = said("completion", shell)
+    assert f"_MEMLOG_COMPLETE={shell}_complete" in script
+    assert "_memlog_completion" in script
 
 
 def test_nothing_slow_is_imported_for_it() -> None:

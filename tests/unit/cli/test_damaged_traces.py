@@ -9,12 +9,11 @@ from typing import NamedTuple
 import msgspec
 import pytest
 import torch
-from click.testing import CliRunner
+from support.commands import memlog
 from support.journals import GIB, MadeRun, batch
 from support.models import mlp
 from support.training import Case, squares, traced
 
-from memlog.cli.main import cli
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace
 from memlog.journal import RunDirectory
@@ -91,10 +90,9 @@ def test_the_commands_say_it_in_one_line(
     for seed in range(SHOWN):
         run.worst_step.write_bytes(honest.mutant(seed))
         # Without the trace's events, a report shows what the journal has.
-        page = ["report", "bbbb", "-o", str(tmp_path / "report.html")]
-        assert CliRunner().invoke(cli, page).exit_code == 0
+        assert memlog("report", "bbbb", "-o", str(tmp_path / "report.html")).exit_code == 0
         for command in (["advise", "bbbb"], ["compare", "aaaa", "bbbb"]):
-            result = CliRunner().invoke(cli, command, prog_name="memlog")
+            result = memlog(*command)
             assert isinstance(result.exception, SystemExit | None), (seed, result.exception)
             if result.exit_code:
                 [line] = result.stderr.splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from support.commands import memlog, said
 from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
@@ -152,12 +152,10 @@ def test_the_line_for_a_run_works_as_it_is_printed(
     program, *words = shlex.split(run.command("show"))
     assert program == "memlog"
     assert (len(words) == 2) == (folder == "memlog_runs")
-    shown = CliRunner().invoke(cli, words)
-    assert shown.exit_code == 0, shown.output
-    [line] = re.findall(r"`memlog (sync .*?) --to mlflow`", shown.output.replace("\n", " "))
+    [line] = re.findall(r"`memlog (sync .*?) --to mlflow`", said(*words).replace("\n", " "))
     assert shlex.split(line)[1:] == words[1:]
     monkeypatch.chdir("/")
-    assert CliRunner().invoke(cli, shlex.split(run.command("show"))[1:]).exit_code == 0
+    assert memlog(*shlex.split(run.command("show"))[1:]).exit_code == 0
 
 
 def test_the_end_of_a_program_names_the_folder_that_it_was_given(

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.commands import memlog
 from support.journals import GIB, MadeRun, at, batch
 
-from memlog.cli.main import cli
 from memlog.errors import AmbiguousRunError
 from memlog.events import Run
 from memlog.journal import Binding, RunDirectory, find_run
@@ -96,7 +95,7 @@ def test_a_folder_that_cannot_be_read_hides_no_other(runs: Path) -> None:
 )
 def test_every_command_takes_it(runs: Path, arguments: tuple[str, ...]) -> None:
     words = ["baseline" if word == "NAME" else word for word in arguments]
-    result = CliRunner().invoke(cli, [*words, "--dir", str(runs)], prog_name="memlog")
+    result = memlog(*words, "--dir", str(runs))
     assert result.exit_code == 1
     assert "3 runs are called 'baseline'" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -23,21 +23,6 @@ def test_the_exercises_checkpointed_model_computes_the_same() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.slow
-@pytest.mark.seed(279)
-def test_what_the_exercise_trains_on_can_be_learned_and_amp_learns_it_too() -> None:
-    import memory_exercise as exercise
-
-    losses = []
-    for way in (exercise.TABLE[0], exercise.TABLE[2]):
-        training = exercise.Training(way)
-        for _ in range(exercise.STEPS + 1):
-            training.step()
-        losses.append(training.accuracy())
-    assert max(losses) < 0.5 * training.untaught()
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
 def test_checkpointing_saves_more_than_30_percent_and_leaves_out_the_last_block() -> None:
     import memory_exercise as exercise
 

@@ -52,6 +52,10 @@ from memlog.ranks.stalls import STALLED_AFTER, Stalls
             Place(2, 4, "pod gpt"),
         ),
         (
+            {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOSTNAME": "gpt-master-0"},
+            Place(0, 4, "pod gpt"),
+        ),
+        (
             {
                 "OMPI_COMM_WORLD_RANK": "1",
                 "OMPI_COMM_WORLD_SIZE": "2",
