@@ -12,7 +12,7 @@ from rich.console import Console
 from memlog._internal.units import format_bytes
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.reports import encode
 from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
 from memlog.reports.traced_steps import among

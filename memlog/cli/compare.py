@@ -14,7 +14,7 @@ from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.reports.compare import Compared, Comparison, Verdict, change_percent, compare
 from memlog.reports.figures import ANY_DEVICE, run_figures
 from memlog.reports.gates import Unit, parse_gate

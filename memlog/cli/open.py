@@ -19,7 +19,7 @@ from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.settings import runs_directory
 
 

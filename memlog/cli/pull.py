@@ -15,7 +15,7 @@ from memlog.artifacts.openers import is_openable
 from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
 from memlog.cli.addresses import Guard, connection_of, known_address, trust_option
 from memlog.cli.completing import complete_backends
-from memlog.cli.meter import TransferMeter
+from memlog.cli.delivery_progress import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
 from memlog.errors import (
@@ -28,7 +28,7 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory
 from memlog.journal.runs import LATEST
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.reports import summarize
 from memlog.settings import runs_directory
 from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend

@@ -12,7 +12,7 @@ from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.reports.page import comparison_html, html
 from memlog.settings import runs_directory
 

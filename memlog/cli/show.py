@@ -9,7 +9,7 @@ import click
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, print_json
 from memlog.cli.summary_page import print_summary
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.reports import encode, summarize
 from memlog.settings import runs_directory
 

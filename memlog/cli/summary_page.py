@@ -25,7 +25,7 @@ from memlog.cli.output import (
 )
 from memlog.events import PeakSource
 from memlog.journal import RunDirectory
-from memlog.ranks.finding import lowest_rank
+from memlog.ranks.named_run import lowest_rank
 from memlog.reports.aggregates import ALLOCATED, RESERVED
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (

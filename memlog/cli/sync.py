@@ -14,7 +14,7 @@ import msgspec
 from memlog._internal.response_limits import waiting_at_most
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
 from memlog.cli.completing import complete_backends
-from memlog.cli.meter import Meter
+from memlog.cli.delivery_progress import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
@@ -29,7 +29,7 @@ from memlog.errors import (
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
 from memlog.journal.in_process_state import InProcessState, claims_of
-from memlog.ranks.finding import find_run
+from memlog.ranks.named_run import find_run
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory

@@ -99,7 +99,7 @@ def test_a_tampered_tarball_is_refused_and_leaves_nothing(
     npm_that(tmp_path / "bin", f"/bin/cp '{tampered}' speedscope-1.25.0.tgz", monkeypatch)
     cache = tmp_path / "cache"
     cache.mkdir()
-    with pytest.raises(FetchError, match=r"not speedscope 1\.25\.0, so memlog does not use it \(its hash is sha512-"):
+    with pytest.raises(FetchError, match=r"not speedscope 1\.25\.0, so memlog does not use it"):
         SPEEDSCOPE.fetch(cache / "speedscope")
     assert list(cache.iterdir()) == []
 
