@@ -12,7 +12,7 @@ from rich.console import Console
 from memlog._internal.units import format_bytes
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
-from memlog.ranks.named_run import find_run
+from memlog.ranks.named_run import find_named_run
 from memlog.reports import encode
 from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
 from memlog.reports.traced_steps import among
@@ -47,7 +47,7 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     RUN is a run's id or its beginning, its name in a tracker, or "latest". The run needs a traced step:
     memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
     """
-    found = find_run(runs_directory(directory), run)
+    found = find_named_run(runs_directory(directory), run)
     event, trace = read_worst_step(found)
     document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
     if as_json:

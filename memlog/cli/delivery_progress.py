@@ -18,7 +18,7 @@ from rich.progress import (
 from memlog.delivery.uploader.uploader import Uploader
 
 
-class Meter(Progress):
+class DeliveryProgress(Progress):
     """Progress bar of a delivery, with bytes and points, on standard error if that is a terminal.
 
     A separate thread draws the bar from the uploader's current state.

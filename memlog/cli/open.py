@@ -19,7 +19,7 @@ from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
-from memlog.ranks.named_run import find_run
+from memlog.ranks.named_run import find_named_run
 from memlog.settings import runs_directory
 
 
@@ -60,7 +60,7 @@ def _find(what: str, directory: Path | None) -> Path:
     if path.exists():
         return path
     try:
-        run = find_run(runs_directory(directory), what)
+        run = find_named_run(runs_directory(directory), what)
     except RunNotFoundError as error:
         raise RunNotFoundError(f"there is no file {what!r}, and no run: {error}") from error
     return _newest(run)

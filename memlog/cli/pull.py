@@ -28,7 +28,7 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory
 from memlog.journal.runs import LATEST
-from memlog.ranks.named_run import find_run
+from memlog.ranks.named_run import find_named_run
 from memlog.reports import summarize
 from memlog.settings import runs_directory
 from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend
@@ -119,7 +119,7 @@ def _sources(
             f"backend {tracker!r} can't download files: name another with --backend"
         )
     try:
-        found = find_run(runs_directory(directory), name)
+        found = find_named_run(runs_directory(directory), name)
     except RunNotFoundError as error:
         if backend is None:
             raise RunNotFoundError(

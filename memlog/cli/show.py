@@ -9,7 +9,7 @@ import click
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, print_json
 from memlog.cli.summary_page import print_summary
-from memlog.ranks.named_run import find_run
+from memlog.ranks.named_run import find_named_run
 from memlog.reports import encode, summarize
 from memlog.settings import runs_directory
 
@@ -24,7 +24,7 @@ def show(run: str, directory: Path | None, as_json: bool) -> None:
     RUN is a run's id or its beginning, its name in a tracker, or "latest". docs/show-json.md explains every
     field of the JSON document.
     """
-    found = find_run(runs_directory(directory), run)
+    found = find_named_run(runs_directory(directory), run)
     summary = summarize(found)
     if as_json:
         print_json(encode(summary))

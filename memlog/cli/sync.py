@@ -14,7 +14,7 @@ import msgspec
 from memlog._internal.response_limits import waiting_at_most
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
 from memlog.cli.completing import complete_backends
-from memlog.cli.delivery_progress import Meter
+from memlog.cli.delivery_progress import DeliveryProgress
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
@@ -29,7 +29,7 @@ from memlog.errors import (
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
 from memlog.journal.in_process_state import InProcessState, claims_of
-from memlog.ranks.named_run import find_run
+from memlog.ranks.named_run import find_named_run
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory
@@ -89,7 +89,7 @@ def sync(
     If a tracker's run was deleted, its points wait until you restore the run; all other points are
     delivered. If you can't restore the run, --own-run delivers its points to a run that memlog opens.
     """
-    found = find_run(runs_directory(directory), run)
+    found = find_named_run(runs_directory(directory), run)
     publish_afterwards(found)
     explain_afterwards(found)
     summary = summarize(found, remember=True)
@@ -166,7 +166,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
     with TakenOver(run, name, timeout, is_over=complete):
         uploader = _uploader(delivery, backend)
         before = copy.deepcopy(uploader.state)
-        with Meter(uploader):
+        with DeliveryProgress(uploader):
             _deliver(uploader, timeout, complete=complete)
         user_run = InProcessState.load(run, name)
         if user_run is not None and complete and uploader.refused is None:

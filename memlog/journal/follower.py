@@ -1,4 +1,4 @@
-"""Read a run's journal while it is written, for the in-process writer."""
+"""Read a run's journal while it is written."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from memlog.journal.runs import LATEST
 from memlog.ranks.registration import ranks_of
 
 
-def find_run(root: Path, name: str) -> RunDirectory:
-    """Return the run that a user names, as `memlog.journal.find_run` does.
+def find_named_run(root: Path, name: str) -> RunDirectory:
+    """Return the run that a user names, as `memlog.journal.find_named_run` does.
 
     For ``latest``, return the run of the lowest rank that trained together with the newest run.
 
