@@ -147,7 +147,7 @@ class BatchRecorder:
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", f"nothing was recorded: {NOT_NOTICED}")
+            self._diagnostics.say_once("no_steps", f"nothing was recorded, because {NOT_NOTICED}")
 
     def _record(self, number: int | None = None) -> None:
         begun = time.perf_counter_ns()

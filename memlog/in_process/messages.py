@@ -34,8 +34,8 @@ def _named(run_ids: Sequence[str]) -> str:
 
 def ended_early(run_ids: Sequence[str], sync: str) -> str:
     """Return the message that runs lack data, with the command that delivers it."""
-    each = "it" if len(run_ids) == 1 else "each"
+    new = "a new run" if len(run_ids) == 1 else "a new run for each"
     return (
         f"{_named(run_ids)} ended before memlog had written everything: `{sync}` delivers "
-        f"the whole series to a run beside {each}"
+        f"the whole series to {new}"
     )

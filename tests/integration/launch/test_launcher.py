@@ -176,7 +176,7 @@ def test_a_process_that_only_publishes_is_recorded(
     done = launch(tmp_path, PYTHON, "neither.py")
     assert done.out == "3.0\n"
     assert done.err.count("\n") == 1
-    assert done.err.startswith("memlog: nothing was recorded: ")
+    assert done.err.startswith("memlog: nothing was recorded, because ")
     assert not (tmp_path / "memlog_runs").exists()
     assert launch(tmp_path, PYTHON, "publishes.py").out.endswith("9.0\n")
     # The line is printed also if the folder has an earlier run, even a new one.

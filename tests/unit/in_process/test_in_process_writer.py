@@ -232,4 +232,4 @@ def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) 
 def test_a_message_names_five_runs_at_most() -> None:
     message = ended_early([f"r{number}" for number in range(7)], "memlog sync x")
     assert message.startswith("runs r0, r1, r2, r3, r4 and 2 more ended before memlog had written")
-    assert message.endswith("`memlog sync x` delivers the whole series to a run beside each")
+    assert message.endswith("`memlog sync x` delivers the whole series to a new run for each")
