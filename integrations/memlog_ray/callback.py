@@ -53,7 +53,7 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         driver = self._driver
         if not driver.directory:
             driver = Driver(str(Path.cwd()))
-            with _contained("the workers do not join the run that the driver has open"):
+            with _contained("the workers do not get the driver's trackers and runs"):
                 driver.look(self._settings["backends"])
         return {**self.__dict__, "_driver": driver}
 

@@ -201,8 +201,7 @@ def _run_of(target: Target) -> tuple[str, RunAddress]:
         address = run_address(known.uri or "")
         if address.project is None or address.run is None:
             raise TrackerRejectedError(
-                f"the address of the Trackio run {known.run_id} lacks its project and name, so memlog can't "
-                "write to it: `memlog sync --own-run` delivers to a run of memlog's own"
+                f"the address of the Trackio run {known.run_id} lacks its project or name"
             )
         return known.run_id, address
     beside = run_address(target.beside.uri if target.beside and target.beside.uri else "")

@@ -135,8 +135,7 @@ def _require_known(run: Any) -> None:
         import wandb  # noqa: PLC0415 - imported already, since there is a run
 
         raise TypeError(
-            f"memlog can't add values to rows of wandb {wandb.__version__}: `memlog sync` delivers them to a "
-            "run of memlog's own"
+            f"memlog can't add values to rows of wandb {wandb.__version__}, so your run has none of them"
         )
 
 

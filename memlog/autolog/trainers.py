@@ -19,5 +19,5 @@ def load_package(_module: object) -> None:
     except Exception as error:  # noqa: BLE001 - see above
         warn(
             f"memlog: {_PACKAGE} can't be imported ({error!r}), so memlog counts optimizer steps, not the "
-            "Trainer's steps: install memlog again"
+            "Trainer's steps: update memlog and transformers"
         )

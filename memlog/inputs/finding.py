@@ -97,7 +97,7 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
     if missing > 0:
         longest += " that memlog looked at"
     return (
-        f"The peak follows {what}: {each}{how}. The {longest}, {found.largest:,} at step "
+        f"The peak follows {what}: {each}{how}; the {longest}, {found.largest:,} at step "
         f"{found.step:,}, {reached}"
     )
 

@@ -68,7 +68,5 @@ def alert_in_run(alert: Alert, offset: int) -> Alert:
     text = alert.text
     if _STEP_IN_TEXT.search(f"{alert.title} {text}"):
         how = f"subtract {offset:,}" if offset > 0 else f"add {-offset:,}"
-        text += (
-            f" (Steps in this text count from the session's start: {how} to get this run's step.)"
-        )
+        text += f" (Steps in this text are the session's: {how} to get this run's step.)"
     return msgspec.structs.replace(alert, step=step, text=text.strip())

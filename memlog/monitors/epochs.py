@@ -115,10 +115,10 @@ class EpochMemoryMonitor:
     def _end(self, doing: str, line: Callable[[Epoch], str]) -> None:
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained(doing):
-                event = self._epoch()
+                event = self._publish_epoch()
                 DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(line, event))
 
-    def _epoch(self) -> Epoch:
+    def _publish_epoch(self) -> Epoch:
         session = self._claim()
         if session is None:
             return self._meter.epoch(0, None)

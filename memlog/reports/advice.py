@@ -199,8 +199,8 @@ def _by_others(trace: Trace | None, held: int) -> Iterator[str]:
     if trace is not None and trace.peak is not None and trace.peak < held:
         yield (
             "No change to the model that memlog can predict would save 1% or more of the "
-            f"{format_bytes(held)} in use: the traced step's tensors took only {format_bytes(trace.peak)}. "
-            "Look at the process's other memory first, such as data sets, caches and lists."
+            f"{format_bytes(held)} in use: the traced step's tensors took {format_bytes(trace.peak)}. Other "
+            "memory of the process, such as data sets, caches and lists, may matter more."
         )
 
 

@@ -155,7 +155,7 @@ class GrowthCauses:
             yield from lines
         elif found.is_of_larger_steps:
             freed = (
-                f", and {format_bytes(found.freed)} were freed when the last step ended"
+                f", and {format_bytes(found.freed)} were freed with the failed step's own memory"
                 if found.freed
                 else ""
             )

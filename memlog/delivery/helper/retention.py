@@ -120,9 +120,8 @@ class Retention:
         if not segment.delivered and not self._warned:
             self._warned = True
             logger.warning(
-                "the journal reached its limit of %s before everything was delivered: memlog removes events "
-                "of older steps (never a peak or an alert), so trackers do not get them; pass a larger "
-                "journal_limit to keep more",
+                "the journal reached its limit of %s: memlog removes events of older steps (never a peak or "
+                "an alert), also those that are not delivered yet; pass a larger journal_limit to keep more",
                 format_bytes(self._limit),
             )
 

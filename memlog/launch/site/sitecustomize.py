@@ -49,7 +49,7 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
                 "memlog.watch_loss"
             )
     except Exception as error:
-        _print(f"memlog could not check whether this run was recorded ({_described(error)})")
+        _print(f"could not check whether this run was recorded ({_described(error)})")
 
 
 def _recorded_below(options: str) -> bool:

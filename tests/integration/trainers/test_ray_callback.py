@@ -85,7 +85,7 @@ def test_memlogs_errors_are_printed_and_never_raised(capsys: pytest.CaptureFixtu
         pass
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("memlog: ")]
     assert [line.partition(" (")[0] for line in lines] == [
-        "memlog: the workers do not join the run that the driver has open",
+        "memlog: the workers do not get the driver's trackers and runs",
         "memlog: this worker goes on without being recorded",
         "memlog: the end of this worker's run is not recorded",
     ]

@@ -17,7 +17,7 @@ def test_a_package_that_cant_be_imported_is_logged_and_the_script_goes_on(
     with caplog.at_level(logging.WARNING, "memlog"):
         optimizer_steps.Autolog(print).remove()
     assert (
-        "so memlog counts optimizer steps, not the Trainer's steps: install memlog again"
+        "so memlog counts optimizer steps, not the Trainer's steps: update memlog and transformers"
         in caplog.text
     )
 

@@ -57,7 +57,7 @@ def test_a_linear_relation_is_named_with_its_slope() -> None:
     assert found.slope == pytest.approx(0.9 * MIB, rel=0.01)
     finding = larger_steps(found, 30, found.peak)
     assert finding.title == (
-        "The peak follows the sequence length (dimension 1 of `tokens`): 921.6 KiB per token. The longest, "
+        "The peak follows the sequence length (dimension 1 of `tokens`): 921.6 KiB per token; the longest, "
         "1,024 at step 30, reached the peak"
     )
     assert finding.where == "dimension 1 of `tokens`"
@@ -68,7 +68,7 @@ def test_a_step_that_was_not_looked_at_may_have_been_larger() -> None:
     found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
     text = larger_steps(found, 40, found.peak + 10 * MIB).title
     assert text.endswith(
-        "The longest that memlog looked at, 1,024 at step 30, came within 1% of the peak"
+        "the longest that memlog looked at, 1,024 at step 30, came within 1% of the peak"
     )
 
 
@@ -188,7 +188,7 @@ def test_other_inputs_have_no_sequence_length() -> None:
         for size in range(64, 512, 16)
     )
     assert title(required(relation(steps))).startswith(
-        "The peak follows dimension 1 of `x`: 1.0 MiB per unit. The largest, 496 at step 27,"
+        "The peak follows dimension 1 of `x`: 1.0 MiB per unit; the largest, 496 at step 27,"
     )
     steps = marked(
         ((TensorInput("x", (size, 3), "float32"),), BASE + MIB * size)

@@ -72,7 +72,7 @@ def test_growing_lengths(device: bool) -> None:
     (early,) = run.findings
     assert early.step is not None
     assert early.step < 60
-    assert "The longest so far, " in early.title
+    assert "the longest so far, " in early.title
     run.watch.finish(99)
     newest = run.findings[-1]
     assert len(run.findings) == 2

@@ -269,8 +269,7 @@ def test_an_alert_of_a_later_run_has_that_runs_step() -> None:
     shown = alert_in_run(alert, 20)
     assert (shown.step, shown.title) == (5, alert.title)
     assert shown.text == (
-        "2 MiB per step. (Steps in this text count from the session's start: subtract 20 to get this run's "
-        "step.)"
+        "2 MiB per step. (Steps in this text are the session's: subtract 20 to get this run's step.)"
     )
     plain = msgspec.structs.replace(alert, title="host.rss > 90 %", text="")
     assert alert_in_run(plain, 20) == msgspec.structs.replace(plain, step=5)
