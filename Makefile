@@ -87,7 +87,7 @@ bench-ranks: $(VENV)/dev.stamp ## what rank 0's helper process does for up to 1,
 comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/comparison.md
 	$(BIN)/python -m benchmarks.comparison --write docs/comparison.md $(ARGS)
 
-insight: $(VENV)/dev.stamp ## how well memlog explains growth (an hour; ARGS="--help"): writes docs/insight.md
+insight: $(VENV)/dev.stamp ## how well memlog explains growth (hours; ARGS="--help"): writes docs/insight.md
 	$(BIN)/python -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
 
 # torchvision apart from the environment: its wheel is for CUDA, and transformers would try to import it.
