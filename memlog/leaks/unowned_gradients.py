@@ -59,7 +59,7 @@ class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
     Only the identity of the parameter is kept, without a weak reference, for the same reason as in
-    `memlog.leaks.known_models.ModelTensors`.
+    `memlog.leaks.known_models.KnownModels`.
     """
 
     parameter: int

@@ -182,9 +182,7 @@ class TraceWindow:
     def _dropped(self, dropped: dict[str, int]) -> dict[str, int]:
         counts = dict(dropped)
         if self._names.omitted:
-            counts["modules without a name of their own, past the limit of names"] = (
-                self._names.omitted
-            )
+            counts["modules past the limit of names"] = self._names.omitted
         if self._accountant.unmatched_frees:
             counts["frees of memory whose allocation was not seen"] = (
                 self._accountant.unmatched_frees

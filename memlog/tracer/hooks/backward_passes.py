@@ -43,10 +43,12 @@ class _BackwardPasses(SharedHook[BackwardListener]):
 
     def _install(self) -> None:
         original = getattr(torch.autograd, torch_private.ENGINE, None)
-        if original is not None and not self._on:
+        if original is None or self._on:
+            return
+        if original is not self._replacement:  # a library may have put it back after a window
             self._original = original
-            setattr(torch.autograd, torch_private.ENGINE, self._replacement)
-            self._on = True
+        setattr(torch.autograd, torch_private.ENGINE, self._replacement)
+        self._on = True
 
     def _uninstall(self) -> None:
         """Restore the original function.

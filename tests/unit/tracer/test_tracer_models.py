@@ -327,3 +327,16 @@ def test_a_library_that_imported_the_patched_backward_in_a_trace_can_call_it_aft
     loss = model(torch.ones(1, 2)).sum()
     imported((loss,), (torch.ones(()),), False, False, (), accumulate_grad=True)
     assert model.weight.grad is not None
+
+
+def test_a_library_may_put_the_patched_backward_back_after_a_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(2, 2)
+    with MemoryTracer().trace(model):
+        patched = torch.autograd._engine_run_backward
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", patched)
+    with MemoryTracer().trace(model):
+        model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+    assert torch.autograd._engine_run_backward is not patched

@@ -102,8 +102,8 @@ class ObservingMode(TorchDispatchMode):
             torch_private.allow_higher_order_ops(type(self))
         _remove_finished_from_top()
         _flags.add(self)
+        self._thread = threading.current_thread()  # before: Ctrl-C may come between the two lines
         self.__enter__()
-        self._thread = threading.current_thread()
 
     @property
     def measures(self) -> bool:
