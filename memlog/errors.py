@@ -62,7 +62,7 @@ class RunNotFoundError(JournalError):
 
 
 class AmbiguousRunError(RunNotFoundError):
-    """More than one run has that name, or an id that begins with it."""
+    """More than one run has that name, or more than one run's id begins with that name."""
 
 
 class TraceNotFoundError(JournalError):

@@ -26,8 +26,8 @@ class MemlogTracker(GeneralTracker):  # type: ignore[misc] # mypy does not read 
     optimizer's steps itself.
 
     Args:
-        project: Project or experiment in which memlog opens a run; ``None``: the tracker's default. An
-            Accelerator's ``init_trackers`` passes its own ``project_name`` as this argument.
+        project: Project or experiment in which memlog opens a run; ``None``: the default of the service that
+            gets the run, such as MLflow. An Accelerator's ``init_trackers`` passes its own ``project_name``.
         **settings: Further arguments of `memlog.init`, for a session that the tracker begins.
 
     Raises:

@@ -29,9 +29,9 @@ class MemlogCallback(Callback):
     """Record each job as a run of its own.
 
     The settings come from the section ``memlog`` of the job's configuration. A sweep can override them. The
-    callback's own arguments take precedence. A run without a name gets the job's name. In a multirun, the
-    job's overrides follow the name. All runs are in one folder, which does not depend on a job's working
-    directory: by default ``memlog_runs`` in the directory where the program was started.
+    callback's own arguments take precedence. If a run has no name, it gets the job's name. In a multirun,
+    memlog appends the job's overrides to the job's name. All runs are in one folder, which does not depend on
+    a job's working directory: by default ``memlog_runs`` in the directory where the program was started.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
@@ -80,7 +80,7 @@ def _plain(config: Any) -> dict[str, Any]:
 def _name(config: DictConfig) -> str:
     """Return the run's name: the name of the job.
 
-    In a multirun, the job's overrides follow; if the job has none, the job's number follows.
+    In a multirun, append the job's overrides to this name. If there are none, append the job's number.
     """
     job = config.hydra.job
     if config.hydra.mode != RunMode.MULTIRUN:

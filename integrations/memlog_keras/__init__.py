@@ -19,7 +19,7 @@ Hook: TypeAlias = Callable[..., None]
 
 
 def _contained(hook: Hook) -> Hook:
-    """Return a hook that does nothing if no session runs, and that never raises."""
+    """Return a wrapper that calls ``hook`` if a session runs, and that never raises."""
 
     @functools.wraps(hook)
     def contained(self: MemlogCallback, *args: Any, **kwargs: Any) -> None:
@@ -34,8 +34,8 @@ def _contained(hook: Hook) -> Hook:
 class MemlogCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Report the steps and evaluations of ``model.fit`` to the running session.
 
-    If no session runs, the callback does nothing. A run's steps are numbered from 0, over all epochs and over
-    later calls of ``fit``.
+    If no session runs, the callback does nothing. A run's steps are numbered from 0. The numbering
+    continues over all epochs and over later calls of ``fit``.
     """
 
     _validation: Any = None

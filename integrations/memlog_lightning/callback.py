@@ -20,7 +20,10 @@ else:
 
 
 def _contained(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that does nothing if no session runs, and that never raises."""
+    """Return a wrapper that never raises.
+
+    The wrapper calls ``hook`` if a session runs and the callback is the trainer's first `MemlogCallback`.
+    """
 
     @functools.wraps(hook)
     def contained(self: MemlogCallback, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -80,12 +83,12 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_exception(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
-        """End an interrupted validation and fit, so that the session can record another fit."""
+        """End the phase ``validation`` and undo `setup`, so that the session can record another fit."""
         session.end_phase("validation")
         self.teardown(trainer)
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Restore the trainer as it was before `fit`, and let memlog count optimizer steps again."""
+        """Restore the trainer's ``save_checkpoint``, and let memlog count optimizer steps again."""
         if getattr(vars(trainer).get("save_checkpoint"), "func", None) is _save:
             del trainer.save_checkpoint
             if (session := memlog.current_session()) is not None:
@@ -101,8 +104,8 @@ class MemlogCallback(Callback):
 def _join_run(session: memlog.Session, logger: Any) -> None:
     """Join the run of a logger. Lightning has already opened the run.
 
-    The function tells loggers apart by the names of their classes, because Lightning and
-    ``pytorch_lightning`` both have a class of each name.
+    The function identifies a logger by the name of its class. ``isinstance`` would not suffice, because
+    Lightning and ``pytorch_lightning`` each have their own classes with these names.
     """
     names = {one.__name__ for one in type(logger).__mro__}
     if "MLFlowLogger" in names:

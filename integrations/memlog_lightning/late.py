@@ -30,7 +30,7 @@ def _looking(fit: Any) -> Any:
 
 
 def _add_callback(trainer: Any) -> None:
-    """Insert a `MemlogCallback` before the callbacks that save checkpoints, which Lightning keeps last."""
+    """Insert a `MemlogCallback` before the checkpoint callbacks, which Lightning keeps at the list's end."""
     from memlog_lightning.callback import MemlogCallback  # noqa: PLC0415 - only if memlog records
 
     if not any(isinstance(one, MemlogCallback) for one in trainer.callbacks):

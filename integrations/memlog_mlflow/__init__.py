@@ -1,7 +1,7 @@
 """memlog's integration with MLflow.
 
-Importing this package does not import mlflow. Only the sink calls MLflow. `backend.open_sink` imports the
-sink in memlog's helper process.
+Importing this package does not import mlflow. memlog writes to MLflow only from its own processes, with the
+sink that `backend.open_sink` returns.
 """
 
 from memlog_mlflow.backend import MlflowBackend

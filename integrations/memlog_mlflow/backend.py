@@ -14,7 +14,7 @@ from memlog_mlflow.uris import absolute_uri, link_to
 
 
 class _Seen(threading.local):
-    """The active run that this thread found last. MLflow's active run is thread-local."""
+    """Active run that this thread found last. In MLflow, each thread has its own active run."""
 
     run: TrackerRun | None = None
 
@@ -64,7 +64,7 @@ class MlflowBackend:
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
 
     def home(self) -> Home:
-        """Return the tracking URI in the environment, and the variables and files with its credentials."""
+        """Return the tracking URI in the environment, and the variables and files with credentials."""
         return Home(
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),

@@ -29,8 +29,8 @@ _REJECTED = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-"""Error codes that count as permanent refusals. All other codes count as temporary errors: a proxy that
-restarts answers ENDPOINT_NOT_FOUND, for example."""
+"""Error codes that count as permanent refusals. All other codes count as temporary errors. For example, a
+proxy answers ENDPOINT_NOT_FOUND while it restarts."""
 
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
@@ -112,7 +112,7 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
 def _http_status(error: Exception) -> int | None:
     """Return the HTTP status of an error; ``None`` if it has none.
 
-    MLflow's client raises HTTP errors unchanged when it transfers a file.
+    If the transfer of a file fails, MLflow's client raises the HTTP library's own error, which has a status.
     """
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None

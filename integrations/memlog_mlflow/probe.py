@@ -17,8 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Maximum seconds to wait for a connection. For the answer, the limit of MLflow's client applies. With a
-shorter limit, a slow server would never get data."""
+"""Maximum seconds to wait for a connection. The answer may take as long as MLflow's client allows, so
+that a slow server gets data, too."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429
@@ -68,8 +68,8 @@ def _ask_server(uri: str) -> None:
 def _ask_sqlite(uri: str) -> None:
     """Check a database file without creating it.
 
-    MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted,
-    MLflow would create a folder at the path of the share.
+    The check does not use MLflow's client. The client would try for minutes to open an unusable file. If a
+    network share is not mounted, the client would create a folder at the path of the share.
     """
     # Imported here, because a client for tracking servers may lack SQLAlchemy. The installed SQLAlchemy must
     # parse the URI, because its versions disagree on whether a path is percent-encoded.

@@ -41,10 +41,10 @@ _STATUSES: Mapping[Status, str] = {
 
 
 class MlflowSink:
-    """A `memlog.sink.Sink` for MLflow. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.Sink` for MLflow. Its methods raise the errors that `Sink` names.
 
-    The sink has its own client and names the run by its id, because the fluent API's active run belongs to
-    the user's thread.
+    The sink has its own client and names the run by its id, because MLflow's active run exists only in the
+    trainer's process.
 
     Args:
         target: The run to write to.
@@ -249,9 +249,9 @@ class _OpenRun:
 def _uri_of(target: Target) -> str:
     """Return the URI of the store that contains the target's run.
 
-    For a new run, this is the current URI. The journal has the URI of an existing run's store without
-    credentials. If the current URI differs from it only in the credentials, the current URI is returned.
-    Otherwise the current URI belongs to another tracker, and the URI from the journal is returned.
+    For a new run, this is the current URI. For an existing run, the journal has the URI without credentials.
+    If the current URI differs only by its credentials, return the current URI, because the client needs the
+    credentials. Otherwise the current URI belongs to another tracker, so return the URI from the journal.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened
@@ -261,7 +261,7 @@ def _uri_of(target: Target) -> str:
 
 
 def _quieten() -> None:
-    """Keep MLflow's loggers from repeating memlog's messages, in a process of memlog's own."""
+    """Keep MLflow's loggers from repeating memlog's messages. Call it only in a process of memlog's own."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     # This logger prints a traceback with every row of a batch. MLflow raises the same error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

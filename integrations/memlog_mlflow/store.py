@@ -26,7 +26,7 @@ _MAX_KINDS = 100
 
 
 class MlflowStore:
-    """A `memlog.sink.ArtifactStore` for MLflow. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.ArtifactStore` for MLflow. Its methods raise the errors that `ArtifactStore` names.
 
     Args:
         connection: How to reach MLflow. If it has no URI, MLflow's own default is used.

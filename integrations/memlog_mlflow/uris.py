@@ -39,8 +39,8 @@ def absolute_uri(uri: str) -> str:
 def sqlite_file(uri: str) -> Path | None:
     """Return the SQLite file that ``uri`` names; ``None`` if ``uri`` names no such file.
 
-    The result is ``None``, too, if ``uri`` has a ``%`` or a query. Versions of SQLAlchemy disagree on
-    whether ``%`` in a path is an escape.
+    The result is also ``None`` if ``uri`` has a query. It is also ``None`` if the path has a ``%``, because
+    versions of SQLAlchemy disagree on whether ``%`` is an escape.
     """
     path = _sqlite_path(uri)
     return None if path is None or "%" in path or "?" in uri else Path(path).absolute()

@@ -28,7 +28,7 @@ shutdown begins."""
 class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.TrainContextCallback):
     """Record each worker of a Ray Train run.
 
-    Each worker uses the driver's folder for runs, tracker address and settings. Settings that are passed here
+    Each worker uses the driver's settings, tracker address and folder for runs. Settings that are passed here
     override the driver's settings. memlog joins an MLflow run that is open in the driver when the driver
     calls ``fit``. It also joins a run that the training loop opens.
 

@@ -138,7 +138,7 @@ def _events(entries: Iterable[Scalar], *, is_first: bool) -> Iterator[Any]:
 
     Args:
         entries: The values, at least one.
-        is_first: True if the file is empty. The first event is then the one with the file's version.
+        is_first: True if the file is empty. An event with the file format's version then comes first.
     """
     event = None
     for entry in entries:

@@ -33,7 +33,7 @@ _MAX_NAME = 100
 
 
 class TensorboardSink:
-    """A `memlog.sink.Sink` for TensorBoard. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.Sink` for TensorBoard. Its methods raise the errors that `Sink` names.
 
     A run is a folder. memlog writes one file of its own there, and does not change the user's files.
 

@@ -1,7 +1,7 @@
 """memlog's integration with Trackio.
 
-Importing this package does not import trackio. Only the sink calls trackio. `backend.open_sink` imports the
-sink in memlog's helper process.
+Importing this package does not import trackio. memlog writes to Trackio only from its own processes, with the
+sink that `backend.open_sink` returns.
 """
 
 from memlog_trackio.backend import TrackioBackend

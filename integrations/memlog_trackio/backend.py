@@ -61,7 +61,8 @@ class TrackioBackend:
     def prepare(self) -> None:
         """Import the slow part of trackio's client.
 
-        trackio itself is imported later, because its import reads the environment variable with its folder.
+        `open_sink` imports trackio itself, after it has set the environment variable with Trackio's folder.
+        trackio reads this variable only during its import.
         """
         importlib.import_module("gradio_client")
 

@@ -34,7 +34,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class TrackioSink:
-    """A `memlog.sink.Sink` for Trackio. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.Sink` for Trackio. Its methods raise the errors that `Sink` names.
 
     Each point is a separate row. The row's id is computed from the point. If a point is sent again, Trackio
     ignores the row, because it already has a row with this id. A row with several points would get another id
@@ -135,7 +135,10 @@ class TrackioSink:
         )
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Store status and end time of memlog's own run in its configuration. Trackio has no such fields."""
+        """Store the status and end time of memlog's own run in the run's configuration.
+
+        Trackio has no fields for a run's status and end time.
+        """
         if self._target.joined is None and status is not None:
             now = (datetime.now(timezone.utc) - _EPOCH) // timedelta(microseconds=1)
             ended = _iso(now if ended_us is None else ended_us)
@@ -154,7 +157,7 @@ class TrackioSink:
         }
 
     def _configure(self, what: str, more: Mapping[str, str]) -> None:
-        """Replace the configuration of memlog's own run. Trackio accepts it only together with a row."""
+        """Replace the configuration of memlog's own run. Trackio accepts a configuration only with a row."""
         beside = self._target.beside
         group = None if beside is None else run_address(beside.uri or "").run or beside.run_id
         config = {"_Created": _iso(self._begun_us), "_Group": group, **more}

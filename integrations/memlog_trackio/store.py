@@ -14,7 +14,7 @@ from memlog_trackio.sink import KIND, METADATA
 
 
 class TrackioStore:
-    """A `memlog.sink.ArtifactStore` for Trackio. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.ArtifactStore` for Trackio. Its methods raise the errors that `ArtifactStore` names.
 
     Callers name a run by its id, or by ``project/id`` if the connection's address names no project.
 

@@ -19,7 +19,10 @@ logger = logging.getLogger("memlog")
 
 
 class WandbBackend:
-    """Backend that finds the user's W&B run, writes to it in process, and gathers a client's settings."""
+    """Backend that finds the user's W&B run and writes to it from the trainer's process.
+
+    It also gathers the settings that a client needs to connect.
+    """
 
     name = "wandb"
     requires = "wandb"
@@ -84,7 +87,10 @@ class WandbBackend:
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """Return the server in the environment or wandb's files, and the places of its credentials."""
+        """Return the server's address, and the variables and files with credentials.
+
+        The environment overrides wandb's settings files. If neither names a server, it is W&B's default.
+        """
         return environment.home()
 
     def prepare(self) -> None:

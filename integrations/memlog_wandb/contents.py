@@ -23,15 +23,20 @@ memlog itself limits how often a rule fires. It is not zero, because W&B treats 
 
 
 def axis_key(axis: Axis) -> str:
-    """Return the key of the metric that holds the index on an axis. W&B's own step is a different number."""
+    """Return the key under which a row has its step, evaluation or epoch.
+
+    W&B's own step is a different number: the number of the row.
+    """
     return f"memlog/{axis}"
 
 
 class Definitions:
-    """Definitions of a run's metrics. A definition names the metric's axis and the kind of its summary.
+    """Definitions of a run's metrics.
 
-    Each definition is sent one time. It has the exact name of a metric, not a glob. The user, Lightning or
-    Transformers may have defined the glob ``*``. If several globs match a name, W&B uses one at random.
+    A definition names a metric's axis, and the value that W&B shows in the run's summary: maximum or last.
+    Each definition is sent one time, with the exact name of its metric. memlog defines no glob, because W&B
+    uses one at random if several globs match a name. The user, Lightning or Transformers may already have
+    defined the glob ``*``.
     """
 
     def __init__(self, run: Any) -> None:
@@ -54,7 +59,7 @@ class Definitions:
 
 
 def row_of(points: Sequence[Point]) -> dict[str, Any]:
-    """Return one row: the points' values, and the newest index on each axis."""
+    """Return one row: the points' values, and the newest step, evaluation and epoch of the points."""
     row: dict[str, Any] = {}
     for point in points:
         axis = axis_key(point.axis)

@@ -64,7 +64,10 @@ def gathered(settings: Any = None) -> dict[str, str]:
 
 
 def home() -> Home:
-    """Return the server in the environment or wandb's files, and the places of its credentials."""
+    """Return the server's address, and the variables and files with credentials.
+
+    The environment overrides wandb's settings files. If neither names a server, it is W&B's default.
+    """
     found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
     server, credentials = DEFAULT_SERVER, list(secret_names(found))
     for file in _settings_files(found):

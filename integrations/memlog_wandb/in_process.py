@@ -36,7 +36,10 @@ class WandbInProcessRun:
         return not getattr(self._run, "_is_finished", False)
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Let wandb call two functions when the run ends. wandb's Jupyter integration uses the same hooks."""
+        """Let wandb call ``before`` just before the run ends, and ``after`` when the run has ended.
+
+        wandb's Jupyter integration uses the same hooks.
+        """
         hooks = getattr(self._run, "_teardown_hooks", None)
         if isinstance(hooks, list):
             from wandb.sdk.wandb_run import (  # noqa: PLC0415 - imported already, since there is a run
@@ -62,7 +65,8 @@ class WandbInProcessRun:
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
         """Put points into the open row, or into a new row after it. Raises if the run is finished.
 
-        memlog passes a step for a new row. Without a step, the values would go into the user's row.
+        For a new row, memlog passes the row's number to W&B. Without a number, W&B would put the values into
+        the user's open row.
         """
         if self._watch is not None:
             self._watch.put(points, new_row=new_row)

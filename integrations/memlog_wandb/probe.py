@@ -18,8 +18,8 @@ def probe(server: str) -> None:
     """Request the server's health page.
 
     Any answer except a server error and "too many requests" counts as success. Some servers have no such
-    page, and credentials are checked when a run is opened. A server that is slow to answer counts as reached,
-    too. Otherwise it would never get data, although wandb itself waits longer.
+    page, and credentials are checked when a run is opened. A server that accepts the connection, but answers
+    too slowly, also counts as reached. wandb itself waits longer, so it can still deliver to this server.
 
     Raises:
         TrackerUnavailableError: the server can't be reached, or answers with an error.

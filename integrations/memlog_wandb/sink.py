@@ -33,7 +33,7 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 
 
 class WandbSink:
-    """A `memlog.sink.Sink` for W&B. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.Sink` for W&B. Its methods raise the errors that `Sink` names.
 
     The sink writes only to memlog's own runs. A user's run gets its data from the trainer's process. wandb
     uploads in the background, so no data is safe until the run has finished.
@@ -82,7 +82,9 @@ class WandbSink:
         return TrackerRun(str(run.id), address_of(settings), name, link_to(settings))
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store points. The points of one index on one axis form a row, with the time of its first point.
+        """Store points. Consecutive points of one step, evaluation or epoch form a row.
+
+        A row gets the time of its first point.
 
         Args:
             points: At most `max_points` points.
@@ -109,7 +111,7 @@ class WandbSink:
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Upload a file, and wait until it is uploaded.
 
-        In offline mode, ``wandb sync`` uploads the file later. The file must then be at the same path.
+        In offline mode, ``wandb sync`` uploads the file later. Until then, the file must stay at its path.
         """
         opened = self._opened()
         with translated():
@@ -234,7 +236,10 @@ def _path_beside(target: Target) -> RunPath:
 
 
 def _rows(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Group consecutive points into rows. A row has one index on one axis, and each metric at most once."""
+    """Group consecutive points into rows.
+
+    A row's points have the same step, evaluation or epoch. A row has each metric at most once.
+    """
     row: list[Point] = []
     names: set[str] = set()
     for point in points:

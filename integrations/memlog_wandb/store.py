@@ -31,13 +31,14 @@ _API_TIMEOUT = 20
 
 
 class WandbStore:
-    """A `memlog.sink.ArtifactStore` for W&B. Its methods raise the errors that the protocol names.
+    """A `memlog.sink.ArtifactStore` for W&B. Its methods raise the errors that `ArtifactStore` names.
 
     Callers name a run by its id, its path, or its address.
 
     Args:
-        connection: How to reach W&B. Its environment was applied before wandb was imported. If its address
-            names the run, the entity and project in the address override those of the environment.
+        connection: How to reach W&B. `open_store` has already set the connection's environment variables. If
+            the connection's address names the run, the address's entity and project override those of the
+            environment.
     """
 
     def __init__(self, connection: Connection) -> None:

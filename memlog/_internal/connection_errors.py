@@ -55,8 +55,8 @@ def address_in(text: str) -> str | None:
 def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -> str:
     """Return the one-line message that a tracker can't be reached.
 
-    A password in ``address`` is removed; ``None``: the address is unknown. ``text`` is the client's message.
-    It may name another server, for example the tracker's file storage.
+    ``address`` is the tracker's address; ``None``: unknown. A password in the address is removed. ``text`` is
+    the client's message. The message may name another server, for example the tracker's file storage.
     """
     named = address_in(text)
     asked = named if address is None else bare_address(address)

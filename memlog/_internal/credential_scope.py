@@ -51,9 +51,9 @@ def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
 def is_same_place(named: str, known: str | None) -> bool:
     """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
-    A run names the address ``named``. A password in it is not removed before the comparison, because the
-    address without its password is a different address. The user or the environment names ``known``;
-    ``None``: neither does.
+    ``named`` is the address that a run names. If ``named`` contains a user or password, only an equal
+    ``known`` matches, because removing them could turn ``named`` into the address of another host. ``known``
+    is an address from the user or the environment; ``None``: there is none.
     """
     if known is None:
         return False
@@ -67,9 +67,11 @@ def is_same_place(named: str, known: str | None) -> bool:
 def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of variables and files with credentials that ``address`` must not get.
 
-    They belong to another tracker, and a client that connects to ``address`` would send them. The result is
-    empty if memlog may connect. ``address`` comes from a run's folder; ``None``: the folder names none.
-    ``trusted`` are addresses that the user allows, in addition to that of ``home``.
+    These credentials belong to another tracker, but a client that connects to ``address`` would send them.
+    The result is empty if memlog may connect.
+
+    ``address`` is the address in a run's folder; ``None``: the folder names no address. ``trusted`` are
+    addresses that the user allows, in addition to the address of ``home``.
     """
     if not address or _is_local(address, home):
         return ()

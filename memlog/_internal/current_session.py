@@ -44,7 +44,7 @@ class Publisher(Protocol):
         """See `memlog.session.trainers.TrainerInterface.close_phase`."""
 
     def next_evaluation(self) -> int:
-        """Return the number of the next evaluation of a loss function, from 0."""
+        """Return the number of the next evaluation, counted from 0 over all watched loss functions."""
 
 
 _publisher: Publisher | None = None
@@ -85,9 +85,9 @@ def on_demand() -> bool:
 
 
 def before_finish(settle: Callable[[float], None]) -> None:
-    """Register a function that publishes pending events. memlog calls the function before a session ends.
+    """Register ``settle``, a function that publishes pending events.
 
-    Its argument is the time limit in seconds.
+    Before a session ends, memlog calls ``settle`` with a time limit in seconds.
     """
     _before_finish.append(settle)
 

@@ -21,7 +21,7 @@ def watched(
 ) -> _T:
     """Run a download in a thread, and report the bytes as they arrive.
 
-    The thread is a daemon. So the command can end even if the tracker no longer answers.
+    The thread is a daemon, so that memlog's command can end even if the tracker no longer answers.
 
     Args:
         download: Function that downloads into ``directory``. Its result is returned, and its exception is

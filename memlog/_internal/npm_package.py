@@ -63,7 +63,7 @@ class NpmPackage:
     integrity: str
     """Hash of the tarball, as ``npm view NAME@VERSION dist.integrity`` prints it."""
     files: re.Pattern[str]
-    """Paths of the wanted files in the tarball; the first group is the name of the unpacked file."""
+    """Pattern of the wanted files' paths in the tarball. The first group matches the unpacked file's name."""
     needed: str
     """Name of an unpacked file without which the package is incomplete."""
     installed: Path | None = None

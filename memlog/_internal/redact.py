@@ -60,8 +60,8 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Minimum number of characters of a secret that is removed even from text that lacks the secret's address.
-Only secrets that contain blanks are removed in this way."""
+"""If a secret in a remembered address contains blanks and has at least this number of characters,
+`without_credentials` removes the secret from every text, even if the text lacks the address."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped; one string for each library."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
@@ -75,7 +75,8 @@ _known: re.Pattern[str] | None = None
 def without_credentials(text: str) -> str:
     """Return ``text`` without users, passwords, keys and tokens.
 
-    An address ends at the first blank, unless `remember` was called with the address.
+    The first blank counts as the end of an address. If a secret in an address contains a blank, the secret is
+    removed only if `remember` was called with the address.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
@@ -165,9 +166,9 @@ def _settings(spelling: str) -> Iterator[str]:
 
 
 def _secret_pattern(secret: str) -> Iterator[str]:
-    """Yield a pattern that matches a long secret with blanks; nothing for other secrets.
+    """Yield a pattern if the secret contains blanks and has at least `_SHORTEST` characters.
 
-    No general pattern finds the end of a secret with blanks.
+    Such a secret needs a pattern of its own, because no general pattern finds the secret's end.
     """
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
@@ -189,9 +190,9 @@ def _unescaped(escaped: re.Match[str]) -> str:
 def _without_user(word: re.Match[str]) -> str:
     """Return a word without the text between a scheme and the last @.
 
-    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, a part
-    of the path is removed, too, which is safe. An address whose scheme is followed by a path, such as
-    sqlite:////home/me@work/mlflow.db, has no user.
+    A password may contain an unescaped "/", "@" or quotation mark. So the last @ counts as the password's
+    end. If this @ is in the path, a part of the path is lost, but no secret is kept. An address whose scheme
+    is followed by a path, such as sqlite:////home/me@work/mlflow.db, has no user.
     """
     text = word[0]
     end = text.rfind("@")

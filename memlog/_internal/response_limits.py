@@ -18,8 +18,8 @@ from typing import Any
 from memlog._internal.units import format_bytes
 
 MAX_ANSWER = 32 * 1024**2
-"""Maximum unpacked bytes of an answer that a client reads into memory. A list of thousands of files has
-2 MiB. Downloads go to a file; `memlog pull` limits their size."""
+"""Maximum unpacked bytes of an answer that a client reads into memory. For comparison, a tracker's list
+of thousands of files has 2 MiB. Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
 """Maximum seconds for an answer if the client reads it into memory or sets no time limit."""
 RATE = 1024

@@ -87,7 +87,7 @@ def replacing(root: Path, name: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def beside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """Yield a new file in ``path``'s folder and its path; remove the file afterwards.
+    """Yield a new file in the folder of ``path``, and the new file's path; remove the new file afterwards.
 
     Raises:
         OSError: the file can't be written.

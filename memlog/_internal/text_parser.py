@@ -44,8 +44,8 @@ class Token(NamedTuple):
 class Reader:
     """Reader of one text, from left to right.
 
-    The message of every error has three lines: the remedy, the text, and a caret under the mistake. It names
-    the expression by ``what``, which includes an article ("an alert rule").
+    The message of every error has three lines: the remedy, the text, and a caret under the mistake. The
+    message begins with ``what``, the kind of the text with its article, such as "an alert rule".
     """
 
     def __init__(self, text: str, what: str) -> None:
@@ -118,7 +118,7 @@ class Reader:
     def refuse_torchs_name(self) -> None:
         """Raise an error if a device is spelt as in torch, ``cuda:0.peak``.
 
-        In an alert rule, a colon ends the alert's level.
+        memlog's spelling is ``cuda0.peak``, because in an alert rule a colon ends the alert's level.
         """
         owner, colon, number, dot, measure = (
             self._tokens[min(self._at + ahead, len(self._tokens) - 1)] for ahead in range(5)
@@ -141,7 +141,7 @@ class Reader:
         return size
 
     def end(self, what: str) -> None:
-        """Raise an error if more text follows. Its message names the expression by ``what``."""
+        """Raise an error if more text follows. ``what`` is the kind of the text in the error's message."""
         if self.next.kind != "end":
             raise self.error(f"the {what} ends here: remove the rest")
 

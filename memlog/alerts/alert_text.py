@@ -11,7 +11,8 @@ _COMPARISONS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
 def alert_title(rule: Rule, subject: str, value: float, limit: int | None) -> str:
     """Return one line, such as "host.rss is 314.7 MiB, over 300 MiB for 5 steps".
 
-    ``limit`` may be ``None`` if the rule's amount has no ``%``.
+    ``limit`` is the number of bytes to which ``%`` in the rule refers. It may be ``None`` if the rule's
+    amount has no ``%``.
     """
     verb = "is" if rule.growth is None else "grows"
     shown = f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)

@@ -53,10 +53,10 @@ def engine_for(
 
 
 def host_limit(pid: int) -> int | None:
-    """Return the bytes that a process may use, together with the processes that share its limits.
+    """Return the maximum bytes for a process and all processes that share its limits.
 
-    This is the machine's memory or the smallest limit of the process's control groups, whichever is smaller.
-    Return ``None`` if both are unknown.
+    The result is the machine's memory or the smallest limit of the process's control groups, whichever is
+    smaller. Return ``None`` if both are unknown.
     """
     return memory_limit(read_cgroup(pid).limit, machine_memory())
 

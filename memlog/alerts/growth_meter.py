@@ -12,21 +12,22 @@ from memlog.alerts.rules import Rule
 from memlog.growth import FEW, JOINED, MOST, LevelScales, LevelWindow, keeps_growing, trend
 
 LEAST_STEPS = 20
-"""Minimum number of steps over which a rule is judged. With fewer, growth in warm-up would raise an alarm."""
+"""Growth is judged over at least this many steps, even if the rule names fewer. Over fewer steps, growth in
+warm-up would raise an alarm."""
 LEAST_EPOCHS = 3
 _LONGER = 2
-"""Number of windows beyond the windows that a rule needs. These longer windows show growth that comes in
-large, rare jumps, and growth that noise hides in shorter windows."""
+"""Number of extra windows, which are longer than the rule needs. They show growth that comes in large, rare
+jumps, and growth that noise hides in shorter windows."""
 _LOOKS = 8
-"""Divisor of the number of levels that are judged. The quotient is the number of new levels after which a
-window is judged again."""
+"""If memlog judges N levels of a window, it judges the window again after N / `_LOOKS` new levels."""
 _OVER = 0.5
 """Growth below this fraction of a rule's threshold counts as no growth."""
 _GARBAGE = 0.25
-"""Minimum fraction of the growth that a garbage collection must free. If it frees less, the whole growth is
-reported."""
+"""If a garbage collection frees less than this fraction of the growth, memlog reports the whole growth.
+Otherwise memlog subtracts the freed bytes."""
 _LARGER = 2
-"""Minimum ratio of the rate of growth to the rate at the last alarm, for a new alarm at once."""
+"""If growth becomes at least this many times as fast as at the last alarm, it raises another alarm, even in
+the cooldown."""
 
 
 class _Look(NamedTuple):
@@ -63,7 +64,7 @@ class GrowthMeter:
 
     ``threshold`` is the growth that raises an alarm, in the unit of the levels. In the ``cooldown_us``
     microseconds after an alarm, further growth raises another alarm only if it is much faster than the last
-    growth, or if it rises above the last growth's highest level.
+    growth, or if the level rises clearly above the highest level of the last growth.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -106,7 +107,7 @@ class GrowthMeter:
             return None
         elif index < self._last:
             self._levels.clear()
-        if self._active:  # a level counts as reached if two readings in a row show it
+        if self._active:  # a level counts as reached if two consecutive readings show it
             self._highest = max(self._highest, min(level, self._before))
         self._last, self._before = index, level
         for number, window in enumerate(self._levels.add(index, level)):
@@ -123,8 +124,8 @@ class GrowthMeter:
         A garbage collection has just freed ``freed`` bytes, and ``left`` bytes are in use after it. If the
         growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
-        Garbage can hide a leak. So the result is at least the growth of the bytes in use from the previous
-        garbage collection to this one.
+        The freed garbage may be older than the growth. Then subtracting it would hide a leak. So the result
+        is at least the growth of the bytes in use from the previous garbage collection to this one.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -165,7 +166,10 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return True if new growth is late, high or fast enough to raise another alarm."""
+        """Return True if new growth may raise another alarm after ``alarm``.
+
+        One of these must hold: the cooldown is over, the level is clearly higher, or growth is much faster.
+        """
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace

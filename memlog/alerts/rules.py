@@ -18,7 +18,7 @@ larger of the numbers after ``/`` and ``for``. It is at least 20 steps or three 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
 "MB" is 1024² bytes. For a figure of the host, ``%`` refers to the memory that the host's control group
 allows (or that the machine has). For a figure of a device, ``%`` refers to the device's capacity. For
-fragmentation, ``%`` refers to 1.
+fragmentation, ``40%`` means 0.4.
 
 If an unquoted rule begins with a level, YAML reads it as a mapping. If the rule ends with ``as error``
 instead, YAML reads it as text.
@@ -101,7 +101,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_axis(self) -> GrowthAxis:
-        """Unit of ``hold``."""
+        """Unit of ``hold``: ``step`` or ``epoch``."""
         return "step" if self.growth is None else self.growth.axis
 
 

@@ -13,9 +13,10 @@ class Trigger:
     """State of one rule for one series of values.
 
     The rule fires at the first value beyond the threshold. If ``rule.hold`` is above 1, it fires when the
-    values have been beyond the threshold for that many steps. The rule fires again only if a value has
-    returned clearly to the other side of the threshold, and if ``cooldown_us`` microseconds have passed,
-    measured by the events' timestamps. ``threshold`` is in the values' unit.
+    values have been beyond the threshold for that many steps. ``threshold`` is in the values' unit.
+
+    Before the rule fires again, a value must return to the harmless side of the threshold (`HYSTERESIS`).
+    Also, the events' timestamps must show that ``cooldown_us`` microseconds have passed since the rule fired.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:

@@ -12,11 +12,12 @@ from memlog._internal.units import format_bytes
 from memlog.errors import UnopenableFileError
 
 MAX_BYTES = 128 * 1024**2
-"""Maximum decompressed bytes of a file. Speedscope's page needs seconds to load a tenth of this size."""
+"""Maximum decompressed bytes of a file. Speedscope's page already needs seconds to load a file of a tenth of
+this size."""
 MAX_PICKLE = 512 * 1024**2
-"""Maximum decompressed bytes of a pickle. A pickle may be larger than other files, because its flame graph is
-much smaller. Reading a pickle usually takes ten times as much memory as the pickle has bytes, and at most
-forty times as much."""
+"""Maximum decompressed bytes of a pickle. A pickle may be larger than other files, because speedscope's page
+loads only the flame graph that memlog makes of the pickle. This flame graph is much smaller. Reading a
+pickle usually takes ten times as much memory as the pickle has bytes, and at most forty times as much."""
 
 PICKLE = b"\x80"
 """First byte of a pickle, from protocol 2 on."""

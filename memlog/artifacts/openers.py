@@ -38,9 +38,9 @@ class Page(msgspec.Struct, frozen=True):
     """Files for a browser, held in memory. So the server opens no path that a request names."""
 
     entry: str
-    """Address of the first page, relative to the address of the folder that contains all `files`."""
+    """Name of the first page in `files`, followed by ``#`` and the parameters of the page."""
     files: dict[str, tuple[str, bytes]]
-    """Media type and content, by name."""
+    """Media type and content of each file, by the file's name."""
     notes: tuple[str, ...] = ()
     """Messages for the user. Each describes data that is missing in the file."""
 

@@ -18,20 +18,22 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Minimum bytes of a pickle per container. The first `_CONTAINERS` containers do not count.
+"""If a pickle has fewer bytes per container than this, memlog refuses the pickle. The first `_CONTAINERS`
+containers do not count.
 
 Containers are lists, dictionaries, tuples, and the marks that the opcode MARK puts on the unpickler's stack.
-memlog refuses a pickle with fewer bytes per container, because one byte of a pickle can create an empty
-dictionary of 64 bytes. A snapshot has more than 10 bytes per container."""
+The limit is needed because one byte of a pickle can create an empty dictionary of 64 bytes. A snapshot has
+more than 10 bytes per container."""
 _CONTAINERS = 1000
-"""Number of containers that a pickle may build in addition to the number that its size allows."""
+"""Number of containers that a pickle of any size may build. For more containers, the pickle needs
+`_BYTES_PER_CONTAINER` bytes each."""
 _OTHER_KEYS = 4096
 """Maximum number of keys that are not text, in all dictionaries of a pickle. memlog refuses a pickle with
 more such keys. An attacker can choose numbers that have the same hash. Python would compare each of these
 keys with all earlier keys, which takes too long."""
 _TUPLE = 16
-"""Maximum number of values in a tuple. A tuple must not hold containers, because hashing nested tuples can
-take exponential time."""
+"""If a tuple has more values than this, memlog refuses the pickle. memlog also refuses a tuple that holds
+containers, because hashing nested tuples can take exponential time."""
 _NAME = 500
 """Maximum characters of a function's full name in a message."""
 _TEXT_KEYS = frozenset({str})
@@ -100,7 +102,10 @@ class _Unpickler(_InPython):  # type: ignore[misc]
             raise _unsafe("has numbers as keys")
 
     def refuse(self, opcode: str) -> None:
-        """Raise an error with the name of the function that the pickle would call, else with the opcode."""
+        """Raise an error that names the function that the pickle would call.
+
+        If the function's name is unknown, the error names the opcode.
+        """
         called: list[str] = []
         if opcode in ("GLOBAL", "INST"):
             called = [self.readline().strip().decode("utf-8", "replace") for _ in range(2)]

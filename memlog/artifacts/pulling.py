@@ -42,8 +42,8 @@ class Choice(msgspec.Struct, frozen=True):
 
     files: list[StoredArtifact]
     refused: list[str]
-    """Names of the refused files. The name or the kind of a refused file could lead out of a folder. memlog
-    itself makes no such names and kinds."""
+    """Names of the files that memlog refuses, because their name or kind is not safe in a path (`is_safe`).
+    memlog itself makes only safe names and kinds."""
 
     @property
     def size(self) -> int | None:
@@ -164,8 +164,8 @@ def _bounded(
 def _file_limit(size: int) -> Iterator[None]:
     """Set a maximum size for each file that this process writes (RLIMIT_FSIZE).
 
-    The maximum is ``size`` bytes, but at least `_SLACK`. This is needed because the clients of some trackers
-    do not call ``progress``.
+    The maximum is ``size`` bytes, but at least `_SLACK`. The check in `_bounded` is not enough, because the
+    clients of some trackers do not call ``progress``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1

@@ -17,8 +17,8 @@ from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
-"""Maximum bytes of a snapshot. If the snapshot's history has 65,536 entries and each entry has a stack, the
-snapshot has a few hundred million bytes."""
+"""Maximum bytes of a snapshot that memlog reads. This is enough for a history of 65,536 entries with stacks.
+Such a snapshot has a few hundred million bytes."""
 
 
 def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -> dict[str, Any]:

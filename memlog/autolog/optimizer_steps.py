@@ -25,23 +25,27 @@ from memlog.autolog.trainers import TRAINER, load_package
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
-"""Steps by other optimizers, since the clock's last step, after which the clock counts as inactive."""
+"""If other optimizers have made this many steps since the clock's last step, the clock is inactive. The next
+optimizer that steps then becomes the clock (`OptimizerClock`)."""
 _SETTLED = 2
-"""Number of the clock's steps after which memlog knows how many steps other optimizers usually make between
-two steps of the clock."""
+"""If the clock has made fewer steps than this, a new optimizer replaces the clock only if the clock is
+inactive or deleted. memlog doesn't know yet how many steps others make between two steps of the clock."""
 _PARTNERS = 32
-"""Maximum number of optimizers that a clock (`OptimizerClock`) remembers as alternating with its own."""
+"""For each clock (`OptimizerClock`), memlog remembers at most this many optimizers that alternate with it."""
 
 
 class OptimizerClock:
     """Filter that decides which optimizer steps count.
 
-    If optimizers alternate, the first is the clock. Between two steps of the clock, the filter counts the
-    steps of other optimizers. If a step of a new optimizer makes this count larger than ever before, the new
-    optimizer becomes the clock. Its steps count at once, because it may have replaced the old clock. If the
-    old clock steps again within fewer than `INACTIVE_AFTER` counted steps, the two optimizers alternate. The
-    old clock then becomes the clock again. As many steps of the old clock are skipped as steps of the new
-    optimizer were counted. So the step number is again the number of the old clock's steps.
+    Only the steps of one optimizer count: the clock. If optimizers alternate, the first is the clock.
+
+    The script may replace the clock by a new optimizer. So the filter counts the steps of other optimizers
+    between two steps of the clock. If a new optimizer's step brings this count above its previous maximum,
+    the new optimizer becomes the clock, and its steps count at once.
+
+    If the old clock steps again before `INACTIVE_AFTER` steps of the new clock, the two optimizers alternate,
+    and the old clock becomes the clock again. Its next steps are skipped, one for each counted step of the
+    new optimizer. So the step number is again the number of the old clock's steps.
 
     Args:
         on_step: Function called with the optimizer after each step that counts, on the thread that made the
@@ -58,7 +62,10 @@ class OptimizerClock:
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step, in the backward pass number ``backward``; ``None``: in no pass."""
+        """Handle the beginning of a step.
+
+        ``backward`` is the number of the backward pass that contains the step; ``None``: no pass contains it.
+        """
         nested = bool(self._running) and id(optimizer) not in self._running
         self._running.append(id(optimizer))
         # True from the second step within one backward pass on.
@@ -116,8 +123,9 @@ class OptimizerClock:
 class _ClockPeriod:
     """Period in which one optimizer is the clock, and counts of all optimizers' steps in that period.
 
-    ``others`` counts the steps of other optimizers since the clock's last step. ``separate`` counts those of
-    them that were not nested in a third optimizer's step. ``partners`` alternate with the clock.
+    ``others`` counts the steps of other optimizers since the clock's last step. ``separate`` is the same
+    count without nested steps, which are part of another optimizer's step. ``partners`` are the optimizers
+    that alternate with the clock.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -139,7 +147,10 @@ class _ClockPeriod:
         return counts
 
     def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
-        """Note a step of another optimizer, alone or nested in a third optimizer's step."""
+        """Note a step of an optimizer other than the clock.
+
+        ``nested`` is true if the step is part of a step of an optimizer that wraps this one.
+        """
         self.others += 1
         if not nested:
             self.separate += 1
@@ -236,8 +247,8 @@ def wait_for_a_session(autolog: Autolog) -> None:
 def listen(on_step: Callable[[Any], None]) -> Autolog:
     """Return the `Autolog` that `wait_for_a_session` has kept; if there is none, a new one.
 
-    If an optimizer's step begins the session, a hook of torch calls this function. Hooks can't be added while
-    torch runs its hooks. In this case, the kept `Autolog` has already added its hooks.
+    If an optimizer's step begins the session, a hook of torch calls this function. No hooks can be added
+    then, because torch is running its hooks. The kept `Autolog` is for this case: its hooks exist already.
     """
     global _waiting
     autolog, _waiting = _waiting, None

@@ -39,7 +39,7 @@ class RunDetector:
     _diagnostics: Diagnostics
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
-    """Function called on the publishing thread when an in-process writer begins to write to a run."""
+    """Function called on the publishing thread when the trainer's process itself begins to write to a run."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
     """Function called on the publishing thread with the backend's name and each run that was joined."""
     _may_join: Callable[[], bool] = lambda: True
@@ -55,8 +55,8 @@ class RunDetector:
     """Active run that memlog does not join, by the backend's name. The value is the id of the run that was
     active when `join` joined another run."""
     _looked_for: set[str] = field(default_factory=set, init=False)
-    """Names of backends that `_look_for` has looked for. It reads files for some milliseconds, and a loop may
-    call `join` at each step."""
+    """Names of backends that `_look_for` has looked for. It looks for each name only once, because a search
+    takes some milliseconds, and a loop may call `join` at each step."""
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -175,7 +175,7 @@ class RunDetector:
         self._on_joined(name, self._point_to(name, run, offset))
 
     def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:
-        """Assign later events to a run, in the journal and in the helper process."""
+        """Assign all events from now on to a run, in the journal and in the helper process."""
         binding, writer = binding_of(run, offset), self._writers.get(name)
         if writer is not None:
             writer.count_from(run.run_id, offset)

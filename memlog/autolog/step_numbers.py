@@ -71,14 +71,14 @@ class TrainerNumbers:
         return number + self._shift
 
     def recorded(self, number: int, step: int) -> None:
-        """Note that the trainer's number of the step that memlog recorded as ``step`` is ``number``."""
+        """Note that the trainer's step ``number`` is the session's step ``step``."""
         self._shift = step - number
 
 
 def checked_number(number: object, diagnostics: Diagnostics) -> int | None:
     """Return a step's number as an integer; ``None`` if it is missing or invalid.
 
-    An invalid number is counted and printed.
+    ``diagnostics`` counts invalid numbers, and prints a warning about the first one.
     """
     if number is None:
         return None

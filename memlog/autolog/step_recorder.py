@@ -62,7 +62,7 @@ class BatchRecorder:
         """Function called after each step with the time, ``time.perf_counter_ns()``. It must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """Record a step of the clock's optimizer. Never raises."""
+        """Record a step that `OptimizerClock` counts. Never raises."""
         if self._is_forked_copy():
             return
         if not self._begun:
@@ -200,7 +200,7 @@ def run_event(settings: Settings, begun_us: int) -> Run:
 def _device_type(optimizer: Any) -> str:
     """Return the type of the device that holds an optimizer's first parameter.
 
-    memlog can't ask MPS instead, because that would initialise MPS.
+    The type shows whether MPS is in use. Reading the memory of an unused MPS would initialise it.
     """
     return str(next(iter(optimizer.param_groups[0]["params"])).device.type)
 
@@ -226,7 +226,7 @@ class HealthReport:
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publish a health event after ``step``, and return it.
 
-        ``unjudged`` holds, at the end of the run, the reasons why alert rules were never judged, by rule.
+        ``unjudged`` contains the alert rules that were never judged in the whole run, each with the reason.
         ``None``: the run has not ended.
         """
         self._total += self._spent

@@ -52,7 +52,7 @@ class Guard:
         )
 
     def open_sink(self, target: Target) -> Sink:
-        """Return the backend's sink for a target after checking each of its addresses."""
+        """Check each address that ``target`` contains, and return the backend's sink for ``target``."""
         runs = (target.joined, target.opened, target.beside)
         for address in (target.connection.uri, *(run.uri for run in runs if run is not None)):
             self.require(address)

@@ -48,7 +48,7 @@ class DeliveryProgress(Progress):
         return super().get_renderables()
 
     def _read(self) -> int:
-        """Return the number of the journal's bytes whose points are delivered."""
+        """Return how many bytes of the journal are delivered."""
         progress = dict(self._uploader.state.files)
         return sum(
             file.bytes_before(progress[file.process].sent)

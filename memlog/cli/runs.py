@@ -30,7 +30,8 @@ from memlog.reports.schema import SCHEMA, Delivery, RunStatus
 from memlog.settings import LONGEST_NAME, runs_directory
 
 _ROOMY = 110
-"""Minimum columns of a terminal for the wide column of names. With fewer, this column is narrow."""
+"""If a terminal has at least this many characters in a line, the table's column of names is wide. In a
+narrower terminal, this column is narrow."""
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,12 +25,12 @@ from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0
 _IN_A_PIPE = 10.0
-"""Seconds between two readings if ``--interval`` is not given."""
+"""Seconds between two readings if the output is not a terminal and ``--interval`` is not given."""
 _RANKS_EVERY = 5.0
 """Seconds between two searches for other ranks. A rank may begin later than the run that is watched."""
 _END_WRITTEN_WITHIN = 3.0
-"""Maximum seconds between the end of the training process and the last reading. In this time, the helper
-process can write how the run ended."""
+"""If the training process is gone and the journal does not say how the run ended, memlog goes on reading for
+at most these seconds. In this time, the helper process can write how the run ended."""
 
 
 @click.command(context_settings=SETTINGS)

@@ -24,7 +24,8 @@ _LEAST_BAR, _MOST_BAR = 8, 60
 _TIGHT, _FULL = 0.8, 0.95
 """Fractions of a limit from which a bar is yellow (`_TIGHT`) and red (`_FULL`)."""
 _LEAST_RANGE = 0.2
-"""Minimum range of values that a sparkline's height covers, as a fraction of the highest value."""
+"""If the values differ by less than this fraction of the highest value, a sparkline's height still covers
+this fraction. So small changes look small."""
 _BESIDE_BAR = 54
 """Width of a row of the memory table without its bar, in columns."""
 _ENDS: dict[RunStatus, str] = {
@@ -109,7 +110,7 @@ def _memory(console: Console, memory: Sequence[LiveMemory]) -> Table:
 
 
 def _grid(headings: Sequence[str], left: Collection[str]) -> Table:
-    """Return a table with headings only, with columns so close together that it fits into 80 columns."""
+    """Return a table with only a row of headings. Small gaps let the table fit into 80 characters."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for heading in headings:
         grid.add_column(justify="left" if heading in left else "right", no_wrap=True)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
-"""Step from which the helper prepares the report during training, so that a long run ends sooner."""
+"""Number of steps after which a run counts as long. During a long run, the helper already reads the journal
+for the report, so that making the report at the end takes less time."""
 _EACH = 500
 """Number of events to read at once. Reading takes some milliseconds, in which the helper takes no sample."""
 
@@ -28,7 +29,8 @@ _EACH = 500
 def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -> Artifact | None:
     """Make a run's report and save it in the run's folder.
 
-    ``reader`` has already read the journal's beginning; ``None``: the whole journal is read now.
+    ``reader`` is a reader that has already read the journal's beginning; ``None``: a new reader reads the
+    whole journal.
 
     Returns:
         The event that describes the file; ``None`` if the run has no memory readings.

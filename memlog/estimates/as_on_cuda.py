@@ -1,10 +1,10 @@
 """Imitation of operations on a CUDA device, for fake tensors that lie on the CPU.
 
 A build of torch without CUDA can't record a backward pass of tensors on a CUDA device, not even of fake ones.
-So an estimate runs on the CPU. Some operations keep other tensors on a CUDA device than on the CPU. These
-operations are replaced, and then keep the same tensors as on a CUDA device:
+So an estimate runs on the CPU. Some operations do not keep the same tensors on a CUDA device and on the CPU.
+memlog replaces these operations, so that they keep the tensors that they keep on a CUDA device:
 
-* dropout keeps its mask as one byte a value (``aten::native_dropout``);
+* dropout keeps its mask, with one byte for each value (``aten::native_dropout``);
 * attention keeps no matrix of scores, because a fused kernel runs, even with dropout and a mask;
 * autocast computes normalisations, softmax and losses in float32
   (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32");

@@ -10,13 +10,14 @@ from bisect import bisect_left, insort
 from typing import Final
 
 ROUNDING: Final = 512
-"""Number of bytes of which every block's size is a multiple (``kMinBlockSize``)."""
+"""Unit of block sizes, in bytes. Each block's size is a multiple of this unit (``kMinBlockSize``)."""
 SMALL: Final = 1024**2
 """Maximum size in bytes of a block in the small pool (``kSmallSize``). The large pool has larger blocks."""
 _SMALL_SEGMENT: Final = 2 * 1024**2
 _LARGE_SEGMENT: Final = 20 * 1024**2
 _OWN_SEGMENT: Final = 10 * 1024**2
-"""Minimum size, in bytes, of a block that gets a segment of the block's own size (``kMinLargeAlloc``)."""
+"""Size limit, in bytes. For a block of at least this size, a new segment has the block's size, rounded up
+(``kMinLargeAlloc``). For a smaller block, a new segment has a fixed size."""
 _SEGMENT_ROUNDING: Final = 2 * 1024**2
 
 

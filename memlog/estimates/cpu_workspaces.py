@@ -36,27 +36,29 @@ from memlog.tracer.tensor_storages import is_sparse
 from memlog.tracer.torch_private import operation_name
 
 _WHOLE: Final = MIB
-"""Maximum bytes of arguments and results with which an operation is measured in its full shapes."""
+"""Maximum bytes of arguments and results together for a measurement with full shapes. If they have more
+bytes, memlog cuts dimensions."""
 _FEW: Final = 2
-"""Minimum number of samples in the smaller of the two batches. Also the minimum side of a matrix, except in
-half precision."""
+"""Smallest number of samples to which memlog cuts a batch, and smallest side to which it cuts a matrix. For
+half-precision matrices, the smallest sides are `_OUTER` and `_INNER`."""
 _FEW_ROWS: Final = 4
-"""Minimum length of an image's side in the smaller of two measurements, for a kernel of size 1. For a larger
-kernel, the minimum is larger."""
+"""Smallest length to which memlog cuts an image's side if the convolution's kernel has size 1. For a larger
+kernel, the smallest length is larger."""
 _FEW_VALUES: Final = 16
-"""Minimum length of other dimensions: the length of a processor's vector and of a oneDNN block."""
+"""Smallest length to which memlog cuts other dimensions, such as channels. A processor's vector and a oneDNN
+block have this length."""
 _FEW_POINTS: Final = 16
-"""Minimum number of samples with which ATen uses oneDNN for convolutions with a kernel of size 1, even with a
-single thread (``use_mkldnn`` in ATen's Convolution.cpp)."""
+"""Smallest number of samples to which memlog cuts a larger batch if a convolution's kernel has size 1. With
+fewer samples and a single thread, ATen does not use oneDNN (``use_mkldnn`` in ATen's Convolution.cpp)."""
 
 _CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "addmm")
 _BATCHED_PRODUCTS = ("bmm", "baddbmm")
 _HALF = 2  # bytes of a half-precision value
 _OUTER, _INNER = 1024, 2048
-"""Minimum sides of half-precision matrices in a measurement. With larger sides, oneDNN's blocks do not grow.
-`_INNER` is for the side over which the product sums. MKL multiplies matrices of other types, and allocates
-nothing."""
+"""Smallest sides to which memlog cuts half-precision matrices. With larger sides, oneDNN's blocks are no
+larger. `_INNER` is for the side over which the product sums. For other types, `_FEW` is enough, because MKL
+multiplies these matrices and allocates nothing."""
 
 _PARAMETERS = frozenset(
     ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
@@ -97,7 +99,7 @@ def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
 
 
 def _same_random_numbers(func: Any) -> AbstractContextManager[None]:
-    """Keep a measurement from using up the program's random numbers."""
+    """Return a context in which a measurement does not change the program's random numbers."""
     random = torch.Tag.nondeterministic_seeded in func.tags
     return torch.random.fork_rng(devices=()) if random else nullcontext()
 
@@ -141,7 +143,8 @@ class _Call:
     def measured(self, cuts: _Cuts) -> list[int] | None:
         """Run the operation on real tensors with some dimensions cut.
 
-        Return the bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+        Return the bytes of its allocations (positive) and frees (negative); ``None`` if they can't be
+        measured.
         """
         args = dict(self.args)
         for dimension, few in cuts:
@@ -178,10 +181,11 @@ def _shape(tensor: Tensor, cuts: _Cuts) -> list[int]:
 def _allocations(
     call: _Call, dimensions: Sequence[_Dimension], most: int, cuts: _Cuts = ()
 ) -> list[int] | None:
-    """Return the bytes of each allocation and (below 0) free; ``None`` if they can't be measured.
+    """Return the bytes of a call's allocations (positive) and frees (negative).
 
     If arguments and results have more than ``most`` bytes, ``dimensions`` are cut, one after the other, and
-    the bytes are extrapolated to the full lengths. The dimensions in ``cuts`` are cut already.
+    the bytes are extrapolated to the full lengths. The dimensions in ``cuts`` are cut already. The result is
+    ``None`` if the bytes can't be measured.
     """
     size = call.size(cuts)
     if size <= most or not dimensions:
@@ -219,8 +223,9 @@ def _batch(call: _Call) -> _Dimension | None:
     """Return the dimension of the samples; ``None`` if there is none.
 
     The samples are the first dimension of the first tensor that is not a parameter. In a pointwise operation
-    or a batched product, torch broadcasts tensors with fewer dimensions than others. So in these operations,
-    the samples are the first dimension of the tensor with the most dimensions.
+    or a batched product, that tensor may have no samples, because torch broadcasts tensors with fewer
+    dimensions. So in these operations, the samples are the first dimension of the tensor with the most
+    dimensions.
     """
     if torch.Tag.pointwise in call.func.tags or call.name in _BATCHED_PRODUCTS:
         tensors = [each for _, each in call.given]
@@ -302,10 +307,12 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     """Return the dimensions of the largest tensor, such as a table, the longest dimension first.
 
-    Each dimension is cut in other tensors, too. If a tensor has as many dimensions as the largest tensor, the
-    dimension at the same index is cut. This dimension must have the same length, or be the side of a smaller
-    or larger image. If a tensor has another number of dimensions, the first dimension of the same length is
-    cut. Integer arguments that are multiples of the length are reduced as well.
+    If such a dimension is cut, other values are cut, too:
+
+    * In a tensor with as many dimensions as the largest tensor: the dimension at the same index, if `_same`
+      is true for the two lengths.
+    * In a tensor with another number of dimensions: the first dimension of the same length.
+    * Integer arguments that are multiples of the length.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
     batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}
@@ -326,7 +333,11 @@ def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
 
 
 def _same(at: int, one: int, other: int) -> bool:
-    """Return whether two lengths belong to one dimension. Pooling and upsampling change an image's sides."""
+    """Return whether two lengths at index ``at`` belong to one dimension.
+
+    They do if they are equal, or if one is a multiple of the other and they can be sides of images. Pooling
+    divides an image's side, and upsampling multiplies it.
+    """
     image = at > 1 and min(one, other) > 1 and max(one, other) % min(one, other) == 0
     return one == other or image
 

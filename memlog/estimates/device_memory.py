@@ -15,7 +15,7 @@ _REPEATS = 2
 
 
 class SizeRange(NamedTuple):
-    """Range that contains an unknown number of bytes."""
+    """Lowest and highest estimate, in bytes, of memory whose exact size is unknown."""
 
     low: int
     high: int

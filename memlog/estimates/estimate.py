@@ -206,7 +206,11 @@ def _most(ranges: Iterable[SizeRange]) -> int:
 
 
 def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
-    """Return the batch size to try next, from a line through the two estimates nearest to the limit."""
+    """Return the batch size to try next.
+
+    It is usually the size at which a straight line through the two estimates nearest to the limit reaches the
+    limit.
+    """
     near = sorted(needed, key=lambda size: abs(needed[size] - limit))[:2]
     first, last = near[0], near[-1]
     slope = 0.0 if first == last else (needed[first] - needed[last]) / (first - last)

@@ -48,9 +48,10 @@ _LARGER_RESULTS: Final[dict[Any, Callable[[Any, Any], int]]] = {
     _aten.soft_margin_loss.default: _size_of_losses,
     _aten.mkldnn_rnn_layer.default: lstm_on_cpu.kept,
 }
-"""Operations whose last result takes more bytes than its shape needs, except on fake tensors.
+"""Operations whose last result takes more bytes on real tensors than its shape needs. On fake tensors, torch
+gives the result only the bytes of its shape.
 
-Each function returns these bytes, given the operation's arguments and its result."""
+Each function returns the bytes on real tensors, given the operation's arguments and its result."""
 
 
 def _fake_quantized(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -64,8 +65,8 @@ _WITHOUT_FAKES: Final[dict[Any, Callable[..., Any]]] = {
     _aten.mm.default: lambda sparse, dense: dense.new_empty(sparse.shape[0], dense.shape[1]),
     _aten.multi_margin_loss_backward.default: lambda _, values, *__: torch.empty_like(values),
 }
-"""Replacements of operations that torch can't run on fake tensors, or not on sparse ones (``mm`` and
-``_sparse_addmm``).
+"""Replacements of operations that torch can't run on fake tensors. Of these operations, ``mm`` and
+``_sparse_addmm`` fail only on sparse fake tensors.
 
 Each function returns tensors with the shapes and types of the operation's results."""
 
@@ -200,7 +201,7 @@ def _has_bytes(values: Any) -> bool:
 
 
 def _bytes_in(values: Any) -> int:
-    """Return the bytes of an operation's arguments as real tensors. Sparse tensors count as 0."""
+    """Return the bytes that an operation's arguments need as real tensors. Sparse tensors count as 0."""
     return sum(
         bytes_of(one)
         for one in tree_leaves(values)

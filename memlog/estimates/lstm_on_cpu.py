@@ -1,8 +1,9 @@
-"""Memory that oneDNN's LSTM keeps for its backward pass, and its workspace, measured on a few time steps.
+"""Memory that oneDNN's LSTM keeps for its backward pass, and the LSTM's workspace.
 
-Each time step adds the same bytes to the kept memory and to the workspace, apart from the rounding to pages.
-If the weights or the batch are large, they are cut as well. Weights grow with the square of the states' size,
-so three sizes of states are measured.
+Both are measured on a few time steps. Each time step adds the same bytes to each of them, except for rounding
+to pages. If the weights or the batch are large, the batch, the inputs and the states are cut, too. Weights
+grow with the square of the states' size. So the bytes are computed from a parabola, which needs measurements
+for three sizes of states.
 """
 
 from __future__ import annotations
@@ -22,24 +23,28 @@ _aten: Final = torch.ops.aten
 _FORWARD: Final = _aten.mkldnn_rnn_layer.default
 _STEPS: Final = (16, 32)
 _LARGE: Final = 4 * MIB
-"""Maximum bytes of a weight matrix, and of the states of 32 time steps together. Up to this size, only the
-time steps are cut. Above it, the batch, the inputs and the states are cut as well."""
+"""Bytes above which the weights or the batch count as large. They do if a weight matrix, or the states of 32
+time steps together, have more bytes. memlog then cuts the batch, the inputs and the states, too. Otherwise it
+cuts only the time steps."""
 _LARGE_STEPS, _LARGE_BATCH = (4, 8), (8, 16)
 _SQUARE, _NARROW, _WIDE = (256, 512, 768), (256, 512), (1024, 1280)
-"""Sizes of inputs and of states to measure if the weights or the batch are large. `_NARROW`: sizes of inputs
-that are smaller than the states. `_WIDE`: sizes of inputs that are larger than the states. `_SQUARE`: sizes
-of states that are smaller than the inputs, or of both if they are equal."""
+"""Sizes to measure if the weights or the batch are large.
+
+- If the inputs are smaller than the states: `_NARROW` for the inputs, `_TALL` for the states.
+- If the inputs are larger than the states: `_WIDE` for the inputs, `_SQUARE` for the states.
+- If both are equal: `_SQUARE` for both."""
 _TALL: Final = (512, 768, 1024)
-"""Sizes of states to measure if the states are larger than the inputs."""
+"""Sizes to measure for states that are larger than the inputs."""
 _ROW, _BLOCK = 256, 16
-"""Numbers of values in a row. oneDNN makes a row longer if its length is a multiple of `_ROW`. It copies a
-row if its length is not a multiple of `_BLOCK`."""
+"""Divisors of a row's length. oneDNN makes a row longer if its length is a multiple of `_ROW`, and copies a
+row if its length is not a multiple of `_BLOCK`. So a measured length is a multiple of a divisor only if the
+full length is, too."""
 _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
 _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
-"""Positions of the forward operation's arguments after its tensors, among the arguments of the backward
-operation."""
+"""Positions in the backward operation's arguments. At these positions are the arguments that the forward
+operation gets after its tensors, in the forward operation's order."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
 _NUMBERS: Final = range(13, 22)
@@ -47,7 +52,7 @@ _NUMBERS: Final = range(13, 22)
 
 class _Measured(NamedTuple):
     forward: list[int]
-    """Bytes of each allocation and (below 0) free."""
+    """Bytes of the operation's allocations (positive) and frees (negative)."""
     backward: list[int]
     kept: list[int]
     """Bytes that the forward operation keeps for the backward operation, as a list with one number."""
@@ -99,7 +104,10 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
 
 
 def _points(forward: Any, at: int) -> tuple[int, ...]:
-    """Return the lengths to measure for a dimension: steps (0), samples (1), inputs (2), or states (3)."""
+    """Return the lengths to measure for dimension ``at``.
+
+    Dimensions are numbered: 0 for time steps, 1 for samples, 2 for inputs, 3 for states.
+    """
     inputs, weights = forward[0], forward[1:3]
     length = (*inputs.shape, forward[_HIDDEN])[at]
     states = _STEPS[-1] * inputs.shape[1] * forward[_HIDDEN] * inputs.itemsize

@@ -12,7 +12,7 @@ from torch import Tensor
 from memlog._internal.units import MIB
 
 MOST: Final = 32 * MIB
-"""Maximum bytes of real tensors that one operation of an estimate may get and return."""
+"""Maximum bytes of an operation's tensors for which an estimate may run the operation on real tensors."""
 
 
 def real_tensor(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -28,7 +28,7 @@ def bytes_of(tensor: Tensor, shape: Sequence[int] | None = None) -> int:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of values in memory from a tensor's first to its last."""
+    """Return the length, in values, of the memory that a tensor spans. Gaps between its values count, too."""
     if 0 in shape:
         return 0
     return 1 + sum((side - 1) * stride for side, stride in zip(shape, strides, strict=True))
@@ -37,7 +37,8 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
     """Return strides for other lengths. The dimensions keep the order that they have in memory.
 
-    Each stride changes by the same ratio as the product of the lengths of dimensions with smaller strides.
+    The lengths of all dimensions with smaller strides are multiplied. The stride changes in proportion to
+    this product.
     """
     strides = tensor.stride()
     found = []

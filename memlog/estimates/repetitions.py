@@ -101,13 +101,13 @@ def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) ->
 
 
 def _is_row_by_row(tensor: Tensor) -> bool:
-    """Return whether a tensor has the strides of a new tensor, also in dimensions of length 1."""
+    """Return whether a tensor has the strides of a new tensor of the same shape, also for lengths of 1."""
     return tensor.stride() == torch.empty(tensor.shape, device=_META).stride()
 
 
 @dataclass(frozen=True)
 class _NewTensors:
-    """Repetition that makes new tensors: one, or a list or tuple of them."""
+    """`Repetition` that makes new tensors: one, or a list or tuple of them."""
 
     shapes: Sequence[tuple[torch.Size, tuple[int, ...], torch.dtype] | None]
     sequence: Callable[[Any], Any] | None
@@ -121,7 +121,7 @@ class _LikeArguments(NamedTuple):
     """Results of an operation for arguments of any shape. Each new tensor has the layout of an argument."""
 
     again: Repetition
-    """Repetition for the shapes that were seen first."""
+    """Function that makes the results for the shapes that were seen first."""
     places: Sequence[int | None] = ()
     """For each new tensor, the index of the argument whose shape and strides the tensor has."""
 
@@ -194,7 +194,7 @@ def _view(mode: FakeMode, func: Any, _types: Any, args: Any, kwargs: Any) -> Any
 
 
 def _nothing(*_: Any) -> None:
-    """Repetition of an operation that only changes values."""
+    """Return no result: the `Repetition` of an operation that only changes values."""
 
 
 def _first_argument(_mode: FakeMode, _func: Any, _types: Any, args: Any, _kwargs: Any) -> Any:

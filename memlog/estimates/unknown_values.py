@@ -22,8 +22,8 @@ _CALCULATES = (
     "__abs__ __round__"
 )
 _LATE = 1000.0
-"""Value that optimizers read, for example as their number of steps. After so many steps, the behaviour of
-optimizers no longer changes."""
+"""Value that an optimizer gets if it reads a fake tensor, such as its number of steps. The behaviour of
+optimizers no longer changes after 1,000 steps."""
 _DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
 
 _READING: Final = frozenset((Tensor.item, Tensor.__format__, Tensor.numpy, Tensor.__array__))

@@ -136,7 +136,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     limited_by: str | None
     """Short description of what sets the limit."""
     allocated: Int | None
-    """Bytes that were in use when ``free`` bytes were free."""
+    """Bytes in use at the same moment as ``free``."""
     reserved: Int | None
     layer: str | None
     """Path of the module that was running."""

@@ -71,8 +71,8 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     step: Int | None = None
-    """Last completed step. ``None`` before the first step, and for every label after the run's first 50
-    labels. An event without a step gets no metrics."""
+    """Last completed step; ``None`` before the first step. Also ``None`` if the run had 50 labels before this
+    label appeared. An event without a step gets no metrics."""
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):

@@ -30,23 +30,26 @@ from typing import NamedTuple
 from memlog.growth.line import BLOCKS, line_through
 
 FEW = 10
-"""Minimum number of levels that are split into four parts. Fewer levels are split into parts of one level."""
+"""Minimum number of levels for four parts. If there are fewer levels, each level is a part."""
 _PARTS = 4
 _STEADY = 0.5
-"""Minimum ratio of each rise to the required rise, and of the last rise to the mean rise. A rise is the
-difference between the medians of two neighbouring parts."""
+"""Fraction of the required rise that each rise has to exceed. Also the fraction of the mean rise that the
+last rise has to reach. Otherwise the levels do not count as growing. A rise is the difference between the
+medians of two neighbouring parts."""
 _LOWEST = 0.25
-"""Minimum ratio of a rise of the lowest level to the required rise. The rise is from each part to the next
-part. The ratio is less than `_STEADY`, because lowest levels are noisier than medians."""
+"""Fraction of the required rise by which each part's lowest level has to exceed that of the previous part.
+Otherwise the levels do not count as growing. The fraction is less than `_STEADY`, because lowest levels are
+noisier than medians."""
 _HIGHS = 12
 """A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2
 """Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
 is larger, the growth counts as stopped."""
 SIGMAS = 5
-"""Default of the minimum growth, in standard deviations of the levels around the trend."""
+"""Number of standard deviations that the growth has to exceed by default. The standard deviation is that of
+the levels around the trend."""
 _SIGMAS_OF_FOUR_FIFTHS = 1.2816
-"""Standard deviations on either side of the mean that contain four fifths of a normal distribution."""
+"""Number of standard deviations from the mean within which four fifths of a normal distribution lie."""
 
 
 class Trend(NamedTuple):

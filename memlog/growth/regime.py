@@ -27,8 +27,8 @@ _GROUPS = 16
 """Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
 """Maximum distance of a group's median from the line, in multiples of the levels' spread around the line. A
-group at a larger distance does not belong to the regime. The uncertainty of the line's slope increases the
-maximum."""
+group at a larger distance does not belong to the regime. For older groups, the maximum is larger, because the
+line's slope is uncertain."""
 
 
 class Growth(NamedTuple):
@@ -59,7 +59,8 @@ def find_growth(
         indexes: Steps of the levels, ascending.
         levels: Memory levels.
         wanted: Required growth per step, above 0.
-        least: Minimum number of levels of a regime, 10 or more.
+        least: Minimum number of levels of a regime, 10 or more. If there are fewer levels, the result is
+            ``None``.
         sigmas: Required growth in standard deviations of the levels around the trend.
     """
     if len(levels) < least or not _may_grow(indexes, levels, wanted, least):

@@ -9,7 +9,7 @@ MOST = 128
 """Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
 _SCALES = 3
 """Default number of windows of a series. Each window covers four times as many levels as the window before
-it, so the third window covers 2,048 levels."""
+it, so the third window covers 2,048 readings."""
 JOINED = 4
 """Number of levels in a window that give one level of the next, longer window: the lowest of them."""
 
@@ -45,7 +45,7 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Lower the newest level to ``level``, another reading at the same index, if ``level`` is less."""
+        """Take a second reading at the newest index. Keep the lower of the two readings."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 
@@ -83,10 +83,10 @@ class LevelScales:
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
-        """Return the finest window that has lost no level since the index ``since``.
+        """Return the finest window that still has all levels from the index ``since`` on.
 
-        If ``since`` is ``None``, this is the finest window of all. Return ``None`` if the window has fewer
-        than ``least`` levels, or if every window has lost levels since the index.
+        If ``since`` is ``None``, return the finest window of all. Return ``None`` if this window has fewer
+        than ``least`` levels, or if no window reaches back to ``since``.
         """
         for window in self.windows:
             if len(window.levels) < least:
@@ -96,7 +96,7 @@ class LevelScales:
         return None
 
     def highest_before(self, index: int) -> float | None:
-        """Return the highest level before an index; ``None`` if there is none. Skip the finest window."""
+        """Return the highest level before an index, or ``None``. Look in all windows but the finest."""
         return max(
             (
                 level

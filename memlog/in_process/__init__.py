@@ -1,1 +1,1 @@
-"""The in-process writer: writes to the user's run in a tracker, in the trainer's process."""
+"""The in-process writer. From the trainer's process, it writes to the user's run in a tracker."""

@@ -1,4 +1,4 @@
-"""Messages about runs that are written in process: printed, and shown by ``memlog show``."""
+"""Messages about the runs that the in-process writer writes to: printed, and shown by ``memlog show``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = 5
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """Return the message that steps share rows with later steps. It names the file that has every step."""
+    """Return the message that steps share rows with later steps, and that names the file with every step."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
         f"{steps} a row of run {run_id} with a later one, because you log less often than you step: the "

@@ -23,7 +23,7 @@ from memlog.sink import Axis, Point
 _MAX_RECEIVED = 1000
 """Number of stored events at which `receive` itself folds them, on the publishing thread.
 
-Fewer events are folded by the writer's thread, or when the user logs the next row.
+Before this number is reached, the writer's thread folds them, or the user's thread at the next row.
 """
 
 
@@ -138,7 +138,10 @@ class UsersRows:
         self._diagnostics.fault("adding to a row of the user's", error)
 
     def take_for_open_row(self) -> Sequence[Point]:
-        """Take the values for the open row. If the user numbers rows, leave out later steps' values."""
+        """Take the values for the open row.
+
+        If the user numbers rows, leave out the values of steps after the open row's step.
+        """
         with self._lock:
             self.fold_received()
             if self._number is None:
@@ -148,7 +151,10 @@ class UsersRows:
             return self._take(late)
 
     def take_for_new_row(self) -> Sequence[Point]:
-        """Take the values that wait for the next row. Call it if the user will log no other row."""
+        """Take the values that wait for the next row, for a row that memlog adds itself.
+
+        Call it only if the user will log no more rows.
+        """
         with self._lock:
             waiting, self._waiting, self._held = self._waiting, _RowValues(), _RowValues()
             return self._take(waiting)
@@ -199,6 +205,6 @@ class _RowValues:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """Return the point with the newest index on its axis. So a row has one index on each axis."""
+    """Return the point, moved to the newest index on its axis. So a row has one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

@@ -1,4 +1,4 @@
-"""State of one run that is written in process: the data that it has, and the data that waits."""
+"""State of one run that the in-process writer writes to: the data in the run, and the data that waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class RunState:
     def is_waiting(self) -> bool:
         """True if data is not written yet, or can't be written any more because the user has ended the run.
 
-        Values for rows do not count while the run is open. They get a row at the run's end at the latest.
+        While the run is open, values that wait for a row do not count as such data. They get a row at the
+        run's end at the latest.
         """
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)
@@ -104,8 +105,8 @@ class RunState:
     def put_remaining(self, *, final: bool = True) -> None:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
-        Without ``final``, the user may still log to the last row. Then values of later steps wait for the
-        user's next row, because a row of memlog's own would close the last row.
+        If ``final`` is False, the user may still log to the last row. A row that memlog added would close
+        the last row. So values of steps after the last row wait for the user's next row.
         """
         if not self.is_watched or not self.user_run.is_open:
             return

@@ -26,9 +26,9 @@ from memlog.sink import InProcessRun
 INTERVAL = 0.1
 """Seconds between passes over the journal. At 1,000 steps a second the passes take 0.6 % of a processor."""
 END_TIMEOUT = 10.0
-"""Maximum seconds that the end of a user's run waits until memlog has written the remaining data."""
+"""Maximum seconds by which memlog delays the end of a user's run, to write the remaining data."""
 _POLL = 0.1
-"""While the user's thread waits for the writer's thread: seconds between checks that the latter lives."""
+"""Seconds between checks that the writer's thread lives, while the user's thread waits for it."""
 _SAVE_INTERVAL = 1.0
 """Minimum seconds between two saves of the state."""
 
@@ -36,8 +36,8 @@ _SAVE_INTERVAL = 1.0
 class InProcessWriter:
     """Writer to the user's runs of one backend. Its errors are counted, and never raised.
 
-    `begin` is called on the thread that publishes. When the user opens the first run, it calls ``subscribe``
-    with a function that gets all later events.
+    Call `begin` on the thread that publishes. The first call of `begin` passes to ``subscribe`` a function
+    that gets all events from then on.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class InProcessWriter:
         self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds until the thread ends. Then write the remaining values.
+        """Wait at most ``timeout`` seconds until the thread ends.
 
-        Call it on the user's thread. The result is True if the thread has ended; otherwise nothing was
-        written.
+        If the thread has ended, write the remaining values and return True. Otherwise, write nothing and
+        return False. Call this method on the user's thread.
         """
         if self._thread is None:
             return True

@@ -1,4 +1,4 @@
-"""The user's runs of one backend that are written in process, and their saved state."""
+"""The user's runs of one backend that the in-process writer writes to, and their saved state."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
 
 _MOST_JOURNAL = 8 * 1024**2
-"""Maximum bytes of a journal from which the report is made in the user's process.
+"""If a journal has more bytes than this, the user's process makes no report from it.
 
-At this size, making the report takes about a second. From a larger journal, no report is made there.
+At this size, making the report takes about a second.
 """
 
 
@@ -29,7 +29,7 @@ class WrittenRuns:
     """The user's runs of one backend, by id.
 
     Attributes:
-        state: State of the writing to these runs, which `save` saves.
+        state: State of the in-process writer. `save` writes it to a file.
     """
 
     def __init__(self, run: RunDirectory, backend: str, diagnostics: Diagnostics) -> None:
@@ -107,7 +107,7 @@ class WrittenRuns:
             say(shared_rows(run_state.rows.folded, run_id, name))
 
     def write_report(self, run_state: RunState) -> None:
-        """Write memlog's report to a run that the user ends, if the journal is within `_MOST_JOURNAL`."""
+        """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`."""
         size = sum(file.size for file in self._run.files())
         if size > _MOST_JOURNAL or not run_state.user_run.is_open:
             return
@@ -140,10 +140,10 @@ class WrittenRuns:
         return run_id in self._disabled or (run_state is not None and run_state.is_whole)
 
     def save(self, *, over: bool) -> None:
-        """Save the state.
+        """Save the state. ``over`` is True if the session is over.
 
-        Unless the session is ``over``, only runs that the user has ended can count as whole
-        (`RunState.is_whole`), because the others may get more data.
+        Before that, only a run that the user has ended can count as whole (`RunState.is_whole`), because a
+        run that is still open may get more data.
         """
         every = list(self)
         self.state.delivered = sum(run_state.rows.delivered for run_state in every)

@@ -12,10 +12,10 @@ MUCH_LARGER = 1.5
 """A much larger step needs at least this many times the memory of a usual step. Memory that is still in use
 after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
-"""Minimum number of bytes that a much larger step needs more than a usual step."""
+"""A much larger step also needs at least this number of bytes more than a usual step."""
 _FAR = 10
-"""Maximum distance from the peak to the limit, as a multiple of the rise of the peak so far. At a larger
-distance memlog makes no forecast, because the relation may no longer hold."""
+"""If the distance from the peak to the limit is more than this many times the peak's rise so far, memlog
+makes no forecast, because the relation may no longer hold."""
 
 
 def matters(found: Relation) -> bool:
@@ -33,11 +33,11 @@ def larger_steps(
     at_the_end: bool = True,
     free: int | None = None,
 ) -> Finding:
-    """Return the finding that an input made steps larger.
+    """Return the finding that steps need more memory because an input became larger.
 
     ``step`` is the last complete step, and ``highest`` the run's highest peak so far, in bytes.
     ``device`` is ``host`` or an accelerator's name. ``at_the_end`` is true if the run has ended, so that no
-    larger step can come. ``free`` is the number of bytes between the peak of ``found`` and the limit;
+    larger input can come. ``free`` is the number of bytes between the peak of ``found`` and the limit;
     ``None``: unknown.
     """
     of = "the process" if device == "host" else device

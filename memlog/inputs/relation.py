@@ -25,28 +25,30 @@ from typing import Final, NamedTuple, TypeAlias
 from memlog.events import TensorInput
 
 FEWEST = 6
-"""Minimum number of different values of a dimension for a relation."""
+"""If a dimension has fewer different values than this, memlog finds no relation between it and the peaks."""
 _TOLERANCE = 0.1
-"""Maximum distance of a known peak from the fit, as a fraction of the peaks' range."""
+"""Fraction of the peaks' range. If a known peak differs from the fit by more, memlog rejects the fit."""
 _MANY, _TOLERANCE_OF_MANY = 12, 0.15
-"""Minimum number of different values with which a parabola may be farther from known peaks than `_TOLERANCE`,
-and its maximum distance, as a fraction of the peaks' range."""
+"""If a dimension has at least `_MANY` different values, `_TOLERANCE_OF_MANY` replaces `_TOLERANCE` for a
+parabola."""
 _FALLS = 0.05
-"""Maximum bytes by which a fit may fall, as a fraction of the peaks' range. A parabola falls a little if the
-peaks of all small inputs are equal."""
+"""Fraction of the peaks' range. If the fit falls by more, memlog rejects the fit. A parabola falls a little
+if the peaks of all small inputs are equal."""
 _PREDICTED = 0.2
-"""Maximum distance of the largest input's peak from its prediction, as a fraction of the peaks' range."""
+"""Fraction of the peaks' range. A fit without the largest input predicts this input's peak. If the prediction
+is wrong by more, memlog rejects the fit."""
 _KEPT = 0.4
-"""Maximum rise of the memory in use after the steps, as a fraction of the rise of the peaks. If it rose more,
-the program keeps memory from step to step."""
+"""Fraction of the rise of the peaks. If the memory in use after the steps rose by more, the program keeps
+memory from step to step, and memlog finds no relation."""
 _LEAST_RISE = 16 * 1024**2
-"""Minimum range of the peaks, in bytes. A smaller range can be noise of the allocator."""
+"""If the range of the peaks is less than this number of bytes, memlog finds no relation, because the range
+can be noise of the allocator."""
 
 _FALLING: Final = 0.02
-"""Maximum fraction of steps in which the size of an input falls, for the size to count as growing."""
+"""If an input's size falls in more than this fraction of the steps, it does not count as growing."""
 _STEADY: Final = 0.5
-"""Minimum rise per step in the second half of the steps for steady growth, as a fraction of the rise per step
-in the first half."""
+"""Fraction of an input's rise per step in the first half of the steps. If the input rises less per step in
+the second half, memlog does not treat its growth as steady."""
 
 _Fit: TypeAlias = Callable[[float], float]
 
@@ -73,7 +75,7 @@ class Relation(NamedTuple):
     """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
     is_linear: bool
     slope: float
-    """Bytes by which the fit rises when the dimension grows by one to its largest value."""
+    """Bytes by which the fit rises from the size ``largest - 1`` to the size ``largest`` of the dimension."""
     smallest: int
     largest: int
     step: int
@@ -83,7 +85,8 @@ class Relation(NamedTuple):
     error: int
     """Largest difference between a known peak and the fit, in bytes."""
     usual_peak: int
-    """Peak that the fit predicts for the median value in the first half of the steps, in bytes."""
+    """Bytes that the fit predicts as the peak at the dimension's median size in the first half of the steps.
+    """
     peak: int
     """Peak in bytes of ``step``, in which the dimension has its largest value."""
     level: int
@@ -261,7 +264,7 @@ def _holds(
 
 
 def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | None:
-    """Return the polynomial of least squares; ``None`` if the points do not determine it."""
+    """Return the polynomial fitted by least squares; ``None`` if the points do not determine it."""
     low = min(size for size, _ in points)
     span = max(size for size, _ in points) - low
     if len({size for size, _ in points}) <= degree:
@@ -282,7 +285,7 @@ def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | No
 
 
 def _solved(rows: list[list[float]]) -> list[float]:
-    """Solve linear equations by elimination. The matrix must be positive definite: no rows are exchanged."""
+    """Solve linear equations by elimination without row exchange. The matrix must be positive definite."""
     count = len(rows)
     for at in range(count):
         rows[at] = [each / rows[at][at] for each in rows[at]]

@@ -40,9 +40,9 @@ def inputs_at_step_end() -> tuple[TensorInput, ...]:
 
 
 def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
-    """Return the inputs of the step whose failure has these frames, the outermost first.
+    """Return the inputs of a step that failed. ``frames`` are those of the failure, the outermost first.
 
-    These are the tensors among the variables of the program's functions outside the model. Then come the
+    The inputs are the tensors among the variables of the program's functions outside the model. Then come the
     model's arguments, if they are not among these variables.
     """
     outside: list[FrameType] = []

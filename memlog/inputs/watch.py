@@ -15,21 +15,24 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Minimum ratio of a new record peak to the last one. memlog publishes the inputs of the record's step."""
+"""If a step's peak is at least this many times the last record, the peak is the new record, and memlog
+publishes the step's inputs."""
 _RISEN = 1.01
-"""Minimum ratio of a risen peak to the last one. memlog reads the inputs of the risen peak's step."""
+"""If a step's peak is at least this many times the last risen peak, the peak counts as risen, and memlog
+reads the step's inputs."""
 _SHARE = 0.002
-"""Maximum fraction of the run's time for reading inputs. Above it, only the inputs of steps with a risen
-or record peak are read."""
+"""If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
+with a risen or record peak."""
 _EVENTS = 200
 """Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
 """Maximum number of steps to remember. When it is reached, every other remembered step is dropped."""
 _EULER, _OF_SQUARES = 0.5772, 1.6449
-"""Limits for large n: of the sum of 1/k (k = 1 to n) minus ln(n), and of the sum of 1/k²."""
+"""Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
+sum of 1/k² is about `_OF_SQUARES`."""
 _SIGMAS = 3
-"""Minimum number of standard deviations by which the number of rises must exceed the mean for random order. A
-smaller excess can be chance."""
+"""If the number of rises exceeds the mean for random order by less than this number of standard deviations,
+memlog publishes no finding, because the excess can be chance."""
 
 
 class StepInputsWatch:
@@ -154,7 +157,7 @@ class StepInputsWatch:
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps become far larger and the size of an input explains this.
 
-        With ``at_the_end``, the finding is published again, now with the largest step of the run.
+        If ``at_the_end`` is true, publish the finding a second time, with the largest step of the whole run.
         """
         if (self._found is not None and not at_the_end) or not self._steps_grow():
             return

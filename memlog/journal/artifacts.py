@@ -39,7 +39,7 @@ def keep(
 
     ``name`` is the name of the copy; ``None``: the file's own name. ``kind`` is one word for the file's
     content, such as ``flamegraph``. In both, characters other than letters, digits, ``.``, ``_`` and ``-``
-    become ``_``. ``names`` assigns different names to files that the user named differently; ``None``: the
+    become ``_``. ``names`` changes a name that would replace a file of another name or kind; ``None``: the
     name is memlog's own and already unique.
 
     Raises:

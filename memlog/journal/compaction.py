@@ -41,9 +41,9 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
     """Make a closed segment smaller, and return the number of removed events.
 
     A segment is closed if its process has begun a later segment. `is_compactable` must have returned True for
-    it. The function compares each ``window`` consecutive events of one type. It keeps the last event and, for
-    each name of a value, the first event in which this value is greatest. ``delivered`` is True if every sink
-    has received the events.
+    it. The function compares each ``window`` consecutive events of one type. It keeps the last event and,
+    for each name of a value, the first event with the greatest value of this name. ``delivered`` is True if
+    every sink has received the events.
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.

@@ -39,13 +39,14 @@ class Progress(msgspec.Struct, frozen=True):
     open: dict[Axis, Position] | None = None
     """Position at which the open bucket of each axis begins; an axis without an open bucket is missing.
 
-    A new uploader feeds no earlier event of the axis to its plan. Such an event could open a bucket whose
-    points were already sent, and the event that closes this bucket may have been removed from the journal.
+    A new uploader does not feed earlier events of the axis to its plan. Such an event could open a bucket
+    whose points were already sent. If the event that closed this bucket was removed from the journal, the
+    points would be sent again.
     """
 
 
 class DeferredRange(msgspec.Struct, frozen=True):
-    """Undelivered segments of one process. The tracker refuses the run to which these segments belong."""
+    """Segments of one process whose delivery is put off, because the tracker refuses their run."""
 
     process: str
     target: str | None
@@ -114,7 +115,10 @@ class UploadState(msgspec.Struct, kw_only=True):
     outbox: Outbox = msgspec.field(default_factory=Outbox)
 
     def progress(self, place: str) -> Progress:
-        """Return the progress of a process's segments, or of the deferred range with this `held_name`."""
+        """Return the progress of a process's segments or of a deferred range.
+
+        ``place`` is the process's name or the range's `held_name`.
+        """
         held = self.held.get(place)
         return self.files.get(place, Progress()) if held is None else held.progress
 
@@ -141,7 +145,10 @@ class UploadState(msgspec.Struct, kw_only=True):
 
 
 def held_name(process: str, segment: int) -> str:
-    """Return the key of the deferred range that begins with a segment. No process name equals a key."""
+    """Return the key, in `UploadState.held`, of the deferred range that begins with a segment.
+
+    No process has such a name, so `UploadState.progress` accepts both keys and names.
+    """
     return f"{process}@{segment}"
 
 
@@ -202,7 +209,9 @@ class UploadLock(_Lock):
 
 
 class TakenOver(UploadLock):
-    """An uploader's lock that the helper process of a finished run releases when asked.
+    """An uploader's lock that this process takes over from the helper process of a finished run.
+
+    This process asks the helper process to release the lock, and waits until it has done so.
 
     Raises:
         DeliveryError: The run is not over, or the helper process did not release the lock within ``timeout``

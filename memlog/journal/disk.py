@@ -9,7 +9,7 @@ import time
 SLOW_WRITE_NS = 1_000_000
 """Nanoseconds above which a write counts as slow."""
 SLOW_WRITES = 20
-"""Minimum number of slow writes among `WINDOW` writes at which the disk counts as slow."""
+"""If at least this number of `WINDOW` writes are slow, the disk counts as slow."""
 WINDOW = 200
 
 _write = ctypes.PyDLL(None).write
@@ -46,7 +46,7 @@ class Disk:
         return self._slow >= SLOW_WRITES
 
     def try_again(self) -> None:
-        """Count a slow disk as fast. One slow write among the next `WINDOW` makes the disk count as slow."""
+        """Count a slow disk as fast. If one of the next `WINDOW` writes is slow, the disk is slow again."""
         self._writes, self._slow, self._suspected = 0, SLOW_WRITES - 1, True
 
     def _took(self, ns: int) -> None:

@@ -28,7 +28,8 @@ Role: TypeAlias = Literal["trainer", "helper", "ranks"]
 _SEGMENT_NAME = re.compile(
     r"(?P<process>(?:trainer|helper|ranks)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
-"""Pattern that matches only names made by `segment_name`: a process and a number identify one file."""
+"""Pattern that matches only names made by `segment_name`. So only one name matches for a process and a
+number."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -51,7 +52,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     pid: Int
     started: float
-    """Start of the process, Unix time in seconds; a change of the system's clock changes it."""
+    """Start of the process, Unix time in seconds. If the system's clock is set, this time changes."""
     host: str
     boot: str | None = None
     """Id of the machine's boot, on Linux only. With ``ticks`` it gives the process's start independently of

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 _STATE = 0
 _START = 19
-"""Indices in ``/proc/PID/stat``, after the program's name (proc_pid_stat(5), fields 3 and 22)."""
+"""Indices `_STATE` and `_START` of fields 3 and 22 of ``/proc/PID/stat`` (proc_pid_stat(5)), counted from the
+first field after the program's name."""
 _DEAD = frozenset("ZXx")
 """States of a dead process, including one that its parent has not waited for."""
 

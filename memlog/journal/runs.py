@@ -33,7 +33,7 @@ _CANDIDATES = 5
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Maximum difference, in seconds, between two readings of one process's start."""
+"""If two readings of a process's start differ by fewer seconds than this, memlog treats them as one start."""
 
 
 class RunDirectory:
@@ -135,7 +135,7 @@ def _lives(process: ProcessIdentity) -> bool:
 def _lives_by_the_clock(process: ProcessIdentity) -> bool:
     """Return True if the process lives, judged by its start time.
 
-    Used outside Linux, and for old journals, which lack the kernel's values.
+    Used outside Linux, and for old journals, which lack ``ticks`` and ``boot``.
     """
     import psutil  # noqa: PLC0415 - 9 ms that a trainer need not spend
 
@@ -236,7 +236,7 @@ def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
 
 
 def _which(found: Sequence[RunDirectory], what: str, remedy: str) -> str:
-    """Return a message about several runs, the newest first."""
+    """Return the message that a name matches several runs. The message lists the newest runs first."""
     newest = found[: -_CANDIDATES - 1 : -1]
     shown = ", ".join(f"{run.id} of {_local(run.begun())}" for run in newest)
     more = f" and {len(found) - len(newest):,} older" if len(found) > len(newest) else ""

@@ -24,7 +24,8 @@ Put: TypeAlias = Callable[[int, bytes], int]
 CHECK_EVERY = 200
 """Number of writes between checks that the file still exists."""
 TRY_AGAIN_S = 5.0
-"""Seconds until a write bypasses the queue to test the disk's speed; doubled with each new queue."""
+"""Seconds from the start of the first queue until a write bypasses the queue to test the disk's speed. Each
+new queue doubles this time."""
 MAX_TRY_AGAIN_S = 320.0
 
 
@@ -132,7 +133,7 @@ class SegmentOutput:
             )
 
     def _check_file(self) -> None:
-        """Count events that were written to a deleted file."""
+        """If the file was deleted, count the events written to it since the last check as lost."""
         unseen, self._unchecked = self._unchecked, 0
         if not self._gone and self._file.is_there():
             return
@@ -156,9 +157,9 @@ class SegmentOutput:
         )
 
     def _leaves(self, queue: WriteQueue) -> bool:
-        """Leave the queue, and return True, if it is empty and it is time to test the disk again.
+        """Leave an empty queue when it is time to test the disk again. Return True if the queue was left.
 
-        Then one slow write is enough to start a new queue.
+        After that, one slow write is enough to start a new queue.
         """
         if time.monotonic() < self._try_at or not queue.is_idle:
             return False

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from memlog._internal.source_name import source_name
 
 _MAX_BYTES: Final = 400_000
-"""Maximum number of characters of a source file that is parsed. Parsing so many takes about 100 ms."""
+"""If a source file has more characters than this, it is not parsed. Parsing this size takes about 100 ms."""
 _ADDING: Final = frozenset(
     (
         "append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put", "put_nowait",

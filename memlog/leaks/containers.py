@@ -49,7 +49,8 @@ _MAX_COUNTED: Final = 300_000
 _MAX_REACHED: Final = 20_000
 """Maximum number of objects that are visited to measure the elements of one container."""
 _HUGE: Final = 200_000
-"""Maximum number of elements of a container that is searched for other containers. The search takes 10 ms."""
+"""If a container has more elements than this, it is not searched for other containers. Searching this number
+of elements takes 10 ms."""
 _SAMPLE: Final = 4
 """Number of a container's newest elements whose size is measured."""
 _SHARED: Final = (

@@ -2,9 +2,11 @@
 
 In the trainer's process, the detector judges at each step the process's anonymous memory, its shared memory
 and the memory of each device. In the helper process, it judges at each `Sample` event the memory of each
-child process, and the shared memory of all child processes together. No series includes mapped
-files. Before growth of the trainer's process is suspected, Python's young garbage is collected. Before such
-growth is confirmed, all garbage is collected.
+child process, and the shared memory of all child processes together. No series includes mapped files.
+
+Garbage can look like growth of the trainer's process. So the detector collects young garbage, which has not
+survived two collections yet, before it suspects such growth. Before it confirms such growth, it collects all
+garbage.
 """
 
 from __future__ import annotations
@@ -34,38 +36,37 @@ ALLOCATED = ".allocated"
 FRAGMENTED = ".fragmented"
 
 _HOST_FLOOR = 4 * MIB
-"""Minimum growth on the host, in bytes, that counts. The C library takes memory in pieces of about this
-size."""
+"""If memory on the host grows by fewer bytes than this, the growth does not count. The C library takes memory
+in pieces of about this size."""
 _DEVICE_FLOOR = MIB / 2
 _FRAGMENTED_FLOOR = 64 * MIB
-"""Minimum growth of a device's fragmented memory, in bytes, that counts. The device's allocator reserves
-pieces of 2 to 20 MiB."""
+"""If a device's fragmented memory grows by fewer bytes than this, the growth does not count. The device's
+allocator reserves pieces of 2 to 20 MiB."""
 _CHILD_FLOOR = 8 * MIB
-"""Minimum growth of a child process, in bytes, that counts. It is larger than `_HOST_FLOOR`, because the
-growth of a child process is judged by fewer readings."""
+"""If a child process grows by fewer bytes than this, the growth does not count. The minimum is larger than
+`_HOST_FLOOR`, because fewer readings make the result less certain."""
 _STEPS = 24
 """Minimum number of readings before growth is judged, for a series that is read at each step."""
 _SAMPLES = 10
 """Minimum number of readings before growth is judged, for a series that the helper process reads. Several
 steps lie between two such readings."""
 _GARBAGE = 0.25
-"""Minimum ratio of the collected garbage to the growth. Below this ratio, garbage is not the growth's
-cause."""
+"""If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
 _COLLECTING = 2.0
-"""Processor seconds that collections of old garbage may take even in a short run. In a long run, they may
-take 1 % of the run's time."""
+"""Processor seconds that collections of old garbage may take, or 1 % of the run's time if this is more. After
+that, only young garbage is collected."""
 _UNUSED = 0.6
-"""Minimum ratio of the growth of the allocator's unused memory to the whole growth. Above this ratio, the
-growth is reported as `FREE_LISTS`."""
+"""If the growth of the allocator's unused memory exceeds this fraction of the whole growth, the detector
+reports the growth as `FREE_LISTS`."""
 _LONG = 64
-"""Minimum duration, in steps, of the growth of a child process that has ended. Shorter growth is confirmed
-only if an earlier process of the same role grew, too."""
+"""If a child process ends after it has grown for fewer steps than this, its growth is confirmed only if an
+earlier process of the same role grew, too."""
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is suspected. Each reading takes 5 to 500 µs."""
 _ALONE = 6
-"""Minimum number of readings of a child process that has ended. With fewer readings, growth is confirmed only
-if an earlier process of the same role grew, too."""
+"""If a child process ends after fewer readings than this, its growth is confirmed only if an earlier process
+of the same role grew, too."""
 
 Receiver = Callable[[Suspicion], object]
 
@@ -78,7 +79,10 @@ class _Collected(NamedTuple):
 
 
 class _DeviceSeries(NamedTuple):
-    """Level of one series of a device, the minimum growth that counts, and the bytes that are not free."""
+    """Level of one series of a device, in bytes.
+
+    Growth of less than ``floor`` bytes does not count. ``held`` bytes of the device's memory are not free.
+    """
 
     ending: str
     level: int
@@ -127,7 +131,7 @@ class GrowthDetector:
 
     Args:
         pid: Process id of the trainer.
-        on_confirmed: Function called when growth has lasted. Growth of the trainer's process is reported as
+        on_confirmed: Function called if growth has lasted. Growth of the trainer's process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
             The same process can have growth of both names, one after the other. Growth of ``host.free_lists``
             and of a device's fragmented memory often ends by itself. So confirmed growth of these two is
@@ -321,9 +325,9 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Much garbage can hide a leak. So the bytes in use after this collection are also compared with the
-        bytes in use after the previous collection. If ``old`` is true, old garbage is collected, too, unless
-        such collections have used up their time.
+        Much garbage can hide a leak. So the result is False if the bytes in use after a collection have
+        risen, since the previous collection, by at least half the growth's rate. If ``old`` is true, collect
+        old garbage, too, unless such collections have used up their time.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
-"""Minimum ratio of a finding's rate to the rate of an earlier finding of the same ``kind`` and ``where``.
-Below this ratio, the newer finding gets no alert."""
+"""If a finding's rate is less than this many times the rate of an earlier finding of the same ``kind`` and
+``where``, the newer finding gets no alert."""
 
 
 class FindingAlerts:
     """Subscriber that publishes an alert for each new finding.
 
-    Trackers get these alerts and the alerts of rules in the same way. ``on_new`` is called with a new finding
-    first, then ``publish`` with its alert, and then ``on_alert`` with its alert.
+    Trackers get these alerts and the alerts of rules in the same way. The calls for a new finding are,
+    in this order: ``on_new`` with the finding, ``publish`` with its alert, ``on_alert`` with its alert.
     """
 
     def __init__(

@@ -11,11 +11,12 @@ from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
-"""Minimum duration of growth, in steps, for high confidence that memory grows."""
+"""If growth has lasted fewer steps than this, the confidence that memory grows is at most medium."""
 _NARROW = 1 / 3
-"""Maximum distance of the interval's ends from the rate, as a fraction of the rate, for high confidence."""
+"""If the rate's 95 % interval reaches farther from the rate than this fraction of the rate, the confidence
+that memory grows is at most medium."""
 _FRAGMENTS = 400
-"""Minimum duration, in steps, of growth of an allocator's unused memory. Shorter growth is not reported."""
+"""If growth of an allocator's unused memory has lasted fewer steps than this, memlog does not report it."""
 
 
 class _Text(NamedTuple):
@@ -84,10 +85,10 @@ class GrowthFindings:
     def __call__(self, growth: Suspicion) -> None:
         """Publish a finding about a growth, unless the growth is too uncertain.
 
-        Growth of the trainer's process is published only if it is certain.
+        For growth of the trainer's process, the confidence must be high.
 
-        Growth of an allocator's unused memory is published one time, and only if it has lasted long. Even in
-        healthy programs, small free pieces of the heap add up for a while.
+        Growth of an allocator's unused memory is published one time, and only after `_FRAGMENTS` steps. Even
+        in healthy programs, small free pieces of the heap add up for a while.
         """
         if growth.series == FREE_LISTS or growth.series.endswith(FRAGMENTED):
             known = growth.series in self._fragmented
@@ -129,9 +130,9 @@ def finding_of(growth: Suspicion) -> Finding:
 
 
 def _text_of(series: str) -> tuple[_Text, str | None]:
-    """Return the texts for a series, and the name of its child process, kind of processes or device.
+    """Return the texts for a series, and the child process, kind of processes or device in the series' name.
 
-    The name is ``None`` if the series belongs to none of these.
+    The second result is ``None`` if the name contains none of these.
     """
     if series.startswith(CHILD):
         return _TEXTS[CHILD], series.removeprefix(CHILD)
@@ -146,7 +147,7 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
 def confidence_in(growth: Suspicion) -> Literal["high", "medium", "low"]:
     """Return the confidence that memory grows.
 
-    The confidence follows from the number of steps of the growth and from the interval of the growth's rate.
+    The confidence depends on the growth's number of steps, and on the width of the rate's 95 % interval.
     """
     long = growth.step - growth.since_step >= _SURE
     narrow = growth.rate_high - growth.rate_low <= 2 * _NARROW * growth.rate

@@ -7,11 +7,11 @@ from memlog.probes.cgroup import read_cgroup, read_file_pages
 from memlog.probes.tree import available_memory
 
 _WIDEST = 2.0
-"""Maximum ratio of the highest to the lowest estimate of the steps until the limit. Above this ratio, there
-is no forecast."""
+"""If the highest estimate of the steps until the limit is more than this many times the lowest estimate,
+memlog makes no forecast."""
 _FURTHEST = 1_000_000
-"""Maximum number of steps until the limit. Above it, there is no forecast, because such slow growth does not
-matter."""
+"""If the limit is more than this number of steps away, memlog makes no forecast, because such slow growth
+does not matter."""
 
 
 def steps_left(growth: Growth, free: float) -> tuple[float, float]:

@@ -30,9 +30,9 @@ def is_memlog(code: CodeType) -> bool:
 def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
     """Return the local variables of all running functions, by the identity of their values.
 
-    If several variables have the same value, the program's variables are preferred to those of packages:
-    ``is_program`` returns whether a source file is the program's. A caller's variables are preferred to those
-    of the functions that it calls.
+    If several variables have the same value, the program's variables are preferred to those of packages. A
+    caller's variables are preferred to those of the functions that it calls. ``is_program`` returns whether a
+    source file is the program's.
     """
     program: dict[int, Variable] = {}
     others: dict[int, Variable] = {}

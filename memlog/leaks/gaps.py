@@ -24,22 +24,22 @@ class StepLevel(NamedTuple):
 
 
 class Gaps:
-    """Remover of gaps from a series. A gap is a sequence of steps whose levels must not be judged.
+    """Remover of gaps from a series. A gap is a sequence of steps in which memlog's own search took memory.
 
     Each level after a gap is shifted: a number of steps and a number of bytes are subtracted. The shifted
     levels continue the levels before the gap.
 
     A search for holders takes tens of megabytes and leaves some of them free in the allocator. The program's
-    growth then fills this free memory, and can't be seen for a while. So the levels in a gap are left out.
-    They are judged only if the series ends in the gap or soon after it.
+    growth then fills this free memory, and can't be seen for a while. So the levels in a gap are left out,
+    except if the series ends in the gap or soon after it.
     """
 
     def __init__(self) -> None:
         self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """A pair for each shift: the last shifted step before the shift, and the number of steps to
-        subtract."""
+        """For each gap, the last shifted step before the gap, and the number of steps to subtract after it.
+        """
         self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
         """The newest shifted levels. During a gap, these are the levels before the gap."""
         self._waiting: list[StepLevel] = []
@@ -65,7 +65,7 @@ class Gaps:
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return growth that was found in shifted levels, with the first step and the level as measured."""
+        """Undo the shift in the first step and the level of growth that was found in shifted levels."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 

@@ -16,7 +16,7 @@ from memlog.leaks.watched_storages import Site, WatchedStorage
 _JOINS: Final = re.compile("cat|stack|append|pad")
 """Pattern in the names of operations that join tensors."""
 _LEAST_ENDS: Final = 3
-"""Minimum number of iterations over which a tensor has to become larger."""
+"""If fewer iterations than this were watched, no tensor counts as becoming larger."""
 _EVEN: Final = 0.5
 """Growth of a tensor counts as even if each rise is at least this fraction of the mean rise."""
 

@@ -34,10 +34,10 @@ _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
 _LEAST: Final = 64.0
-"""Minimum growth of a reported owner, in bytes per step."""
+"""If an owner gains fewer bytes per step than this, it is not reported."""
 _SEVERAL: Final = 2
-"""Minimum number of watched iterations whose storages an owner keeps. With fewer, the owner is reported only
-if it keeps graphs or has a container that grows."""
+"""If the storages that an owner keeps come from fewer watched iterations than this, the owner is reported
+only if it keeps graphs or has a container that grows."""
 
 
 class _Target(NamedTuple):
@@ -46,9 +46,10 @@ class _Target(NamedTuple):
     Similar objects have graphs with the same last operation and number of nodes, or storages that were made
     at the same `Site`.
 
-    ``holders`` are tensors, or one autograd node. The owner of any of them is the target's owner. ``sharers``
-    are tensors and nodes whose graphs have nodes in common with the object's graph. ``storages``, ``sizes``,
-    ``nodes``, ``traceback_bytes`` and ``is_gradient`` have the same meanings as in `Held`.
+    The search begins at ``holders``, which are tensors or one autograd node. The first owner found for one of
+    them is the target's owner. ``sharers`` are tensors and nodes whose graphs have nodes in common with the
+    object's graph. ``storages``, ``sizes``, ``nodes``, ``traceback_bytes`` and ``is_gradient`` have the same
+    meanings as in `Held`.
     """
 
     holders: list[Any]
@@ -257,7 +258,7 @@ class HolderReport:
     def _join(
         self, groups: dict[object, Held], owner: Owner | None, target: _Target, taken: set[int]
     ) -> None:
-        """Add the memory that a target keeps to its owner's group.
+        """Add a target's memory to the group of ``owner``.
 
         Storages in ``taken`` are counted already, so they are left out. The new storages are added to
         ``taken``.
@@ -299,9 +300,9 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return ``held``, completed by the memory that growing containers gain in other objects.
+        """Return ``held``, with the ``element_rate`` of each item.
 
-        Containers whose owner is not in ``held`` are added.
+        Append items for containers that grow and that belong to no item of ``held``.
         """
         measured = {id(one.growth.container): one for one in containers}
         found = []

@@ -37,11 +37,11 @@ list that no longer grows.
 _TRACED: Final = 5
 """Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""Maximum fraction of the search's whole time that the search adds to one step."""
+"""When the search has taken this fraction of its whole time in one step, it stops its work in this step."""
 _MOST_AT_ONCE: Final = 3.0
-"""Maximum processor seconds that the search adds to one step."""
+"""When the search has taken this number of processor seconds in one step, it stops its work in this step."""
 _ENOUGH: Final = 0.5
-"""Minimum fraction of the growth that holders have to explain. Below this fraction, ``tracemalloc`` runs."""
+"""If the holders explain less than this fraction of the growth, ``tracemalloc`` runs."""
 
 
 class HolderSearch:
@@ -49,9 +49,10 @@ class HolderSearch:
 
     Call `step_ended` on the training thread. If the search fails, it ends, and training goes on.
 
-    The search may take ``budget_seconds`` on the training thread, besides ``tracemalloc``. ``rate`` is the
-    growth to be explained, in bytes per step. If it is 0, ``tracemalloc`` does not run. ``watched`` and
-    ``later`` can replace `WATCHED` and `LATER`.
+    The search may take ``budget_seconds`` of processor time on the training thread. This does not include the
+    time by which ``tracemalloc`` slows the program down. ``rate`` is the growth to be explained, in bytes per
+    step. If it is 0, ``tracemalloc`` does not run. ``watched`` and ``later`` can replace `WATCHED` and
+    `LATER`.
 
     Attributes:
         holders: The holders found so far, the fastest growth first. Those from ``tracemalloc`` come last.

@@ -19,7 +19,7 @@ from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
 _MOSTLY: Final = 0.5
-"""Minimum fraction of the kept bytes that a layer has made. Below this fraction, the layer is not named."""
+"""If no layer has made at least this fraction of the kept bytes, no layer is named."""
 
 
 def holder_of(held: Held, steps: int) -> Holder:

@@ -28,10 +28,10 @@ unknown."""
 _MOST_SEARCHES = 3
 """Maximum number of searches of a run."""
 _PART = 0.25
-"""Minimum fraction of the growth that a reported holder explains."""
+"""If a holder explains less than this fraction of the growth, it is not reported."""
 _EXPLAINED = 0.5
-"""Minimum fraction of the growth that all holders together have to explain. Below it, a second search
-begins. A cause that is found by elimination has to explain this fraction, too."""
+"""If all holders together explain less than this fraction of the growth, a second search begins. A cause that
+is found by elimination is reported only if it explains at least this fraction."""
 _WATCHED, _LATER = 12, 13
 """Arguments ``watched`` and ``later`` of a second `HolderSearch`. It watches more iterations than the first
 search, so that it also finds memory that is kept only every few steps."""
@@ -187,8 +187,8 @@ def _by_elimination(
 ) -> Holder | None:
     """Return the cause that remains if no Python object holds the growing memory; ``None`` if there is none.
 
-    If tensors hold the memory, there is no such cause. At the end of the program, the allocator's free memory
-    is not considered, because it can have been freed after the last step.
+    Return ``None`` also if tensors hold the memory. If ``is_ending`` is true, the allocator's free memory is
+    not considered, because the program can have freed this memory after the last step.
     """
     now = _figures(growth.step)
     steps = now.step - before.step

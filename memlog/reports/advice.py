@@ -16,15 +16,16 @@ from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
-"""Minimum size of a category of memory that the advice mentions, as a share of the traced peak."""
+"""If a category of memory is less than this share of the traced peak, the advice does not mention it."""
 _SMALL = 0.1
-"""Share of the process's memory. If tensors hold less, other memory counts as the cause."""
+"""If tensors hold less than this share of the process's memory, the advice points to other memory."""
 _WORKERS = 0.5
-"""Share of the process tree's memory. If child processes hold more, the advice mentions them."""
+"""If child processes hold more than this share of the process tree's memory, the advice mentions them."""
 FAR_LARGER = 1.5
-"""Ratio of the failing step's need to the traced peak, above which the two steps count as unlike."""
+"""If the failing step needed more than this multiple of the traced peak, it counts as far larger than the
+traced step."""
 _NAMED = 6
-"""Maximum number of modules in a line."""
+"""Maximum number of modules that a line of advice names."""
 
 
 class Prediction(NamedTuple):
@@ -64,10 +65,10 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest known limit had room for the request.
+    """Return True if the tightest known limit had room for the request, so that another limit stopped it.
 
-    In this case, another limit stopped the request. The result is False if nearly the whole limit was in use,
-    because allocators request more than the program does.
+    Allocators request more memory than the program does. So the result is False if less than `FULL` of the
+    limit was free, even if the request would have fit.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
@@ -161,7 +162,7 @@ def _before_any_step(failure: OutOfMemory) -> str:
 
 
 def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
-    """Return a sentence if tensors were a small part of the process's memory; else ``None``."""
+    """Return a sentence which says that tensors were a small part of the memory; else ``None``."""
     sample = moments.last_sample
     held = None if sample is None else sample.tree_pss
     if trace is None or held is None or (trace.peak or 0) >= _SMALL * held:
@@ -173,7 +174,7 @@ def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
 
 
 def _held(moments: LastMoments) -> int:
-    """Return the bytes in use at the end; 0 if unknown.
+    """Return the bytes in use at the end of the run; 0 if unknown.
 
     If an allocation failed, these are the bytes on its device. Otherwise, they are the bytes of the process.
     """
@@ -185,7 +186,10 @@ def _held(moments: LastMoments) -> int:
 
 
 def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
-    """Return True if the optimizer's state is negligible beside the memory in use, even with Adam."""
+    """Return True if the optimizer's state is a negligible part of the memory in use.
+
+    The trace may lack the state. So it counts as at least as large as Adam's: twice the parameters.
+    """
     if trace is None or (failure.requested or 0) >= WORTH * held:
         return False
     state, parameters = (
@@ -236,9 +240,9 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return a sentence if the traced step was not like the largest step; else ``None``.
+    """Return a sentence which explains that memlog predicts no saving, because another step was larger.
 
-    The sentence says that no saving is predicted for this reason.
+    Return ``None`` if no larger step is known.
     """
     if predicted is None:
         return None

@@ -32,7 +32,7 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 
 def peak_kind(name: str) -> str:
-    """Return the kind of memory whose peak is shown, for ``host`` or a device's name."""
+    """Return the kind of memory that memlog shows as the peak of ``name``: ``host`` or a device."""
     return HOST if name == "host" else name + ALLOCATED
 
 
@@ -48,7 +48,7 @@ class MetricFold:
     def take(self, event: Event, *, older: bool = False) -> None:
         """Add the metrics of one event. An event without a step, evaluation or epoch has no metrics.
 
-        With ``older``, metrics have the names that an older memlog used, as in `memlog.metrics.values`.
+        If ``older`` is True, use an older memlog's names of metrics (see `memlog.metrics.values`).
         """
         placed = place(event)
         if placed is None:
@@ -115,7 +115,7 @@ class PeakFold:
             self._peaks.setdefault(kind, UNKNOWN)
 
     def take(self, event: Event) -> None:
-        """Add one event's readings of memory. Scopes are left out, because they hold changes of memory."""
+        """Add one event's readings of memory. Scopes are left out: they hold changes, not memory in use."""
         if isinstance(event, (Batch, Epoch, Phase)):
             found = _highest(event.rss, event.rss_peak, event.rss_peak_source)
             self._offer(HOST, *found, event.step)
@@ -159,5 +159,5 @@ class PeakFold:
 def _highest(
     level: int | None, peak: int | None, source: PeakSource | None
 ) -> tuple[int | None, PeakSource | None]:
-    """Return a reading's peak with its source; the level in use if the peak is unknown."""
+    """Return a reading's peak and source. If the peak is unknown, return the memory in use as ``sampled``."""
     return (level, "sampled") if peak is None else (peak, source)

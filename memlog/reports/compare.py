@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
     first: float | None
     value: float | None
     failed: bool | None
-    """True: the condition holds. ``None``: the gate could not be judged, which is an error."""
+    """True if the gate's condition is true. ``None``: the gate could not be judged, which is an error."""
     why: str | None
     """Reason why the gate could not be judged."""
 
@@ -124,10 +124,10 @@ def _compared(unit: Unit, values: Sequence[float | None]) -> Compared:
 
 
 def _sizes(tables: Sequence[Mapping[str, int]], absent: int | None) -> dict[str, Compared]:
-    """Return the sizes in all runs by name, the largest first.
+    """Return each name's sizes in all runs, the names with the largest sizes first.
 
-    An empty table means that the run's sizes are unknown. ``absent`` is the size of a name that only other
-    tables have.
+    ``tables`` has one table for each run; an empty table means that the run's sizes are unknown. If a table
+    has sizes but lacks a name, the size of that name is ``absent``.
     """
     largest: dict[str, int] = {}
     for sizes in tables:

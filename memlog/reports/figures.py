@@ -90,7 +90,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
     The value is the worst traced step's peak. If that step is the run's first, the value is the peak that the
     step would have later in the run. The first step allocates the optimizer's state only at its end, so its
-    own peak is the same with any optimizer.
+    own peak does not contain that state and would not show the effect of another optimizer.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -174,9 +174,9 @@ class _Fold:
                     self._levels[name] = value
 
     def figures(self) -> dict[str, float | None]:
-        """Return the figures by name; ``None`` if unknown.
+        """Return the figures by name. An unknown figure is ``None``.
 
-        Unknown figures of the control group or of a single device are left out.
+        But an unknown figure of the control group, or of a single device, is left out.
         """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():

@@ -15,18 +15,20 @@ from memlog.reports.larger_steps import rise, sudden, why_steps_grew
 from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
 
 _LEAST_STEPS = 20
-"""Minimum number of steps. Growth over fewer steps is too common to indicate a cause."""
+"""If there are fewer steps than this, the growth does not count as kept memory: growth over few steps is too
+common."""
 _MATTERS = 0.1
-"""Minimum growth that is reported, as a share of the memory in use before the growth."""
+"""If memory grew by at most this share of the memory in use before, memlog reports no growth."""
 _MOST = 0.5
-"""Minimum size of a cause that explains the growth, as a share of the growth."""
+"""If a cause makes up at least this share of the growth, it explains the growth."""
 _SOME = 0.25
-"""Minimum unused memory at the end that makes the cause uncertain, as a share of the growth."""
+"""If unused memory at the end makes up at least this share of the growth, memlog calls the cause uncertain:
+kept memory or larger steps."""
 FULL = 0.02
-"""Share of a limit. The limit counts as reached if a smaller share is free."""
+"""If less than this share of a limit is free, the limit counts as reached."""
 _SMALL_REQUEST = 0.1
-"""Minimum size of a failed request, as a share of the growth, for the request to count as the cause of the
-failure."""
+"""If a failed request is smaller than this share of the growth, the growth counts as the cause of the
+failure, not the request."""
 
 
 class GrowthBeforeEnd(NamedTuple):
@@ -40,16 +42,17 @@ class GrowthBeforeEnd(NamedTuple):
     files: int
     """Bytes of the growth that are pages of mapped files."""
     own: int | None
-    """Growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
+    """Bytes by which the temporary memory of a step grew: memory that a step allocates and frees again.
+    ``None``: unknown."""
     freed: int | None
     """Bytes that became free when the failed step ended; ``None``: unknown."""
     idle: int
     """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
-    """Growth since the run's first step, in bytes. ``idle`` is compared with this growth, because blocks can
-    become unused in any step."""
+    """Growth since the run's first step, in bytes. ``idle`` is compared with this growth, because blocks may
+    have become unused in any of these steps, not only in the last ones."""
     lasting: bool
-    """True if the memory kept growing over the last steps, or over the second half of them."""
+    """True if the memory kept growing over all of the last steps, or over their second half."""
 
     @property
     def is_of_files(self) -> bool:
@@ -66,7 +69,7 @@ class GrowthBeforeEnd(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """True if the program probably keeps memory of each step: lasting growth without another cause."""
+        """True if the growth lasts and has no other cause: the program probably keeps memory of each step."""
         explained = self.is_of_files or self.is_of_larger_steps or self.is_idle
         return self.lasting and not explained
 
@@ -93,7 +96,7 @@ class GrowthCauses:
 
     @cached_property
     def _unexplained(self) -> int:
-        """Bytes of growth that neither larger steps nor files explain."""
+        """Bytes of growth, if neither larger steps nor files explain the growth; else 0."""
         if self.growth is not None and self.growth.is_kept:
             return self.growth.size
         if self._short is not None:
@@ -103,11 +106,11 @@ class GrowthCauses:
 
     @property
     def failed_by_chance(self) -> bool:
-        """True if the failed request was small compared with the growth before.
+        """True if the failed request was small compared with the growth before the failure.
 
-        Then the program line that made the request is not the cause: any next request would have failed. If
-        the size of the request is unknown, as with Python's `MemoryError`, the request counts as small if
-        nearly nothing was free.
+        Then the program line that made the request is not the cause: any other line's request would have
+        failed, too. If the size of the request is unknown, as with Python's `MemoryError`, the request counts
+        as small if nearly nothing was free.
         """
         failure = self._moments.failure
         if failure is None or not self._unexplained:
@@ -209,10 +212,10 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Return growth over fewer than `_LEAST_STEPS` steps.
+    """Return the growth if fewer than `_LEAST_STEPS` steps were recorded.
 
-    ``None`` if the growth is too small, if the steps became larger, or if memory grew more after the last
-    step than before.
+    ``None`` if there are more steps, if the growth is too small, if the steps became larger, or if most of
+    the growth came after the last complete step.
     """
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
@@ -255,7 +258,7 @@ def _kept(found: GrowthBeforeEnd, grew: str) -> str:
 
 
 def _growth_of_a_step(series: Sequence[StepMemory], freed: int | None) -> int | None:
-    """Return the growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
+    """Return the value of `GrowthBeforeEnd.own`."""
     quarter = len(series) // 4
     early = [each.own for each in series[:quarter] if each.own is not None]
     late = [each.own for each in series[-quarter:] if each.own is not None]

@@ -2,7 +2,8 @@
 
 The test for growing steps counts records. A record is a step that peaked higher than every step before. If
 steps come in random order, as with batches of random length, step number k is a record with probability 1/k.
-These events are independent (Foster and Stuart 1954). If steps grow, nearly every step is a record.
+In this case, records are independent of each other (Foster and Stuart 1954), so the mean and the variance of
+their number are known. If steps grow, nearly every step is a record.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from memlog.reports.final_state import LastMoments
 from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
 
 _FEWEST = 6
-"""Minimum number of steps. Over fewer steps, even a rise in every step can be chance."""
+"""If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Minimum excess of the number of records over its mean for steps in random order, in standard deviations. A
-smaller excess can be chance."""
+"""Number of standard deviations. Steps count as larger only if the number of records is at least this far
+above the mean for steps in random order."""
 _MATTERS = 0.1
-"""Minimum growth that is reported, as a share of the memory in use."""
+"""If memory rose by less than this share of the memory in use, memlog reports no rise."""
 _MOST = 0.5
-"""Minimum share of the rise in peaks that larger steps must cause for them to explain the rise."""
+"""If larger steps caused less than this share of the rise in peaks, they do not explain the rise."""
 _FAR = 2
-"""Minimum ratio of a sudden rise to the most memory that an earlier step allocated and freed again."""
+"""A rise counts as sudden only if it exceeds this multiple of the most memory that an earlier step allocated
+and freed again."""
 
 
 class Sudden(NamedTuple):
@@ -37,11 +39,11 @@ class Sudden(NamedTuple):
     took: int
     """Bytes allocated after the last complete step."""
     needed: int
-    """Upper bound of the most bytes that a recorded step allocated and freed again."""
+    """Upper bound, in bytes, of the memory that any single recorded step allocated and freed again."""
 
 
 def rise(moments: LastMoments) -> str | None:
-    """Return a line on steps that became larger; ``None`` if there is no such rise."""
+    """Return a line which says that the steps became larger; ``None`` if they did not."""
     series = levels(moments)
     records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
     count = len(series)

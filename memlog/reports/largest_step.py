@@ -24,7 +24,10 @@ def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
 
 
 def like_another(like_step: int) -> str:
-    """Return a sentence on a step whose inputs do not explain its peak: ``like_step`` had the same shapes."""
+    """Return a sentence which says that a step's inputs do not explain its peak.
+
+    ``like_step`` is the number of an earlier step with inputs of the same shapes and a lower peak.
+    """
     return (
         f"Step {like_step} had inputs of the same shapes and a lower peak, so something else made this peak: "
         "work between the steps, such as an evaluation, or memory that was kept."

@@ -1,4 +1,4 @@
-"""Aggregate the memory in use after each step, and find the step since which it is steady."""
+"""Aggregate the memory in use after each step, and find the step since which memory is steady."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from memlog.events import Batch
 _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
-"""Maximum difference between steady memory and the memory after the last step, as a share of the latter."""
+"""Share of the memory after the last step. Memory counts as steady since a step if it differs from the memory
+after the last step by at most this share in every later step."""
 _LEAST_TOLERANCE = 8 * 1024**2
-"""Lower bound, in bytes, of the difference that `_TOLERANCE` allows: allocators and the interpreter take and
-return pages even if little memory is in use."""
+"""Bytes of difference that are always allowed, even if `_TOLERANCE` allows less: allocators and the
+interpreter take and return pages even if little memory is in use."""
 _DRIFT = 1024**2
-"""Maximum rise, in bytes, of steady memory's median from one third of the steps to the next. If both rises
-are greater, memory counts as slowly rising. A single jump causes only one such rise."""
+"""Bytes. memlog divides the steady steps into three parts. If the median of the memory rises by more than
+this from the first part to the second, and again from the second to the third, memory counts as slowly
+rising, not as steady. A single jump causes only one such rise."""
 LEAST_STEPS = 10
-"""Minimum number of steps over which memory can count as steady."""
+"""If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4
-"""Divisor of the number of steps: memory counts as steady only if it was steady over the last quarter of the
-steps. If memory was steady over fewer steps, its growth may only pause."""
+"""Memory counts as steady only if it was steady over the last quarter of the steps, that is, the number of
+steps divided by this constant. A shorter steady time can be a pause in the growth."""
 HOST = "host"
 
 
@@ -40,9 +42,9 @@ class LevelFold:
             self._add(device.name, event.step, device.allocated)
 
     def steady_since(self, name: str) -> int | None:
-        """Return the step since which the memory of `HOST` or a device is steady; ``None`` if it is not.
+        """Return the step since which memory is steady; ``None`` if it is not, or if there are too few steps.
 
-        Memory does not count as steady over too few steps.
+        ``name`` is `HOST` or the name of a device.
         """
         series = self._series.get(name)
         return None if series is None else series.steady_since()

@@ -29,7 +29,7 @@ class StepMemory(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Highest number of bytes that are known to be in use in this step."""
+        """Lower bound of the step's peak, in bytes."""
         return self.level + (self.own or 0)
 
 
@@ -67,8 +67,8 @@ def are_all(series: Sequence[StepMemory]) -> bool:
 def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
     """Return the peak, in bytes, of the step that failed, on the device that failed; ``None`` if unknown.
 
-    On the host, the kernel counts one peak since the process began. The failing step's peak is known only if
-    that counter rose after ``last``, the last complete step.
+    On the host, the kernel keeps one peak for the process's whole life, not one for each step. So the failing
+    step's peak is known only if the process's peak rose after ``last``, the last complete step.
     """
     if failure is None or failure.worker is not None:
         return None

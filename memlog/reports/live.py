@@ -20,9 +20,9 @@ SCHEMA = 1
 ALERTS_SHOWN = 5
 """Maximum number of alerts that the document lists, the newest last."""
 _RATE_OVER_US = 10_000_000
-"""Maximum time, in microseconds, over which the number of steps per second is measured."""
+"""Microseconds before the newest step over which memlog measures the steps per second."""
 _RATE_STEPS = 1_000
-"""Maximum number of steps over which the number of steps per second is measured."""
+"""Maximum number of newest steps over which memlog measures the steps per second."""
 
 
 class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +35,10 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: PeakSource | None
     peak_step: int | None
     limit_bytes: int | None
-    """Limit on the process with its child processes, or the device's capacity."""
+    """Bytes that the process and its child processes may use together, or the device's capacity."""
     history_bytes: list[int]
-    """At most 120 values, from the first step to the last. Each value is the highest of several steps."""
+    """Memory in use, as at most 120 values from the first step to the last. Each value is the highest of
+    several steps."""
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +144,7 @@ class LiveRun:
             self._histories.setdefault(name, History()).add(size)
 
     def state(self, ranks: list[LiveRank]) -> LiveState:
-        """Return the run's state as the last `update` read it.
+        """Return the run's state at the last `update`.
 
         ``ranks`` has the rows of all ranks of the training. It is empty if the run trains alone.
         """

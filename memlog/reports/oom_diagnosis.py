@@ -12,11 +12,12 @@ from memlog.events import Sample
 from memlog.reports.final_state import LastMoments
 
 _NEAR = 0.9
-"""Share of the container's limit above which the limit counts as nearly reached."""
+"""If the run holds at least this share of the container's limit, the limit counts as nearly reached."""
 FULL_SHARED_MEMORY = "Bus error"
-"""Signal that ends a worker if shared memory has no room for a batch."""
+"""Name of the signal with which the kernel ends a worker if shared memory has no room for a batch."""
 _SPARE = 0.05
-"""Available memory / (available memory + the run's memory). Below this, memory counts as nearly full."""
+"""If available memory is at most this share of (available memory + the run's memory), the machine's memory
+counts as nearly full."""
 
 
 class Witness(msgspec.Struct, frozen=True):

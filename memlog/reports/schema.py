@@ -133,7 +133,7 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     worst_exact: bool | None
     """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
     cost_ms: float | None
-    """Total extra milliseconds of the traced steps, not counting ``set_up_ms``; ``None``: unknown."""
+    """Milliseconds that tracing added to all traced steps, without ``set_up_ms``; ``None``: unknown."""
     set_up_ms: float | None
     """Milliseconds that the first two traced steps took to set up tracing; ``None``: unknown."""
 
@@ -204,7 +204,8 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of the process's resident set, or of a device's allocated bytes, in the phases of one label."""
 
     exact_bytes: int | None
-    """Highest of the phases' exactly known peaks; ``None``: the peak counter rose in no phase."""
+    """Highest exact peak of the phases. A phase's peak is exact only if the peak counter rose in the phase.
+    ``None``: the counter rose in no phase."""
     exact_step: int | None
     """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
@@ -238,7 +239,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Name that the run had in the tracker when memlog found the run; ``None`` if unknown."""
     offset: int = 0
-    """memlog's step number minus the tracker's step number. The tracker's run counts its own steps."""
+    """memlog's step number minus the tracker's number of the same step. Both count independently."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +264,7 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
     unjudged: dict[str, str]
-    """Reasons why alert rules could not be judged at any time in the run, by rule."""
+    """Alert rules that memlog never judged in the run, or no longer judges, each with the reason."""
     journal_queued: bool | None
     """True if the journal was written through a queue because the file system was slow."""
 
@@ -301,6 +302,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded points by label; the first 200 labels."""
     health: HealthFacts
     omitted: dict[str, int]
-    """Number of entries that a list or table omits because it is full; usually empty."""
+    """Number of entries left out of a full list or table, by the name of the list or table. Usually empty."""
     phases: dict[str, PhaseFacts] = {}
     """Phases by label; the first 200 labels."""

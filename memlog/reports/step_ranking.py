@@ -17,14 +17,14 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Minimum extra memory in use at a far larger step, as a share of the bytes that tensors held at the traced
-step's peak."""
+"""Share of the bytes that tensors held at the traced step's peak. A step counts as far larger only if it held
+more than the traced step, and the difference exceeds this share."""
 _GROWN = 0.1
-"""Minimum extra memory in use at a far larger step, as a share of the memory in use at the traced step. Both
-this minimum and `_FURTHER` apply."""
+"""Share of the memory in use at the traced step. A step counts as far larger only if it held more than the
+traced step, and the difference exceeds both this share and the share of `_FURTHER`."""
 _RECENT = 64
-"""Number of newest steps that are kept. A traced step is searched for among these steps, because the event
-about a trace comes after the event about the traced step."""
+"""Number of newest steps that are kept. When the event about a trace arrives, the event about its step has
+already been read, so memlog looks for it among the kept steps."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -34,10 +34,11 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if the larger step was traced, too. Then memory other than tensors makes the difference."""
+    """True if the larger step was traced, too. Then its tensors took no more, and other memory makes the
+    difference."""
     inputs: str | None = None
-    """The larger step's inputs and their shapes, as text. If they are unknown, the text has those of the
-    newest earlier step with known inputs, and its number. ``None`` if there is no such step."""
+    """The larger step's inputs and their shapes, as text. If they are unknown, the text names the newest
+    earlier step with known inputs, and the inputs of that step. ``None`` if no such step exists."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class RankingFold:
         self.traced: set[int | None] = set()
         """Numbers of the traced steps."""
         self._at: dict[int, Batch | _Failure] = {}
-        """Event of each traced step, by step number. If the journal lacks the step, the value is the next
+        """Event of each traced step, by step number. If the journal lacks this event, the value is the next
         recorded step or failed allocation."""
         self._awaited: set[int] = set()
         """Numbers of the traced steps that are not in `_at` yet."""
@@ -143,9 +144,9 @@ class RankingFold:
         return None if moment is None else _level(moment, device)
 
     def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
-        """Return the largest step; ``None`` if it did not need far more memory than a traced step.
+        """Return the largest step; ``None`` if it did not need far more memory than the traced step.
 
-        ``at`` and ``advice`` are the traced step's. ``device`` is the journal's name of the traced device.
+        ``at`` and ``advice`` are about the traced step. ``device`` is the journal's name of its device.
         """
         largest = self._largest.get(device)
         if largest is None:
@@ -177,7 +178,7 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
 
 
 def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Do the same as `advise_on`, but with events that ``fold`` has already taken."""
+    """Do the same as `advise_on`, but read no journal: ``fold`` has already taken the events."""
     # The journal's name of the traced device.
     device = "host" if trace.result.device == "cpu" else trace.result.device.replace(":", "")
     at = fold.level(event, device)
@@ -197,7 +198,7 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
-    """Return how many more bytes the failing step held than a traced step.
+    """Return how many more bytes the failing step held than the traced step.
 
     ``None``: unknown, or not far more.
     """

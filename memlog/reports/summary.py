@@ -122,7 +122,7 @@ def _of_totals(
 
 
 def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState]) -> Summary:
-    """Add the saved states of the uploaders and in-process writers. A backend can have one of each kind."""
+    """Add saved states. A backend can have a state of its uploader and a state of its in-process writer."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
     seen: set[str] = set()
     for state in states:
@@ -136,7 +136,7 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Return the delivery to a backend, with a saved state added to what is known ``before``.
+    """Return the delivery to a backend: ``before``, with one saved state added.
 
     ``alone``: True if no other state of this backend was added before.
     """

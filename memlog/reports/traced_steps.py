@@ -5,14 +5,15 @@ from __future__ import annotations
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""Ratio of a step's peak to the worst step's peak, above which the step becomes the worst step."""
+"""If a step's peak exceeds this multiple of the worst step's peak, the step becomes the worst step."""
 
 
 class TraceFold:
     """Number of traced steps and the worst of them, chosen as the tracer chooses the step to save.
 
-    The worst step is the one with the highest peak. A step whose peak is exact is preferred. The first traced
-    step can lack the optimizer's state, so a later step with nearly the same peak replaces it.
+    The worst step is the one with the highest peak. A step with an exact peak takes precedence over all steps
+    without one. The first traced step can lack the optimizer's state, so a later step replaces it even if its
+    peak is slightly lower.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,8 @@ def ranked(findings: Iterable[Finding]) -> list[Finding]:
     Of several findings with the same kind and the same ``where``, only the newest is kept.
 
     Findings about growth come before findings about waste that does not grow. Within each group, known causes
-    come first. After that, the order is: the limit that can be reached first, then the fastest growth.
+    come first. Findings of equal rank are ordered by the step at which the limit can be reached, the earliest
+    first, and then by growth, the fastest first.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)

@@ -16,7 +16,8 @@ from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
-"""Maximum bytes of a storage. No real storage is as large. Sums of sizes up to this bound do not overflow."""
+"""If a storage in a trace has more bytes than this, the trace counts as damaged: no real storage is as large.
+Sums of sizes up to this bound do not overflow."""
 
 
 class WorstStep(NamedTuple):
@@ -55,7 +56,7 @@ def _unreadable(run: RunDirectory, why: str) -> TraceNotFoundError:
 
 
 def _is_sound(trace: RecordedTrace) -> bool:
-    """Return True if all numbers of the events are in range: the file is untrusted."""
+    """Return True if all numbers of the events are in range. The file is untrusted."""
     if len(trace.events) % encoding.EVENT_BYTES or not trace.paths:
         return False
     return all(

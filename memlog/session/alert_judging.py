@@ -14,7 +14,7 @@ from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.events import Alert
 
 _MAX_RULES = 5
-"""Maximum number of rules that a line names."""
+"""Maximum number of rules that a printed line names."""
 
 
 class AlertJudge:
@@ -52,10 +52,10 @@ class AlertJudge:
             self.listener.close()
 
     def print_unjudged_rules(self, helper_is_away: bool) -> dict[str, str]:
-        """Print the rules that were not judged, and why; return the reasons by the rules' texts.
+        """Print the rules that were not judged, and why. Return the reasons by the text of the rule.
 
-        Without this message, missing alerts would look like a good result. ``helper_is_away`` is True if the
-        helper process ended too early.
+        Without this message, a rule without an alert would seem to have found no problem.
+        ``helper_is_away`` is True if the helper process ended too early.
         """
         rules: dict[str, str] = {}
         with self._diagnostics.contained("looking for rules that were never judged"):

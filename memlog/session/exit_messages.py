@@ -41,7 +41,10 @@ class Waiting:
         self._failed = {state.backend: state.failed_attempts for state in _states(run, diagnostics)}
 
     def __call__(self, waited: float) -> bool:
-        """Return True if every tracker that still lacks data is unreachable after ``waited`` seconds."""
+        """Return True, which ends the waiting, if every tracker that still lacks data is unreachable.
+
+        ``waited`` is the number of seconds since the waiting began.
+        """
         if waited >= _PRINT_AFTER and not self._printed:
             self._printed = True
             say(f"delivering the last points (at most {self._timeout:g} s)")
@@ -68,9 +71,9 @@ def print_end(
 ) -> None:
     """Print the last lines: the verdict or the peak, and how to view the run.
 
-    This function is also called while the interpreter exits. So it imports nothing, unless memory ran out.
-    Some modules evaluate text when they are imported, for example to define a named tuple. At exit, such an
-    import makes Python forget that Ctrl-C ended the program, and changes the exit code.
+    This function is also called while the interpreter exits. It imports nothing unless memory ran out: some
+    imports at exit make Python forget that Ctrl-C ended the program, and so change the exit code. These are
+    imports of modules that evaluate text, for example to define a named tuple.
 
     ``verdict`` is the most important finding. It is printed even if ``silent``. ``host_limit`` is the number
     of bytes that the process may use; ``None``: unknown.

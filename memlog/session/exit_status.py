@@ -33,7 +33,8 @@ def is_a_child_of_multiprocessing() -> bool:
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
     """Make a ``multiprocessing`` child call ``finish``, because the child may skip Python's exit handlers.
 
-    The child's finalizers run while its exception, or its ``sys.exit``, is being raised.
+    ``finish`` gets the child's status. The status is known because the child's finalizers run while its
+    exception, or its ``sys.exit``, is being raised.
     """
     if not is_a_child_of_multiprocessing():
         return

@@ -21,9 +21,9 @@ class Labels:
     def with_step(
         self, event: Scope | Recorded | Phase, step: int | None
     ) -> Scope | Recorded | Phase:
-        """Add the step to an event, unless its label came after the first `MAX_LABELS`.
+        """Add the step to an event, if its label is one of the first `MAX_LABELS`.
 
-        An event without a step gets no metrics.
+        Trackers get no metrics for an event without a step.
         """
         if event.label not in self._known:
             if len(self._known) >= MAX_LABELS:

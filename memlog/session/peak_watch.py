@@ -79,9 +79,9 @@ class PeakWatch:
     ) -> None:
         """Keep a reading if it is higher than all earlier readings of its kind of memory.
 
-        A phase's exact peak also replaces an equal reading, because the phase tells where the peak was. It
-        does not replace an equal reading of another phase. The innermost of nested phases ends first, so the
-        innermost phase's reading is kept.
+        A phase's exact peak also replaces an equal reading that is not a phase's, because the phase shows
+        where the peak was. Of equal peaks of phases, the first is kept. It is the innermost phase's peak,
+        because nested phases end before the phases that contain them.
         """
         if peak is None:
             peak, source = size, "sampled"

@@ -65,7 +65,7 @@ class OpenPhase:
         self.begun_ns = time.perf_counter_ns()
 
     def saw(self, rss: int | None, devices: tuple[DeviceReading, ...]) -> None:
-        """Note a reading of memory in use."""
+        """Update ``highest`` with a reading of memory in use."""
         for name, size in (("host", rss), *((each.name, each.allocated) for each in devices)):
             if size is not None:
                 self.highest[name] = max(size, self.highest.get(name, 0))
@@ -113,7 +113,7 @@ class Phases:
             self._end_from(thread, 0, None)
 
     def receive(self, event: Event) -> None:
-        """Note a step's readings in all open phases."""
+        """Update ``highest`` of all open phases with a step's readings."""
         if self._open and isinstance(event, Batch):
             for stack in list(self._open.values()):
                 for phase in stack:

@@ -19,14 +19,14 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL
 
 _DECIDED_WITHIN = 5.0
-"""Maximum seconds that the end of a run waits for the search for lower ranks."""
+"""Maximum seconds that memlog waits, at the end of a run, for the search for lower ranks."""
 
 
 class SessionRank:
     """Rank of the process, from the launcher's variables or, at the first step, from torch's process group.
 
-    Only one rank has runs in trackers: this rank joins the user's runs, or opens a run. It is rank 0 or, if
-    rank 0 has no session, the lowest rank that has begun a session.
+    Only one rank has runs in trackers: rank 0 or, if rank 0 has no session, the lowest rank that has begun a
+    session. That rank joins the user's runs, or opens a run.
 
     Attributes:
         wanted: Settings that the user has passed.
@@ -59,7 +59,7 @@ class SessionRank:
 
     @property
     def settings(self) -> Settings:
-        """Settings of this rank. Above rank 0 they name no tracker, and the run's name ends with the rank."""
+        """Settings of this rank. Above rank 0, they name no tracker; the run's name ends with the rank."""
         place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
             return wanted
@@ -83,7 +83,7 @@ class SessionRank:
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
         """Return True if this rank gets runs in trackers, because no lower rank has a run.
 
-        Only one call returns True. If a lower rank may be on another machine, every call returns False.
+        At most one call returns True. If a lower rank may be on another machine, every call returns False.
 
         The ranks wait for each other in their first step. So after the first step, every rank that begins its
         session before its training loop is registered. Unless the run ends now (``is_final``), the search for

@@ -67,9 +67,10 @@ def _subscribe_rules(
 
 
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
-    """Return, by rule, why a rule was never judged.
+    """Return the rules that were never judged, each with the reason.
 
-    A helper process that was started again knows only the time since its own start.
+    If this helper process has replaced another one, it knows only the time since its own start. Each reason
+    then says so.
     """
     since = "not since the helper process was started again: " if begin.again else ""
     return {rule: since + why for rule, why in engine.never_judged().items()}

@@ -29,7 +29,7 @@ Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
 ``delivered``: it has delivered everything and ended, or goes on only for other ranks' runs. ``at work``: it
-still delivers. ``unreachable``: no tracker that still lacks data can be reached; the helper keeps trying.
+still delivers. ``unreachable``: it can't reach any of the trackers that still lack data, and keeps trying.
 ``dead``: it ended too early.
 """
 

@@ -15,7 +15,8 @@ _EXIT_CODE = 49
 """Index of the exit code in ``/proc/PID/stat``, counted after the program's name. `_STATE` is the index of
 the process state. In proc_pid_stat(5), these are the fields 52 and 3."""
 _SOON = 0.5
-"""Maximum seconds to wait for the thread after the process has ended."""
+"""Maximum seconds that `ExitWatch.result` waits for the thread's record of the end. Without a record, it
+returns the present time without an exit code."""
 
 
 class ExitWatch:

@@ -50,9 +50,9 @@ class NoMessages:
 
 
 class StopTime:
-    """Time at which the process has to end: `TERM_GRACE` seconds after SIGTERM.
+    """Time at which the helper process has to end: `TERM_GRACE` seconds after SIGTERM.
 
-    The trainer can save its work first.
+    The helper does not end at once, because the trainer gets SIGTERM too, and may first save its work.
     """
 
     at: float | None = None

@@ -31,10 +31,11 @@ _SEARCH = 1.0
 def hand_over(run: RunDirectory, begin: protocol.Begin) -> None:
     """Hand a run over to the helper process of another rank of the same machine.
 
-    The file with the run's first message tells that process to take the run.
+    Write the run's first message to a file in the run's folder. The other rank's helper process finds the
+    file and takes the run.
 
     Raises:
-        OSError: The file with the first message can't be written.
+        OSError: The file can't be written.
     """
     with replacing(run.path, _FILE) as file:
         file.write(protocol.encode(begin))
@@ -46,7 +47,7 @@ def is_held(run: RunDirectory) -> bool:
 
 
 def handed_over(run: RunDirectory) -> protocol.Begin | None:
-    """Return the first message of a run that was left to another rank's helper; ``None`` for other runs."""
+    """Return the first message that `hand_over` wrote for a run; ``None`` if it is missing or damaged."""
     try:
         begin = protocol.decode(read_plain(run.path, _FILE, _MAX_BYTES))
     except (OSError, ValueError, *UNDECODABLE):

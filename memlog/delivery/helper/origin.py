@@ -67,7 +67,10 @@ def _is_changed(folder: Path) -> bool | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git, run without lock, monitor or prompt; ``None`` if it fails or is too slow."""
+    """Return the output of git; ``None`` if git fails or is too slow.
+
+    Git takes no optional lock, starts no file-system monitor, and asks the user nothing.
+    """
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(  # noqa: S603 - constants
             ["git", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607 - the user's own git

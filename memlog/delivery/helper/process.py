@@ -51,7 +51,7 @@ ANOTHER_PROGRAM = (
 )
 """Reason for the status ``killed`` of a run whose process lives on as another program."""
 _WORTH_A_REPORT_US = 10_000_000
-"""Minimum duration, in microseconds, of a run for which the helper makes a report that no tracker gets.
+"""If a run without a tracker lasted less than these microseconds, the helper makes no report of the run.
 
 Making a report takes half a second.
 """
@@ -61,7 +61,8 @@ class Judging(NamedTuple):
     """Functions that judge the samples of a run."""
 
     finish: Callable[[], dict[str, str]] = dict
-    """Function that judges the samples a last time. It returns, by rule, why a rule was never judged."""
+    """Function that judges the samples a last time. It returns the rules that were never judged, each with
+    the reason."""
     take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
     """Function that takes a step's number, and readings of child processes that are in no sample."""
 
@@ -230,7 +231,7 @@ class Helper:
         self._bus.publish(end)
 
     def _help_with(self, begin: protocol.Begin) -> None:
-        """Run the helper of another rank's run of this machine, on the calling thread."""
+        """Run a helper on the calling thread. Its run belongs to another rank on this machine."""
         helper = Helper(begin, self._judge, self._stop)
         helper.begin()
         helper.run(NoMessages())
@@ -273,7 +274,11 @@ class Helper:
             self._uploaders.allow_own_runs()
 
     def _publish_health(self, unjudged: dict[str, str]) -> None:
-        """Write the helper's drops, faults and unjudged rules, and the trainer's unwritten counts."""
+        """Write a health event if there is something to report.
+
+        It contains the helper's counts of lost data and of errors, and the alert rules that were never
+        judged. It also contains the counts that the trainer could not write to a full disk.
+        """
         unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(

@@ -15,7 +15,8 @@ from memlog.journal.format import Role
 ROLE: Role = "ranks"
 """Role of the journal that rank 0's helper writes about all ranks."""
 _WRITTEN_WITHIN = 2.0
-"""Maximum seconds to wait for a helper process to write how a rank ended."""
+"""If a rank's process is gone, memlog waits at most these seconds until the rank's helper process has written
+how the rank ended. If it has written nothing by then, the rank counts as lost (`RankReader.is_lost`)."""
 
 
 class RankReader:

@@ -73,7 +73,7 @@ class RankWork:
         return msgspec.structs.replace(self._begin, registration=registration, settings=settings)
 
     def lead(self) -> None:
-        """Begin to read the other ranks' journals, because the trackers get this run."""
+        """Begin to read the other ranks' journals. Call it if this is the run that the trackers get."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             if self._registration is not None and self._journal is None:
                 self._training = None  # no lower rank's helper can take the run
@@ -89,8 +89,8 @@ class RankWork:
     def look(self) -> None:
         """Start helpers for other ranks of this machine that have begun.
 
-        If this process has handed its run over to another rank's helper, and a lower rank of this machine has
-        begun, end this process.
+        If this process has handed its run over (`hand_over`) and a lower rank of this machine has begun, end
+        this process. The lower rank's helper process takes the run.
         """
         if self._training is not None and self._lower_rank_is_here(self._training):
             os._exit(protocol.HANDED_OVER)

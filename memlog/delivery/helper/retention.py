@@ -41,7 +41,8 @@ INTERVAL = 1.0
 _AT_A_TIME = 0.5
 """Seconds of thinning after which the helper does its other work, before it thins further."""
 WINDOW = 1_000
-"""Number of consecutive events of one kind of which thinning keeps only the peaks and the last event."""
+"""Size of a group of consecutive events of one kind. Thinning keeps only the peaks and the last event of each
+group."""
 _SHRINK_TO = 0.9
 """Fraction of the limit to which the journal shrinks, so that the next events do not exceed the limit."""
 
@@ -109,7 +110,7 @@ class Retention:
                     yield _Segment(path, _is_delivered(states, file.process, number))
 
     def _states(self) -> list[UploadState]:
-        """Return the saved state of each sink's uploader, with the position from which it reads on."""
+        """Return the saved state of each sink's uploader. It tells how much of the journal is delivered."""
         uploaders = {
             path.stem for path in self._run.delivery.iterdir() if path.suffix in (".json", ".lock")
         }
@@ -141,7 +142,8 @@ def _has_received(state: UploadState, process: str, segment: int) -> bool:
 def _needed(progress: Progress) -> int:
     """Return the number of the first segment that a sink has not received completely.
 
-    A segment with events of the sink's open bucket of steps does not count as received. Open buckets of
+    A bucket is a group of steps with one point for each metric. It is open until a step of the next bucket
+    is read. A segment with events of an open bucket of steps does not count as received. Open buckets of
     epochs and evaluations are ignored.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment

@@ -35,19 +35,21 @@ from memlog.probes.tree import (
 _STEPS = 5
 """Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
 _PART = 100
-"""Number by which the number of steps so far is divided, to get the number of steps between two samples.
+"""Divisor of the steps made so far. The result is the number of steps between two samples, at least `_STEPS`.
 
-After 1,000 steps, for example, a sample is due every 10 steps. The distance grows, so that the journal stays
-small. In the first 500 steps it is `_STEPS`.
+After 1,000 steps, for example, a sample is due every 10 steps. The number grows during the run, so that the
+journal stays small.
 """
 _LOOK = 0.05
-"""Minimum seconds between samples, and seconds between checks of a fast trainer's step."""
+"""Minimum seconds between two samples. If the trainer's steps are fast, also the seconds between two checks
+of the newest step."""
 _SHARE = 0.02
-"""Maximum fraction of one processor's time for samples that are due by steps."""
+"""Maximum fraction of one processor's time that samples due by steps may take. If a sample takes long, the
+next sample comes later, so that the fraction is not exceeded."""
 _FIRST = 0.2
-"""Processor seconds that a run's first samples may take in addition to `_SHARE`.
+"""Processor seconds that a run's first samples may take before `_SHARE` limits the samples.
 
-Without them, a short run would get few samples.
+With `_SHARE` alone, a short run would get few samples.
 """
 
 
@@ -191,7 +193,10 @@ class Sampler:
                 self._publish(self._read())
 
     def _read_children(self, now: float) -> None:
-        """Read the child processes again if enough steps have passed. Set the earliest time to read next."""
+        """Read the child processes again if enough steps have passed.
+
+        Set the earliest time of the next call.
+        """
         before = time.thread_time()
         step = self._follower.look()
         if step is not None and self._children_rate.update(step, now):
@@ -249,7 +254,7 @@ class _StepRate:
 
     @property
     def has_begun(self) -> bool:
-        """True if `update` got a step. A sample is due at the first step that `update` gets."""
+        """True if `update` has got a step. The first such step always makes a sample due."""
         return self._first is not None
 
     def sampled(self) -> None:

@@ -16,7 +16,8 @@ from memlog.delivery.helper.client import HelperProcess
 PAUSES = (1.0, 10.0, 60.0)
 """Seconds to wait before the helper is started again for the first, the second and the third (last) time."""
 _REAPED_WITHIN = 5.0
-"""Maximum seconds to wait for the end of a helper that has closed its pipe."""
+"""Maximum seconds to wait for the end of a helper that has closed its pipe. If the helper ends later, the
+training loop's next check of the helper notices the end."""
 
 
 class SupervisedHelper:
@@ -117,7 +118,7 @@ class SupervisedHelper:
         return changed
 
     def look_at_last(self) -> None:
-        """Check for an early end of the helper after the run is over. Start no other helper."""
+        """When the run is over, check whether the helper ended before the run. Start no other helper."""
         with self._lock:
             self._over.set()
             if not self.is_away and self.current.has_ended_early:
@@ -162,7 +163,7 @@ class SupervisedHelper:
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
 
     def _start_again(self) -> None:
-        """After each remaining pause, try to start the next helper, until one starts."""
+        """Wait for the next of the `PAUSES`, and try to start a helper. Repeat this until one starts."""
         with self._diagnostics.contained("starting the helper process again"):
             for pause in PAUSES[self._starts :]:
                 if self._over.wait(pause):

@@ -32,7 +32,7 @@ class Trainer:
         """True if the trainer has reported its end.
 
         A trainer with its own helper sends a message. A trainer that shares another rank's helper has no
-        pipe. It writes its end to its journal only.
+        pipe to send a message. Such a trainer only writes its end to its journal.
         """
         return self.finish is not None or (self._begin.shared and self.follower.end is not None)
 
@@ -52,7 +52,8 @@ class Trainer:
     def is_gone_soon(self) -> bool:
         """Wait at most `_REPARENTED_WITHIN` seconds; return whether the trainer's process has died.
 
-        When a process dies, its pipe closes before its children get another parent.
+        The wait is necessary because `is_gone` checks the parent of this process. If the trainer dies, its
+        pipe closes before this process gets another parent.
         """
         deadline = time.monotonic() + _REPARENTED_WITHIN
         while not self.is_gone:

@@ -16,7 +16,8 @@ from memlog.ranks.stalls import Stall, Stalls
 RANK_ENDED = "ranks: ended"
 RANK_STALLS = "ranks: stalls"
 RESTARTED = "ranks: restarted"
-"""Value of `Alert.rule` for a restart. `RANK_ENDED` and `RANK_STALLS` are its values for other alerts."""
+"""Value of `Alert.rule` if the alert is about a restart. If a rank ended or stalls, the value is `RANK_ENDED`
+or `RANK_STALLS`."""
 _SETTLED = 5.0
 """Seconds to wait after the first bad end of a rank, so that helpers can write how the other ranks ended."""
 
@@ -27,8 +28,8 @@ UNEXPECTED_END = "ended without a word"
 class TrainingNews:
     """The alerts of the other ranks, and alerts about ranks that ended, that stall or that were restarted.
 
-    ``own`` is the registration of rank 0. ``readers`` maps each rank to its journal's reader. The caller adds
-    ranks that it finds later.
+    ``own`` is the registration of rank 0. ``readers`` maps each rank to the reader of the rank's journal. If
+    the caller finds another rank, it adds that rank's reader to ``readers``.
     """
 
     def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:

@@ -14,7 +14,7 @@ logger = logging.getLogger("memlog.delivery")
 
 FLAME_GRAPH = "worst-step.speedscope.json.gz"
 PAGE = "worst-step.html"
-"""HTML page of the flame graph. Trackers can't show the compressed file."""
+"""HTML page of the flame graph. Trackers can't show `FLAME_GRAPH`, because that file is compressed."""
 KIND = "flamegraph"
 
 

@@ -19,7 +19,7 @@ from memlog.journal.artifacts import open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""Maximum size of a copy: the free bytes of the file system, divided by this number."""
+"""Divisor of the file system's free bytes. If a file is larger than the result, memlog makes no copy."""
 
 
 class Copies:

@@ -10,11 +10,11 @@ from memlog.sink import Point, Resolution
 
 
 def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Position]:
-    """Return the plan of a segment's points.
+    """Return the plan that converts a segment's events to points.
 
-    The plan uses the metric names of the memlog version that wrote the segment. If the run's ``offset``
-    (`memlog.journal.Binding.offset`) is 0, the run's first step is the header's ``initial_step``. Otherwise
-    the run's first step is 0.
+    The plan uses the metric names of the memlog version that wrote the segment. ``offset`` is the session's
+    step minus the step in the tracker's run. If ``offset`` is 0, the first step in the tracker's run is the
+    header's ``initial_step``. Otherwise it is 0.
     """
     initial_step = 0 if offset else header.initial_step
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
@@ -37,10 +37,11 @@ class Cursor:
         self.offset = 0
         """`memlog.journal.Binding.offset` of the run that events go to."""
         self.since = self.segment = self.at.segment
-        """Segment numbers. `since`: the first segment of this target. `segment`: the segment being read."""
+        """Numbers of segments. `segment` is being read. `since` is the segment at which the cursor began, or
+        at which `switch_to` was last called."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
-        """True if events are skipped, because the in-process writer has written them to their run."""
+        """True if events are skipped, because the trainer's process has already written them to the run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
         """From this segment on, send to another run, or use another offset for the same run."""

@@ -29,7 +29,7 @@ class Targets:
     Args:
         open_sink: Function that builds a sink for a target. It may import the tracker's client.
         state: Saved state of the uploader, with the runs that exist and the runs that the tracker refuses.
-        begins: Template for the `Target` of every sink, without the tracker's runs. This object adds them.
+        begins: Values that the `Target` of every sink has in common. `Targets` adds the tracker's runs.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
             trainer's process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.
@@ -72,7 +72,7 @@ class Targets:
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
-        """Return the `Claim` of a run that is written in process; ``None``: the uploader sends to the run."""
+        """Return the `Claim` of a run to which the trainer's process writes; ``None`` for any other run."""
         return None if target is None or self._claim is None else self._claim(target)
 
     @property
@@ -148,7 +148,7 @@ class Targets:
         self._sinks.clear()
 
     def _is_replaceable(self, target: str | None) -> bool:
-        """Return whether a run of the sink's own can replace a refused run."""
+        """Return whether the sink can open a run of its own to replace a refused run."""
         if target in self._replaced:
             return False
         if target is None:

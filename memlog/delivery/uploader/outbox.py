@@ -1,9 +1,9 @@
 """Outbox of alerts and files for a tracker.
 
 The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its own
-position in the journal. So alerts and files are not lost, and don't wait for points. The uploader removes a
-file from the outbox when the tracker has the file. Alerts stay, because each call of `Sink.log_alerts` gets
-all alerts of the run.
+position in the journal. So no alert or file is lost if the uploader continues in the journal before the
+tracker has the alert or file. The uploader removes a file from the outbox when the tracker has the file.
+Alerts stay, because each call of `Sink.log_alerts` gets all alerts of the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def send(
     sent: Callable[[Counter[str]], None],
     refused: Callable[[str | None, RunRefusedError], None],
 ) -> None:
-    """Send the alerts and files in the outbox. Remove the sent files, and count the sent alerts as sent.
+    """Send the alerts and files in the outbox. Remove the sent files, and mark the sent alerts.
 
     ``sent`` is called after the alerts of one run, or one file, were sent. Its argument is the number of lost
     items, by reason. ``refused`` is called if the tracker refuses a target's run. The run's alerts and files

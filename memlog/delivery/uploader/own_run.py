@@ -29,14 +29,14 @@ class OwnRun:
 
     @cached_property
     def offset(self) -> int:
-        """The session's step minus the step in the tracker's run."""
+        """Number of a step in this session, minus the number of the same step in the tracker's run."""
         return -steps_ahead(self._run)
 
     def may_begin(self, *, is_allowed: bool, is_final: bool) -> bool:
         """Return whether the uploader can send events to memlog's own run now.
 
         Args:
-            is_allowed: True if memlog can open a run, because the user is not expected to open one any more.
+            is_allowed: True if the uploader may open memlog's own run; False while the user may open one.
             is_final: True if the journal is complete.
 
         Raises:

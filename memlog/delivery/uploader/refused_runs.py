@@ -19,8 +19,8 @@ _NAMED = 3
 class Refusals:
     """The runs of one uploader that its tracker refuses. The uploader's state has the runs and the reasons.
 
-    The message (`problem`) names ``sync``, the command that delivers the remaining data. ``is_replaceable``
-    returns whether a run of the sink's own can replace a target.
+    ``sync`` is the command that delivers the remaining data. The message (`problem`) contains this command.
+    ``is_replaceable`` returns whether the sink can open a run of its own to replace a refused run.
     """
 
     def __init__(

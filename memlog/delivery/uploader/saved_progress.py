@@ -1,4 +1,4 @@
-"""Save an uploader's state. Data that its sinks may still lose is saved as not delivered."""
+"""Save an uploader's state. Data that a sink has taken but not stored safely counts as not delivered."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from memlog.journal.in_process_state import ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
-"""Number of consecutive failures after which memlog blames the data, if the tracker can be reached."""
+"""Number of consecutive failed deliveries after which an unknown error of the tracker counts as a refusal of
+the points. The uploader then drops the refused points."""
 
 
 class Uploader:
@@ -40,7 +41,8 @@ class Uploader:
         name: Name of a run that the sink opens itself; ``None``: the tracker chooses one.
         begun_us: Start of a run that the sink opens itself, Unix time in microseconds; ``None``: now.
         may_open_own: True if the sink may open its own run for events that belong to no run of the user's.
-            Set it when the user will open no further run. Until then these events wait.
+            While the value is False, these events wait. Set it to True when the user will open no
+            further run.
         may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
             trainer's process writes to no runs.
@@ -281,7 +283,8 @@ class Uploader:
     def _send(self, name: str, cursor: Cursor) -> None:
         """Send a cursor's pending data, and save the new progress.
 
-        ``name`` is the process's name, or the `held_name` of a deferred range.
+        ``name`` is the process's name. For segments that were skipped because the tracker refused their run,
+        ``name`` is the key from `held_name`.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending
@@ -311,9 +314,9 @@ def _run_id(binding: Binding | None) -> str | None:
 
 
 def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Binding | None:
-    """Return the first run of the user's in a process's segments.
+    """Search a process's segments for the first that belongs to a run of the user's, and return that run.
 
-    If there is none, search the segments of the other processes.
+    If there is no such segment, search the segments of the other processes.
     """
     others = (other for other in run.files() if other.process != file.process)
     for candidate in (file, *others):

@@ -19,7 +19,7 @@ from memlog.reports.summary import summarize
 
 _LAYERS = 20
 _SAME_PERCENT = 1.0
-"""Change in percent below which two peaks count as the same."""
+"""If two peaks differ by less than this many percent, they count as the same."""
 
 
 class TwoRuns(NamedTuple):
@@ -44,7 +44,7 @@ def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
 
 
 def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
-    """Return the sections of the page. ``missing`` is that of `sections.memory`."""
+    """Return the sections of the page. ``missing`` is passed on to `sections.memory`."""
     return [
         el("div", el("h1", _headline(runs), class_="verdict"), _verdicts(runs), class_="headline"),
         sections.memory(runs.series, missing),

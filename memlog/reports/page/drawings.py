@@ -20,7 +20,7 @@ _LABELS = 5
 """Maximum number of labels below the bars on a narrow screen."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NEAR = 0.5
-"""Share of the limit that memory must reach for a chart to show the limit."""
+"""If memory reaches at least this share of the limit, the chart shows the limit."""
 
 CATEGORIES = (
     "parameters",
@@ -93,7 +93,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 
 def curve_class(curve: Curve, number: int) -> str:
-    """Return a line's CSS class: made of ``number`` for a line of a rank or a run, else the line's kind."""
+    """Return a line's CSS class: its kind, or a class made from ``number`` if it shows a rank or a run."""
     if curve.label.startswith(("rank ", "run ")):
         return f"n{number % 8}"
     return curve.kind
@@ -210,7 +210,7 @@ def _points(chart: Chart, curve: Curve) -> list[tuple[int, int]]:
 def _scale(low: float, high: float) -> tuple[float, float, list[float]]:
     """Return the lower end, the upper end and the ticks of a scale of bytes.
 
-    The distance of the ticks is a power of two. The scale begins at 0 unless all values lie far above 0.
+    The distance of the ticks is a power of two. The scale begins at 0 if ``low`` is below half of ``high``.
     """
     high = max(high, 0.0)  # a damaged journal may have negative sizes
     low = max(low, 0.0) if low >= 0.5 * high else 0.0

@@ -15,7 +15,8 @@ from memlog.trace.result import with_parents
 _MOST_NODES = 4_000
 """Maximum number of nodes of a tree. If there are more, the smallest nodes are merged."""
 _DEEPEST = 64
-"""Maximum depth of nested layers. A trace from an untrusted file can be nested deeper."""
+"""Maximum depth of nested layers: memory of deeper layers is added to the layer at this depth. A trace from
+an untrusted file can be nested deeper."""
 _ROWS = 15
 _NUMBER = re.compile(r"([0-9]+)")
 
@@ -116,7 +117,7 @@ def _counted(name: str) -> list[str | int]:
 
 
 def _last_part(path: str, above: str) -> str:
-    """Return a path without the path of the layer above: the icicle shows one part in each row."""
+    """Return a layer's path without the path of the layer above it."""
     if path == OUTSIDE_PATH:
         return "outside modules"
     return path.removeprefix(f"{above}.") if above else path
@@ -137,7 +138,7 @@ def _bounded(root: Node) -> Node:
 
 
 def nodes(root: Node) -> Iterable[Node]:
-    """Yield all nodes of a tree. A node's children may be replaced before the next node is taken."""
+    """Yield all nodes of a tree. The caller may replace the children of the node that it got last."""
     waiting = [root]
     while waiting:
         at = waiting.pop()

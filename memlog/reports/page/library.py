@@ -19,7 +19,7 @@ class Library(NamedTuple):
     script: str
     style: str
     missing: str | None
-    """Reason why charts can't be zoomed, and the remedy; ``None``: they can."""
+    """Reason why charts can't be zoomed, and the remedy; ``None`` if charts can be zoomed."""
 
     @property
     def policy(self) -> str:

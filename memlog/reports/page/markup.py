@@ -12,7 +12,7 @@ Child: TypeAlias = "Element | str | None"
 Row: TypeAlias = "Sequence[Child | list[Child]]"
 """Cells of a table's row."""
 _HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5"}
-"""New level of each heading of a Markdown text, which stands below the page's own headings."""
+"""New level of each heading of a Markdown text. The page's own headings have the higher levels."""
 
 
 def el(name: str, /, *children: Child | Iterable[Child], **attributes: object) -> Element:
@@ -101,7 +101,7 @@ def write(root: Element) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text without control characters, because a journal can come from elsewhere."""
+    """Return text with control characters replaced, because text from a journal is untrusted."""
     if text.isprintable():
         return text
     return "".join(

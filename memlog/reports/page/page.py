@@ -173,7 +173,7 @@ def _data(series: RunSeries, step: ShownStep | None = None) -> bytes:
 
 
 def _packed(step: ShownStep) -> dict[str, Any]:
-    """Return a step's title and layers. Layers are arrays: in JSON, objects are three times as long."""
+    """Return a step's title and layers. Layers are arrays, because JSON objects are three times as long."""
 
     def pack(node: Node) -> list[Any]:
         return [

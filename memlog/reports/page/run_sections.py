@@ -17,7 +17,7 @@ from memlog.reports.schema import Delivery, Summary
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
     """Return the section with the ranks side by side; ``None`` if there are no ranks to show.
 
-    ``total`` is the number of all ranks, also of those that are not shown.
+    ``total`` is the number of all ranks, including ranks that are not shown.
     """
     if not found:
         return None

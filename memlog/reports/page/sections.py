@@ -155,7 +155,7 @@ def bad_end(run: RunDirectory) -> Element | None:
 def memory(series: RunSeries, missing: str | None) -> Element | None:
     """Return the section with memory over steps; ``None`` if memory was never read.
 
-    ``missing`` is the reason why charts can't be zoomed. It is ``None`` if they can.
+    ``missing`` is the reason why charts can't be zoomed; ``None`` if charts can be zoomed.
     """
     if not series.charts:
         return None

@@ -16,7 +16,8 @@ the maximum, the oldest half is dropped."""
 class SequenceMap:
     """Map from the sequence numbers of one thread's operations to the layers (or lines) that made them.
 
-    Autograd numbers the operations of each thread separately. The numbers only rise, so the spans are sorted.
+    Autograd numbers the operations of each thread separately. A span is an unbroken range of operations by
+    one layer. The numbers only rise, so the spans are sorted.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class GraphOwners:
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Sequence number of the next operation at the last call of `made_by_backward`; ``None`` after
+        """First sequence number that was free when `made_by_backward` was called last; ``None`` after
         `backward_ends`."""
 
     def mark(self, layer: int) -> None:

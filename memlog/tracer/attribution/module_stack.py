@@ -213,7 +213,8 @@ class ModuleStack:
     def mark_line(self, line: int, thread_state: ThreadState) -> None:
         """Assign the newest operations of the graph to ``line``.
 
-        These are the operations since the last call of this method, or since a later change of layer.
+        These are the operations since the last call of this method. If the layer has changed after that call,
+        they are the operations since the change.
         """
         if thread_state.number == 0:
             self._graph.mark_line(line)

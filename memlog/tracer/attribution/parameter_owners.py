@@ -101,9 +101,10 @@ class ParameterOwners:
 
 
 def _members(model: Any, registry: str, method: str) -> Iterator[tuple[Any, str, str, Tensor]]:
-    """Yield each parameter or buffer once, with its module, its name there, and its path in the model.
+    """Yield each parameter or buffer once, with its module, its name in the module, and its full path.
 
-    A TorchScript module has no attribute ``registry``. For such a module, call the method named ``method``.
+    ``registry`` names the module's dictionary of parameters or buffers. A TorchScript module has no such
+    dictionary, so its method with the name ``method`` is called.
     """
     seen: set[int] = set()
     for prefix, module in unique_modules(model):

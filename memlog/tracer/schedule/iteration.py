@@ -1,9 +1,10 @@
 """Optimizers that take part in a training iteration. A window should cover a whole iteration.
 
-The unit of time is a clock step: a step of the clock optimizer (`memlog.autolog`). The interval of an
-optimizer is the number of clock steps from one of its steps to the next. For example, the discriminator's
-optimizer is the clock, and the generator's optimizer has an interval of 5. A window covers an iteration if it
-has as many clock steps as the longest interval, and a step of every optimizer that takes part.
+The unit of time is a clock step: a step of the optimizer whose steps memlog counts (`memlog.autolog`). The
+interval of an optimizer is the number of clock steps from one of its steps to the next. For example, the
+discriminator's optimizer is the clock, and the generator's optimizer has an interval of 5. A window covers an
+iteration if it has as many clock steps as the longest interval, and a step of every optimizer that takes
+part.
 """
 
 from __future__ import annotations

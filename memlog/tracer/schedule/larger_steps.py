@@ -8,10 +8,10 @@ from __future__ import annotations
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Factor by which a step's peak must exceed all peaks up to the end of the newest trace. Only then does the
-step count as larger."""
+"""Factor. A step counts as larger only if its peak exceeds all peaks up to the end of the newest trace by
+this factor."""
 _LEAST = 16 * 1024**2
-"""Minimum bytes by which the peak of a larger step exceeds all peaks before the newest trace ended. A smaller
+"""Bytes. A step counts as larger only if its peak exceeds these peaks by at least as many bytes. A smaller
 difference may be noise of an allocator."""
 
 

@@ -153,7 +153,7 @@ class PeriodicTracer:
     def _optimizer_ended(self, optimizer: Any) -> None:
         """Close the window if all optimizers of the step have stepped.
 
-        Some optimizers may step after the clock optimizer.
+        The optimizer whose steps memlog counts may not be the last one to step.
         """
         self._kept_trace.optimizer_ended(optimizer)
         if self.tracing and self._iteration.steps and self._iteration.is_done:

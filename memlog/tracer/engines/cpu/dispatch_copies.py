@@ -1,11 +1,12 @@
 """Copies that torch makes only while a dispatch mode is active.
 
-In an untraced step, torch writes some results into an existing tensor that nothing else owns. While a mode is
-active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then
-makes a new tensor for the result, and frees the old tensor at once. This happens in three cases. Autograd
-adds up several gradients of one tensor, such as the weights of a packed GRU. A derivative writes into a
-tensor that it made, such as a tensor of zeros. ``linear`` adds a bias, or attention a mask, to a matrix
-product. The tracer counts the new and the old tensor as one.
+A derivative is the function that autograd runs for one operation in the backward pass. In an untraced step,
+torch writes some results into an existing tensor that nothing else owns. While a mode is active, torch treats
+every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then makes a new tensor for
+the result, and frees the old tensor at once. This happens in three cases. Autograd adds up several gradients
+of one tensor, such as the weights of a packed GRU. A derivative writes into a tensor that it made, such as a
+tensor of zeros. ``linear`` adds a bias, or attention a mask, to a matrix product. The tracer counts the new
+and the old tensor as one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sentences about limitations of the CPU engine."""
+"""Sentences about limitations of the CPU engine.
+
+A derivative is the function that autograd runs for one operation in the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Final
 _MOST_NAMES: Final = 8
 """Maximum number of names in a sentence. Further names are left out."""
 _NEGLIGIBLE: Final = 0.001
-"""Maximum fraction of the peak that derivatives may allocate before a sentence mentions them."""
+"""Fraction of the peak. If derivatives allocate more bytes than this, a limitation names them."""
 
 ALWAYS: Final = (
     "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "
