@@ -36,16 +36,17 @@ _SETTLED: Final = 5
 """Number of levels in which only a chain through a growing container ends the search. After these levels, any
 chain of owners ends it."""
 _MAX_FRONTIER: Final = 400
-"""Maximum number of objects in one level whose referrers are searched for."""
+"""Maximum number of objects in one level. The search does not look for the referrers of further objects."""
 _MAX_REFERRERS: Final = 4000
-"""Maximum number of referrers of one level that are looked at."""
+"""Maximum number of referrers at which the search looks in one level. Further referrers are left out."""
 _LAST_RESORTS: Final = (
     (FunctionType, "__code__"),
     (GeneratorType, "gi_code"),
     (CoroutineType, "cr_code"),
     (AsyncGeneratorType, "ag_code"),
 )
-"""Types of objects that end a chain if no name does, each with the attribute that holds the object's code."""
+"""Types of objects with which a chain ends if it leads to no variable, each with the attribute that holds the
+object's code."""
 
 
 class Root(NamedTuple):
@@ -119,7 +120,7 @@ class OwnerSearch:
         return self._truncated or self._budget.spent
 
     def _is_settled(self, number: int, level: int) -> bool:
-        """Return whether a chain was found that is good enough to end the search for an object.
+        """Return whether the chain found for an object is good enough to end the search for its owner.
 
         In the first levels, only a chain through a growing container is good enough. In later levels, any
         chain is.
@@ -219,9 +220,9 @@ class OwnerSearch:
         return Chain(root, tuple(objects))
 
     def _root(self, number: int) -> Root | None:
-        """Return the root that an object represents; ``None`` if the object represents no root.
+        """Return the root for an object; ``None`` if the object is no root.
 
-        A variable's value, a module's namespace and a class represent a root.
+        A root is the value of a variable, the namespace of a module, or a class.
         """
         one = self._reached[number]
         if type(one) is dict:
@@ -248,7 +249,7 @@ class OwnerSearch:
     def _is_passing(self, root: Root) -> bool:
         """Return whether a root is a local variable of a package's function.
 
-        The search goes on from such a root, because a name in the program is preferred.
+        The search goes on from such a root, because a variable of the program says more.
         """
         return root.kind == "local" and not self._lines.is_program(root.file)
 

@@ -1,7 +1,7 @@
 """Child processes of one kind that are started again and again, and do not end.
 
-The memory of each process is steady, so only the sum over all of them grows. Only processes that are still
-alive count. So pools and workers that are replaced do not count. Memory that forked processes share does not
+The memory of each process is steady, so only the sum over all of them grows. Processes that have ended do not
+count. So a pool whose workers are replaced is not reported. Memory that forked processes share does not
 count.
 """
 
@@ -15,13 +15,15 @@ from memlog.growth import Growth
 from memlog.leaks.series import News, SeriesWatch
 
 _FEWEST = 6
-"""Minimum number of processes that were started during the growth and are still alive."""
+"""Number of processes. Growth is reported only if at least as many were started during the growth and are
+still alive."""
 _ENDED = 0.25
 """Maximum of ``ended / (ended + new)``. ``ended`` is the number of processes that ended during the growth.
-``new`` is the number of processes that were started during the growth and are still alive. Beyond the
-maximum, the growth is not reported, because processes of this kind do end."""
+``new`` is the number of processes that were started during the growth and are still alive. If the ratio is
+larger, the growth is not reported, because processes of this kind do end."""
 _PART = 0.5
-"""Minimum fraction of the growth that processes started during the growth have to hold."""
+"""Fraction of the growth. Growth is reported only if the processes that were started during it hold at least
+this fraction of it."""
 _UNJUDGED = 2
 """Number of the newest readings that wait to be judged."""
 

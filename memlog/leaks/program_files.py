@@ -1,4 +1,4 @@
-"""Source files of the program that can contain the statement that adds to an owner."""
+"""Source files of the program in which the line that fills a container may stand."""
 
 from __future__ import annotations
 

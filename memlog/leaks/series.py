@@ -1,12 +1,12 @@
 """Verdicts on one series of memory levels: its growth is suspected, confirmed or withdrawn.
 
-Growth is *suspected* after a few dozen steps, so that the search for its cause can begin. The search takes
-time. So growth is suspected only if it was found two times. Most warm-ups and caches that fill have ended by
-the second time. Larger caches look like a leak for longer, and so does memory that rises before it falls
-again. So growth is *confirmed* only if it continues for long enough after the suspicion, or if it still lasts
-when the run ends. If an allocator's unused blocks make the levels too noisy, levels without these blocks are
-judged. If growth is not confirmed, the suspicion is *withdrawn*. All waits are shorter if memory will be full
-sooner.
+Growth is *suspected* after a few dozen steps, and the search for its cause begins. Because the search takes
+time, growth is suspected only if two tests, some steps apart, have found it. Most warm-ups and caches that
+fill have ended by the second test. Larger caches, and memory that rises before it falls again, look like a
+leak for longer. So growth is *confirmed* only if it continues for long enough after the suspicion, or if it
+still lasts when the run ends. If an allocator's unused blocks make the levels too noisy, levels without these
+blocks are judged. If growth is not confirmed, the suspicion is *withdrawn*. All waits are shorter if memory
+will be full sooner.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from memlog.leaks.forecast import steps_left
 Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 
 _SHARE = 0.02 / 100
-"""Minimum growth per step that matters, as a fraction of the level: 2 % in 100 steps."""
+"""Growth per step that matters, as a fraction of the level: 2 % in 100 steps. Slower growth is not
+reported."""
 _ENOUGH = MIB / 2
-"""Growth per step, in bytes, that matters even at a high level. There, `_SHARE` alone would require more
-growth."""
+"""Growth per step, in bytes, that is reported at any level. At a high level, `_SHARE` alone would require
+more."""
 _SOON = 20_000
 """Growth that reaches the limit within this number of steps matters at any level."""
 _PART = 16
-"""Divisor of the number of levels in a window. The quotient is the number of new levels after which the
+"""Divisor of the number of levels in a window. When as many new levels have come as the quotient says, the
 window is judged again."""
 _NEW = 4
 """Minimum number of new levels before a window is judged again. Also the minimum number of steps from the
@@ -40,22 +41,22 @@ _SLOWEST = 0.5
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Minimum of suspected growth, in standard deviations of the levels around the trend. Confirmed
-growth requires more (`SIGMAS`). With this lower minimum, the search for the cause begins early enough even if
+"""Growth in standard deviations of the levels around the trend, from which on growth is suspected. Confirmed
+growth requires more (`SIGMAS`). With this lower limit, the search for the cause begins early enough even if
 levels are noisy."""
 _LATER = 16
-"""Minimum number of levels since growth was noticed. With fewer, these levels are not judged by
+"""Number of levels since growth was noticed. If there are fewer, these levels are not judged by
 themselves."""
 _IN_USE = 256
 """Maximum length of `SeriesWatch.in_use`. Beyond it, a new level replaces the oldest."""
 _SHORT = 4
 """Minimum number of levels for `SeriesWatch.short_growth`, which judges a series that ended early."""
 _AGAIN = 16
-"""Maximum number of steps from the first to the second time that growth is found. Growth is suspected only if
-it is found two times."""
+"""Maximum number of steps from the first test that finds growth to the second. Growth is suspected only if
+both find it."""
 _WAIT = (64, 256)
-"""Usual minimum, and maximum, of the number of steps from the suspicion to the decision whether growth is
-confirmed. If memory will be full soon, the number is smaller."""
+"""Minimum and maximum number of steps from the suspicion to the decision whether growth is confirmed. If
+memory will be full soon, the decision comes earlier."""
 
 
 class News(NamedTuple):
@@ -69,9 +70,9 @@ class SeriesWatch:
     """Watch over the growth of one series.
 
     Args:
-        floor: Minimum growth, in bytes, from the first step of the growth to the newest. Allocators take
-            memory in pieces of about this size.
-        least: Minimum number of levels before growth is judged.
+        floor: Bytes. Growth that is smaller, from its first step to the newest, does not count, because
+            allocators take memory in pieces of about this size.
+        least: Number of levels that must be known before growth is judged.
     """
 
     def __init__(self, floor: float, least: int = 24) -> None:
@@ -85,8 +86,7 @@ class SeriesWatch:
         self.free: float | None = None
         """Newest known number of bytes left until the limit; ``None`` if unknown."""
         self.in_use: deque[tuple[int, int]] = deque(maxlen=_IN_USE)
-        """Pairs of a step since growth was suspected, and the step's level without the allocator's unused
-        blocks."""
+        """Step and level, without the allocator's unused blocks, of each step since growth was suspected."""
 
     @property
     def pending(self) -> Growth | None:
@@ -240,7 +240,7 @@ class SeriesWatch:
 
 
 def _wanted(level: float, free: float | None) -> float:
-    """Return the minimum growth per step, in bytes, that matters at a level."""
+    """Return the growth per step, in bytes, from which on growth is reported if memory is at ``level``."""
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
@@ -265,11 +265,11 @@ def _is_due(window: LevelWindow, least: int) -> bool:
 
 
 def _goes_on(levels: LevelScales, since: int, found: Growth, suspected: Growth) -> bool:
-    """Return True if growth has continued. It must show in two series of levels.
+    """Return True if growth has continued, in all levels and in the later ones by themselves.
 
-    The first series contains all levels of the growth. The second series contains only the levels after step
-    ``since``, at which the growth was noticed. The second series is an independent test, because the
-    suspicion was based on the levels before that step. It is judged only if it has at least `_LATER` levels.
+    The later levels are those after step ``since``, at which the growth was noticed. They are an independent
+    test, because the suspicion was based on the levels before that step. They are judged only if there are
+    at least `_LATER` of them.
     """
     if not _continues(found, suspected):
         return False

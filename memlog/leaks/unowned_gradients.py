@@ -39,8 +39,8 @@ _BETWEEN: Final = 24
 """Minimum number of steps in the pause between the two groups of watched iterations."""
 _LEAST_BYTES: Final = MIB
 _LEAST_SHARE: Final = 0.02
-"""Minimum bytes of unowned gradients, as a fraction of the bytes of all parameters' gradients, for the search
-to go on. The bytes must also be at least `_LEAST_BYTES`."""
+"""Fraction of the bytes of all parameters' gradients. The search goes on only if unowned gradients have at
+least this fraction, and at least `_LEAST_BYTES`."""
 _SECONDS: Final = 0.5
 """Maximum processor seconds for one pass over all objects, or for the search for owners."""
 _NAMED: Final = 8
@@ -236,7 +236,7 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return the gradients that are still the same tensors and have changed once to ``most`` times since."""
+    """Return the gradients that are the same tensors as before, and have changed 1 to ``most`` times."""
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
 _FACTOR = 8
-"""Ratio of the step of one look at all parameters to the step of the previous look."""
+"""Factor between the steps at which all parameters are looked at: step n, then step 8 n, and so on."""
 _SHARE = 0.005
 """Maximum fraction of the run's time for looking at all parameters. Above this fraction, no further look
 begins."""
