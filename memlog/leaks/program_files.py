@@ -1,4 +1,4 @@
-"""Source files of the program that can contain the statement that adds to an owner."""
+"""Source files of the program, to search for the statement that adds objects to their owner."""
 
 from __future__ import annotations
 
