@@ -15,7 +15,7 @@ from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_STATE: Final = 1_000_000
-"""Maximum number of values in an optimizer's state in which the search looks for tensors."""
+"""Maximum number of values in one parameter's optimizer state that memlog searches for tensors."""
 _base: Any = torch._C.TensorBase
 
 

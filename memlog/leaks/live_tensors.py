@@ -19,7 +19,7 @@ class LiveTensors:
     """The program's tensors. This object keeps them alive.
 
     ``objects`` are all objects that the collector tracks. ``first_node`` is the sequence number of the first
-    graph node that is of interest; ``None`` if none is.
+    graph node that the watched iterations made. If it is ``None`` (unknown), `roots` stays empty.
 
     Attributes:
         by_storage: Tensors of the storages whose identities are in ``wanted``, by the storage's identity.

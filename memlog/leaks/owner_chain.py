@@ -36,25 +36,25 @@ _SETTLED: Final = 5
 """Number of levels in which only a chain through a growing container ends the search. After these levels, any
 chain of owners ends it."""
 _MAX_FRONTIER: Final = 400
-"""Maximum number of objects in one level. The search does not look for the referrers of further objects."""
+"""Maximum number of objects in a level. Further objects are ignored, and the search counts as cut short."""
 _MAX_REFERRERS: Final = 4000
-"""Maximum number of referrers at which the search looks in one level. Further referrers are left out."""
+"""Maximum number of referrers of a level. Further ones are ignored, and the search counts as cut short."""
 _LAST_RESORTS: Final = (
     (FunctionType, "__code__"),
     (GeneratorType, "gi_code"),
     (CoroutineType, "cr_code"),
     (AsyncGeneratorType, "ag_code"),
 )
-"""Types of objects with which a chain ends if it leads to no variable, each with the attribute that holds the
-object's code."""
+"""Types of objects at which a chain can end if it reaches no name. Each type comes with the attribute that
+holds the code of an object of this type."""
 
 
 class Root(NamedTuple):
     """The outermost end of a chain of owners, such as a variable.
 
     Attributes:
-        kind: ``local``, ``global``, ``class``, ``unnamed``, or ``cycle`` (garbage that waits for the
-            collector).
+        kind: ``local`` or ``global`` (a variable), ``class``, ``cycle`` (garbage that waits for the
+            collector), or ``unnamed`` (an object to which no name leads).
         name: Name of the variable or class; empty for other kinds.
         place: Name of the function or module to which the root belongs; empty if unknown.
         file: File of this function or module; empty if unknown.
@@ -120,10 +120,10 @@ class OwnerSearch:
         return self._truncated or self._budget.spent
 
     def _is_settled(self, number: int, level: int) -> bool:
-        """Return whether the chain found for an object is good enough to end the search for its owner.
+        """Return True if a chain was found that is good enough to end the search for an object's owners.
 
-        In the first levels, only a chain through a growing container is good enough. In later levels, any
-        chain is.
+        In the first `_SETTLED` levels, only a chain through a growing container is good enough. In later
+        levels, any chain is good enough.
         """
         if level >= _SETTLED:
             return self._best(number) is not None
@@ -220,9 +220,9 @@ class OwnerSearch:
         return Chain(root, tuple(objects))
 
     def _root(self, number: int) -> Root | None:
-        """Return the root for an object; ``None`` if the object is no root.
+        """Return the root of a chain that ends at an object; ``None`` if no chain can end at the object.
 
-        A root is the value of a variable, the namespace of a module, or a class.
+        A chain can end at the value of a variable, at a module's namespace, or at a class.
         """
         one = self._reached[number]
         if type(one) is dict:
@@ -247,9 +247,9 @@ class OwnerSearch:
         return Root("global", "", module, file if type(file) is str else "")
 
     def _is_passing(self, root: Root) -> bool:
-        """Return whether a root is a local variable of a package's function.
+        """Return True if a root is a local variable of a function outside the program, such as a library's.
 
-        The search goes on from such a root, because a variable of the program says more.
+        The search goes on from such a root, because a root in the program is preferred.
         """
         return root.kind == "local" and not self._lines.is_program(root.file)
 

@@ -1,8 +1,8 @@
 """Child processes of one kind that are started again and again, and do not end.
 
-The memory of each process is steady, so only the sum over all of them grows. Processes that have ended do not
-count. So a pool whose workers are replaced is not reported. Memory that forked processes share does not
-count.
+The memory of each process is steady, so only the sum over all of them grows. A process counts only while it
+is alive. So the sum does not grow if a program replaces its pools or workers by new ones. Memory that forked
+processes share does not count.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from memlog.growth import Growth
 from memlog.leaks.series import News, SeriesWatch
 
 _FEWEST = 6
-"""Number of processes. Growth is reported only if at least as many were started during the growth and are
-still alive."""
+"""Minimum number of processes that were started during the growth and are still alive. If there are fewer,
+memlog does not report the growth."""
 _ENDED = 0.25
-"""Maximum of ``ended / (ended + new)``. ``ended`` is the number of processes that ended during the growth.
-``new`` is the number of processes that were started during the growth and are still alive. If the ratio is
-larger, the growth is not reported, because processes of this kind do end."""
+"""Maximum of ``ended / (ended + new)``. Above it, memlog does not report the growth, because processes of
+this kind do end. ``ended`` is the number of processes that ended during the growth. ``new`` is the number of
+processes that were started during the growth and are still alive."""
 _PART = 0.5
-"""Fraction of the growth. Growth is reported only if the processes that were started during it hold at least
-this fraction of it."""
+"""Fraction of the growth's bytes. If the processes that were started during the growth hold less, memlog does
+not report the growth."""
 _UNJUDGED = 2
 """Number of the newest readings that wait to be judged."""
 
@@ -49,10 +49,10 @@ class _Kind:
         self._newest: list[tuple[int, dict[ProcessKey, int]]] = []
 
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
-        """Take the bytes of the living processes, and judge an earlier reading.
+        """Store a reading: the bytes of each living process. Judge the reading before the two newest ones.
 
         After its last step, a program ends its child processes. memlog can't know at once that a step was the
-        last one. So the newest readings are not judged.
+        last one. So the two newest readings are not judged.
         """
         if self._newest and self._newest[-1][0] == step:
             return None

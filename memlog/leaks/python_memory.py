@@ -25,10 +25,10 @@ _FRAMES: Final = 8
 """Number of frames that ``tracemalloc`` stores for each allocation. The program's line is usually among
 them."""
 _LEAST: Final = 64.0
-"""Growth in bytes per step. A line that grows more slowly is not reported."""
+"""Bytes per step. A line whose memory grows less is not reported."""
 _MOST_TRACED: Final = 6 * MIB
-"""Maximum bytes that ``tracemalloc`` itself may use at the end of a step. If it uses more, the trace ends. 6
-MiB hold about 30,000 allocations, and reading them takes 0.5 s."""
+"""Maximum bytes that ``tracemalloc`` itself uses at the end of a step. If it uses more, the trace ends. This
+maximum is enough for about 30,000 allocations. To read them takes 0.5 s."""
 _MOST_IN_STEP: Final = 64 * MIB
 """Maximum bytes that ``tracemalloc`` itself uses within a step. If it uses more, the trace ends within the
 step."""
@@ -82,7 +82,7 @@ class AllocationTrace:
         self.stop()
 
     def _program_starts(self, nframe: int = 1) -> None:
-        """Stop this trace, and start the program's own trace, so that it does not end with this one."""
+        """Stop this trace, and start the program's. Otherwise `stop` would later end the program's, too."""
         self.stop()
         self._start(nframe)
 
@@ -139,7 +139,7 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop the copy of a trace in a forked child. Return False, the new value of the copy's ``_started``."""
+    """Stop the copy of a trace in a forked child. Return False, the new ``_started`` of the copy."""
     copied = trace()
     if copied is not None:
         copied.stop()

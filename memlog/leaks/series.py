@@ -1,12 +1,14 @@
 """Verdicts on one series of memory levels: its growth is suspected, confirmed or withdrawn.
 
-Growth is *suspected* after a few dozen steps, and the search for its cause begins. Because the search takes
-time, growth is suspected only if two tests, some steps apart, have found it. Most warm-ups and caches that
-fill have ended by the second test. Larger caches, and memory that rises before it falls again, look like a
-leak for longer. So growth is *confirmed* only if it continues for long enough after the suspicion, or if it
-still lasts when the run ends. If an allocator's unused blocks make the levels too noisy, levels without these
-blocks are judged. If growth is not confirmed, the suspicion is *withdrawn*. All waits are shorter if memory
-will be full sooner.
+Growth is *suspected* if two tests, a few steps apart, find it. The first test needs a few dozen steps. After
+the second test, the search for the cause begins. The search takes time, so a single test is not enough: most
+warm-ups, and most caches that fill, have ended before the second test.
+
+Growth is *confirmed* if it continues for long enough after the suspicion, or if it still lasts when the run
+ends. Otherwise the suspicion is *withdrawn*, for example if a large cache is full, or if the memory falls
+again. If an allocator's unused blocks make the levels too noisy, levels without these blocks are judged.
+
+All waits are shorter if memory will be full soon.
 """
 
 from __future__ import annotations
@@ -23,16 +25,14 @@ from memlog.leaks.forecast import steps_left
 Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 
 _SHARE = 0.02 / 100
-"""Growth per step that matters, as a fraction of the level: 2 % in 100 steps. Slower growth is not
-reported."""
+"""Growth per step, as a fraction of the level: 2 % in 100 steps. Slower growth is ignored. `_ENOUGH` and
+`_SOON` are exceptions."""
 _ENOUGH = MIB / 2
-"""Growth per step, in bytes, that is reported at any level. At a high level, `_SHARE` alone would require
-more."""
+"""Growth per step, in bytes, that is never ignored, even if it is less than `_SHARE` of a high level."""
 _SOON = 20_000
-"""Growth that reaches the limit within this number of steps matters at any level."""
+"""Number of steps. Growth that reaches the limit within this number of steps is not ignored at any level."""
 _PART = 16
-"""Divisor of the number of levels in a window. When as many new levels have come as the quotient says, the
-window is judged again."""
+"""Divisor. A window with ``n`` levels is judged again after ``n / _PART`` new levels, but at least `_NEW`."""
 _NEW = 4
 """Minimum number of new levels before a window is judged again. Also the minimum number of steps from the
 suspicion to the decision, if memory will be full soon."""
@@ -41,22 +41,22 @@ _SLOWEST = 0.5
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Growth in standard deviations of the levels around the trend, from which on growth is suspected. Confirmed
-growth requires more (`SIGMAS`). With this lower limit, the search for the cause begins early enough even if
-levels are noisy."""
+"""Number of standard deviations of the levels around the trend. Smaller growth is not suspected. Growth is
+confirmed only if it is larger (`SIGMAS`). Because less is required for a suspicion, the search for the cause
+begins early enough even if levels are noisy."""
 _LATER = 16
-"""Number of levels since growth was noticed. If there are fewer, these levels are not judged by
-themselves."""
+"""Minimum number of levels for a separate test of the levels that came after growth was noticed. With fewer,
+this test is skipped."""
 _IN_USE = 256
 """Maximum length of `SeriesWatch.in_use`. Beyond it, a new level replaces the oldest."""
 _SHORT = 4
 """Minimum number of levels for `SeriesWatch.short_growth`, which judges a series that ended early."""
 _AGAIN = 16
-"""Maximum number of steps from the first test that finds growth to the second. Growth is suspected only if
-both find it."""
+"""Maximum number of steps between the first and the second test for growth. Growth is suspected only if both
+tests find it."""
 _WAIT = (64, 256)
-"""Minimum and maximum number of steps from the suspicion to the decision whether growth is confirmed. If
-memory will be full soon, the decision comes earlier."""
+"""Minimum and maximum number of steps from the suspicion until growth is confirmed or withdrawn. If memory
+will be full soon, the number can be below the minimum."""
 
 
 class News(NamedTuple):
@@ -70,9 +70,9 @@ class SeriesWatch:
     """Watch over the growth of one series.
 
     Args:
-        floor: Bytes. Growth that is smaller, from its first step to the newest, does not count, because
-            allocators take memory in pieces of about this size.
-        least: Number of levels that must be known before growth is judged.
+        floor: Bytes. Growth is ignored until the level has risen by this much since the growth began.
+            Allocators take memory in pieces of about this size.
+        least: Number of levels. With fewer, `take` and `end` find no growth.
     """
 
     def __init__(self, floor: float, least: int = 24) -> None:
@@ -86,7 +86,7 @@ class SeriesWatch:
         self.free: float | None = None
         """Newest known number of bytes left until the limit; ``None`` if unknown."""
         self.in_use: deque[tuple[int, int]] = deque(maxlen=_IN_USE)
-        """Step and level, without the allocator's unused blocks, of each step since growth was suspected."""
+        """Steps since growth was suspected, each with its level without the allocator's unused blocks."""
 
     @property
     def pending(self) -> Growth | None:
@@ -95,7 +95,7 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of levels in the finest window."""
+        """Number of levels in the finest window, in which each level is one reading."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:
@@ -170,7 +170,10 @@ class SeriesWatch:
             self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 
     def _judge(self, window: LevelWindow, sigmas: float) -> Growth | None:
-        """Return the growth of a window's newest regime; ``None`` if it is too small or was reported."""
+        """Return the growth that lasts until a window's newest level; ``None`` if there is none.
+
+        Growth that is too small, or that was reported already, is left out.
+        """
         level = window.levels[-1]
         wanted = max(_wanted(level, self.free), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)
@@ -240,7 +243,7 @@ class SeriesWatch:
 
 
 def _wanted(level: float, free: float | None) -> float:
-    """Return the growth per step, in bytes, from which on growth is reported if memory is at ``level``."""
+    """Return the growth at a level, in bytes per step, below which growth is ignored."""
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
@@ -255,7 +258,10 @@ def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
 
 
 def _is_due(window: LevelWindow, least: int) -> bool:
-    """Return True if a window has enough new levels, and the newest level is above an older one."""
+    """Return True if a window can show new growth.
+
+    For this, the window needs enough new levels, and the newest level must be above an older one.
+    """
     levels = window.levels
     held = len(levels)
     if held < least or window.unseen < max(held // _PART, _NEW):
@@ -265,11 +271,11 @@ def _is_due(window: LevelWindow, least: int) -> bool:
 
 
 def _goes_on(levels: LevelScales, since: int, found: Growth, suspected: Growth) -> bool:
-    """Return True if growth has continued, in all levels and in the later ones by themselves.
+    """Return True if two tests show that growth has continued.
 
-    The later levels are those after step ``since``, at which the growth was noticed. They are an independent
-    test, because the suspicion was based on the levels before that step. They are judged only if there are
-    at least `_LATER` of them.
+    The first test uses all levels since the growth began. The second test uses only the levels after step
+    ``since``, at which the growth was noticed. The second test is independent of the suspicion, which was
+    based on the levels up to that step. With fewer than `_LATER` levels, the second test is skipped.
     """
     if not _continues(found, suspected):
         return False

@@ -34,7 +34,7 @@ class TimeBudget:
 
     @contextmanager
     def running(self, most: float = math.inf) -> Iterator[None]:
-        """Count the time of a block. After ``most`` seconds, `spent` is true until it ends."""
+        """Count the time of a block. After ``most`` seconds, `spent` is true until the block ends."""
         self._began, self._most = time.thread_time(), most
         try:
             yield

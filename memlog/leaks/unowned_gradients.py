@@ -8,7 +8,8 @@ unowned if all of this is true:
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
 - Dozens of steps later, iterations are watched again. The gradient is still the same tensor. Its version has
-  risen no more per step than in the first watched iterations, so nothing has cleared it meanwhile.
+  risen no more per step than in the first watched iterations. Clearing the gradient would have raised its
+  version, too, so nothing has cleared it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _BETWEEN: Final = 24
 """Minimum number of steps in the pause between the two groups of watched iterations."""
 _LEAST_BYTES: Final = MIB
 _LEAST_SHARE: Final = 0.02
-"""Fraction of the bytes of all parameters' gradients. The search goes on only if unowned gradients have at
-least this fraction, and at least `_LEAST_BYTES`."""
+"""Fraction of the bytes of all parameters' gradients. If the unowned gradients take less than this fraction,
+or less than `_LEAST_BYTES`, the search does not go on."""
 _SECONDS: Final = 0.5
 """Maximum processor seconds for one pass over all objects, or for the search for owners."""
 _NAMED: Final = 8
@@ -236,7 +237,10 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return the gradients that are the same tensors as before, and have changed 1 to ``most`` times."""
+    """Return the new states of the gradients that are still the same tensors.
+
+    Leave out a gradient if its version is the same as in ``gradients``, or has risen by more than ``most``.
+    """
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)

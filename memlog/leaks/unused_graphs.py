@@ -2,8 +2,9 @@
 
 While the watch is on, global hooks notice each outermost call of a module in evaluation mode, if gradients
 are enabled. During such a call, the last node of each output of the module and of its submodules gets a hook.
-A backward pass calls this hook. The hook belongs to the graph and is freed with the graph, so memlog keeps
-nothing alive. The hook records whether a backward pass used a part of the graph, and when the graph is freed.
+A backward pass calls this hook. The hook belongs to the graph and is freed with the graph, so memlog keeps no
+graph alive. From the hook, memlog knows for each forward pass whether a backward pass used a part of the
+graph, and whether the graph is freed.
 
 Passes that the same line of the program called are judged together. The line is reported if several of its
 graphs were freed unused, and none was used. Models in training mode are not judged. Rollouts, and generators
@@ -38,10 +39,9 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 _FEWEST: Final = 3
-"""Number of graphs. A line is reported only if at least as many of its graphs were freed without being
-used."""
+"""Minimum number of a line's graphs that were freed unused. If there are fewer, the line is not reported."""
 _LEAST_BYTES: Final = 4 * MIB
-"""Bytes. A line is reported only if the median size of its graphs is at least this."""
+"""Minimum median size of a line's graphs, in bytes. If it is smaller, the line is not reported."""
 _MEASURED: Final = 5
 """Maximum number of graphs of one line that are measured."""
 _SECONDS: Final = 0.1
@@ -53,9 +53,10 @@ _MAX_LINES: Final = 64
 _CALL_SECONDS: Final = 3e-6
 """Approximate seconds that the hooks take for each call of a module."""
 _SHARE: Final = 0.0025
-"""Fraction of the run's time. The hooks may take this time, and `_ALLOWANCE` in addition."""
+"""Fraction of the run's time. If the hooks take more time than this fraction plus `_ALLOWANCE`, memlog
+removes them for some steps."""
 _ALLOWANCE: Final = 0.02
-"""Seconds that the hooks may take in any run, in addition to the fraction `_SHARE` of its time."""
+"""Seconds that the hooks may take in addition to the fraction `_SHARE` of the run's time."""
 _base: Any = torch._C.TensorBase
 
 

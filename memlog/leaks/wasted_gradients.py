@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
 _FACTOR = 8
-"""Factor between the steps at which all parameters are looked at: step n, then step 8 n, and so on."""
+"""Factor between the step numbers of one look at all parameters and the next: steps 8, 64, 512 and so on."""
 _SHARE = 0.005
 """Maximum fraction of the run's time for looking at all parameters. Above this fraction, no further look
 begins."""
@@ -52,7 +52,8 @@ class WastedGradients:
     def after_step(self, step: int, *, busy: bool) -> None:
         """Continue the search after an optimizer step.
 
-        ``busy`` is true if the search for holders or the tracer watches the next step.
+        ``busy`` is true if the tracer, or the search for the cause of a growth, watches the next step. This
+        search then does not begin to watch.
         """
         self._steps += 1
         with self._diagnostics.contained("looking for unused gradients"):

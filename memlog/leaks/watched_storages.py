@@ -55,7 +55,8 @@ class Site(NamedTuple):
         line: Line of the program, such as ``train.py:42 in step: cross_entropy``; empty if unknown.
         layer: Path of the module that ran; "outside all modules" if none did.
         phase: Phase of the step, such as ``forward``.
-        operation: Name of the operation; empty if the storage was made elsewhere and seen as an argument.
+        operation: Name of the operation that made the storage. Empty if the storage was first seen as an
+            argument of an operation or a module.
         evaluating: True if the module that ran was in evaluation mode.
     """
 
@@ -143,7 +144,7 @@ class StorageWatch:
     Attributes:
         iteration: Number of the current iteration, from 0.
         first_node: Number of the first graph node of the watch; ``None`` if unknown.
-        end_node: Number after the last graph node of the counted iterations; ``None`` before the watch has
+        end_node: Number of the first graph node after the counted iterations; ``None`` before the watch has
             ended, or if it never began.
         seconds: Processor seconds that the watch has taken so far.
         cycles_made_at: Line that called ``backward(create_graph=True)``; empty if no line did.
@@ -189,8 +190,9 @@ class StorageWatch:
     def iteration_ended(self) -> None:
         """Count an iteration, and forget the storages that are freed already.
 
-        If the watch ended within the iteration, the iteration counts only if it was the first. Such an
-        iteration was watched only in part, so it would lower the mean of the memory that an iteration keeps.
+        If the watch ended within the iteration, only a part of the iteration was watched. This part
+        would lower the mean of the memory that an iteration keeps. So the iteration counts only if it was
+        the first.
         """
         self._storages = self.alive()
         if not self.ended or not self.iteration:

@@ -1,8 +1,10 @@
 """Metrics of each event. All metric names are defined here.
 
 Trackers group metrics by the part of the name before the last ``/``, and sort the groups alphabetically. The
-names are chosen so that memory comes first and all layers are in one group. If an older memlog wrote a
-journal, that version's names are used, so that `memlog sync` continues the series that the tracker has.
+names are chosen so that memory comes first and all layers are in one group.
+
+If an older memlog wrote the journal, that version's names are used. So the values continue the series that
+the older memlog has already sent to the tracker.
 """
 
 from __future__ import annotations

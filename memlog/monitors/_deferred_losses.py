@@ -35,9 +35,10 @@ class DeferredLosses:
         self._thread: threading.Thread | None = None
 
     def deliver(self, reading: LossReading, then: Callable[[LossValue | None], None]) -> None:
-        """Call ``then`` with a loss's value, in the order of the losses: at once, or later from the thread.
+        """Call ``then`` with a loss's value, or with ``None`` if ``reading`` is ``None`` (there is no loss).
 
-        With ``None``, there is no loss, and ``then`` gets ``None`` in its turn.
+        If a device still computes this loss or an earlier one, the thread makes the call later. The calls are
+        made in the order of the losses.
         """
         if fork.generation != self._generation:
             self._begin()

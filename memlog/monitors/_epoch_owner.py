@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from memlog._internal.current_session import Publisher
 
 IDLE_EPOCHS = 2
-"""Number of epochs that another monitor must end in a row to replace the monitor that counts. In a row means
-that the counting monitor ends no batch and no epoch between them. One epoch is not enough, because a
-validation between two training epochs is an epoch, too."""
+"""Number of epochs. A second monitor replaces the counting monitor if it ends this number of epochs while the
+counting monitor ends no batch and no epoch. One epoch is not enough, because a validation between two
+training epochs is an epoch, too."""
 
 
 class EpochOwner:

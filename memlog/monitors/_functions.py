@@ -21,7 +21,7 @@ _END = object()
 def within(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` wrapped so that each call runs inside a context manager from ``around``.
 
-    The context of a generator lasts from its first item until it is exhausted or closed.
+    A generator's context lasts from the first item until the generator is exhausted or closed.
     """
     body = body_of(function)
     if inspect.iscoroutinefunction(body):

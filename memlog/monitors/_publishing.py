@@ -15,7 +15,10 @@ from memlog.events import Event
 
 
 class _MonitorHealth(Diagnostics):
-    """Counter of errors in the running session's health; if there is no session, in this object."""
+    """Counter of the monitors' errors.
+
+    If a session runs, the errors are counted in the session's health; otherwise in this object.
+    """
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         running = session()
@@ -56,7 +59,9 @@ def publish(event: Event) -> None:
 
 
 def print_notice(lines: Callable[..., str], *values: object) -> None:
-    """Print the lines that a function of `memlog.console` returns for some values, unless they are empty.
+    """Print the text that ``lines`` returns for ``values``, unless it is empty.
+
+    ``lines`` is a function of `memlog.console`.
 
     Never raises: neither a fault in the lines nor a closed pipe may end training.
     """

@@ -38,7 +38,7 @@ def device_index(device: Any) -> int:
 class Meter:
     """Reader of memory at points in time. Each meter measures peaks since its own previous reading.
 
-    ``device`` is the index or torch's name of the only accelerator that readings contain.
+    Readings contain only one accelerator: ``device``, given as an index or torch's name.
     """
 
     def __init__(self, device: Any = 0) -> None:

@@ -31,7 +31,7 @@ def watch_loss(
 def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: Any = 0) -> Any:
     """Watch a loss function that a black-box optimiser calls (SciPy, PhiFlow, L-BFGS closures).
 
-    The wrapper returns the function's own result, the same object, and lets its exceptions pass unchanged.
+    The wrapper returns the same object that the function returns, and lets its exceptions pass unchanged.
     Errors inside memlog never reach the optimiser. memlog counts evaluations, not iterations: one L-BFGS step
     takes several evaluations. With PhiFlow, wrap the function that ``math.jit_compile`` returns. A wrapper
     inside ``math.jit_compile`` would be called only during tracing.

@@ -27,10 +27,10 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
-    needs no callback: within the block, ``scipy.optimize.minimize`` reports its iterations to the tracker if
-    it is looked up in its module at the call, as PhiFlow does. It still calls a callback that it gets. With
-    other optimisers, call the tracker once per iteration. If several problems are solved together, the
-    problem with the most iterations counts.
+    needs no callback: it calls ``scipy.optimize.minimize``. In the block, this function reports its
+    iterations to the tracker, and still calls a callback that the program passes. If the program has imported
+    ``minimize`` by name before the block, the callback is needed. With other optimisers, call the tracker
+    once per iteration. If several problems are solved together, the problem with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.

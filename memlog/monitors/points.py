@@ -155,7 +155,11 @@ def _figures(point: Recorded) -> list[tuple[str, float | None]]:
 
 
 def _record(prefix: str, device: Any) -> Recorded:
-    """Publish a point under a prefix without its colon, and return the point under the whole prefix."""
+    """Publish a point, and return the same point with another label.
+
+    The published label is ``prefix`` without a colon at its end. The returned label is the beginning of the
+    printed line, with a colon and a space.
+    """
     point = _meter(device_index(device)).point(_as_prefix(str(prefix)))
     label = point.label.strip().rstrip(":") or "memory"
     _publishing.publish(Recorded(point.time_us, label, point.rss, point.devices))

@@ -29,9 +29,9 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
 
     ``frames`` holds the frames of the thread, the outermost first.
 
-    The layer is given as its path in the outermost module's ``named_modules()`` and its class. In a
-    backward pass, the phase is ``backward`` and the layer is usually ``None``, because the frames contain no
-    module. Only checkpointing runs modules again in a backward pass.
+    The layer is a text such as ``encoder.0 (Linear)``: the path in the outermost module's
+    ``named_modules()``, and the class. In a backward pass, the phase is ``backward`` and the layer is usually
+    ``None``, because the frames contain no module. Only checkpointing runs modules again in a backward pass.
     """
     torch = sys.modules.get("torch")
     if torch is None:

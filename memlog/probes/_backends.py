@@ -223,9 +223,9 @@ class OtherBackend(AcceleratorBackend):
 def _has_own_backend(torch: Any) -> bool:
     """Return True if one of the classes above reads the devices of this build of torch.
 
-    In such a build, ``torch.accelerator.current_accelerator`` finds no other device. In the first versions of
-    torch that have this function, it also queries the driver. After such a query, forked children can't use
-    the device.
+    In such a build, ``torch.accelerator.current_accelerator`` finds no other device, so memlog does not call
+    it. The function's first versions also query the driver. After such a query, forked children can't use the
+    device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)

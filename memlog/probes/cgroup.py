@@ -119,9 +119,9 @@ def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
 def _folders(group: _Group) -> list[Path]:
     """Return the group's folder and the folders above it, nearest first.
 
-    Inside a container, the group's path can be the path on the host. Of the returned folders, only the
-    mount's own folder then exists. If the path leaves the namespace with ``..``, only the mount's own folder
-    is returned. In both cases, this folder belongs to the container's own group.
+    Inside a container, the group's path can be the path on the host. Then only the last returned folder
+    exists: the mount's own folder. If the path leaves the namespace with ``..``, only the mount's own folder
+    is returned. In both cases, the mount's own folder belongs to the container's group.
     """
     parts = group.path.parts[1:]
     if ".." in parts:

@@ -151,7 +151,10 @@ class _LinuxMemory:
         return self._kept[-1].number
 
     def _mapped_file_bytes(self, shared: int) -> int | None:
-        """Return the bytes in mapped files. ``shared`` counts their pages and those of shared memory."""
+        """Return the bytes in mapped files; ``None`` if unknown.
+
+        ``shared`` is the number of pages in mapped files and shared memory.
+        """
         if self._shared is None or abs(shared - self._shared) >= _SHARED_CHANGED:
             self._shared, self.rss_shared = shared, self._status_figure(b"RssShmem")
         return None if self.rss_shared is None else max(shared * _PAGE - self.rss_shared, 0)

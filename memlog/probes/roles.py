@@ -23,7 +23,8 @@ def roles_of(processes: Sequence[psutil.Process], proc: Path) -> list[str]:
     """Return the role of each process, from its name and command line.
 
     Several processes of the same kind get numbers from 0, in the order of ``processes``. A DataLoader worker
-    always gets a number, because torch numbers its workers in the order in which it starts them.
+    gets a number even if it is the only one, because torch also numbers its workers, in the order of their
+    start.
     """
     kinds = [_kind(process, proc) for process in processes]
     counts, next_number = Counter(kinds), Counter[str]()

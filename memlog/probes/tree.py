@@ -125,7 +125,8 @@ def read_again(children: Sequence[ChildReading]) -> list[ChildReading]:
     """Return the children with their current anonymous memory. Leave out children that have ended.
 
     ``RssAnon`` in ``/proc/PID/status`` counts the same pages as `ProcessTree.read` does. Reading it takes
-    0.05 ms for each process, because the kernel maintains this count. ``own`` keeps its earlier value.
+    0.05 ms for each process, because the kernel maintains this count. The other fields of each child, such as
+    ``own``, keep their earlier values.
     """
     readings = []
     for child in children:

@@ -9,7 +9,7 @@ import msgspec
 from memlog.events import End, Event, Exit
 
 _TOGETHER_US = 1_000_000
-"""Microseconds within which ranks that the same signal ended count as ended together, from outside."""
+"""Microseconds. If the same signal from outside ends several ranks within this time, no rank is the cause."""
 _NOTICED_LATE_US = 2_000_000
 """Maximum time between a crash and the moment at which a busy machine notices it, in microseconds."""
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
@@ -48,8 +48,8 @@ class RankEnd(msgspec.Struct, frozen=True):
 class Failure(msgspec.Struct, frozen=True):
     """Bad end of a training.
 
-    ``first`` is ``None`` if a signal from outside ended the ranks together; ``afterwards`` then has all of
-    them.
+    ``first`` is ``None`` if a signal from outside ended the ranks together. Then ``afterwards`` has the bad
+    ends of all ranks.
     """
 
     first: RankEnd | None
@@ -103,8 +103,8 @@ def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
     The rank that ended first is the cause. If one signal from outside ended several ranks within a second, no
-    rank is the cause. A rank that crashed counts as first even if others failed up to two seconds earlier: a
-    busy machine notices a crash late, and the others may fail before that because the crashed rank is gone.
+    rank is the cause. A rank that crashed counts as first even if other ranks failed up to two seconds
+    earlier: they can have failed because the crashed rank was gone, before a busy machine noticed the crash.
     """
     if not ends:
         return None

@@ -24,8 +24,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """One start of a training that the launcher has restarted.
 
     ``run`` is the id of this rank's run in the attempt. ``first`` is the id of this rank's run in the first
-    attempt, by which the tracker's run is found. ``steps`` is the number of steps that the tracker's run had
-    when the attempt ended.
+    attempt. By this id, memlog finds the tracker's run. ``steps`` is the number of steps that the tracker's
+    run had when the attempt ended.
     """
 
     run: str
@@ -37,7 +37,7 @@ class Registration(msgspec.Struct, frozen=True):
     """Place of a run among the runs of its training.
 
     ``host`` is the name of the machine, and ``parent`` the id of the process that started the rank, such as
-    torchrun's. ``before`` is ``None`` if there was no attempt before, or if it left no run.
+    torchrun's. ``before`` is ``None`` if there was no earlier attempt, or if the earlier attempt left no run.
     """
 
     place: Place

@@ -34,8 +34,9 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 def steps_ahead(run: RunDirectory) -> int:
     """Return the number to add to the session's steps in memlog's own run in the tracker.
 
-    If the session begins at step 0 after a restart, its steps continue after the previous attempt's last
-    step. If it begins at a later step, its numbers include the earlier attempts, and the result is 0.
+    After a restart, the tracker's run has the steps of the earlier attempts already. If the session begins at
+    step 0, the result is the number of these steps. If the session begins at a later step, its step numbers
+    continue those of the earlier attempts, so the result is 0. Without a restart, the result is 0, too.
     """
     known = registration_of(run)
     if known is None or known.before is None:

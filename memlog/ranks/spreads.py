@@ -11,8 +11,8 @@ from memlog.metrics import bucket_start
 LATE = 30.0
 """Seconds after which a step is combined without the ranks that have not completed it."""
 _MAX_OPEN = 10_000
-"""Number of waiting steps at which the oldest is combined without the ranks that have not completed it. This
-bounds the memory if one rank stops while the others go on."""
+"""Maximum number of waiting steps. If it is reached, the oldest step is combined without the ranks that have
+not completed it. So memory stays bounded if one rank stops while the others go on."""
 _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 

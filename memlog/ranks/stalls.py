@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 STALLED_AFTER = 60.0
-"""Minimum seconds without a step after which a rank can count as stalled."""
+"""Seconds without a step after which a rank can count as stalled."""
 _LONGEST = 10
-"""Minimum length of a stall, as a multiple of the rank's longest pause between two steps so far. A rank also
-pauses when it saves a checkpoint, for example."""
+"""Multiple of the rank's longest pause between two steps so far. A shorter pause does not count as a stall,
+because a rank also pauses to save a checkpoint, for example."""
 _STATES = {"T": "its process is stopped", "D": "its process waits for a disk or a device"}
 
 

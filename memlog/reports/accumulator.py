@@ -74,7 +74,7 @@ class Accumulator:
     def lost(self, process: str, unreadable: int) -> int:
         """Return the number of a process's events that are missing for an unknown reason.
 
-        ``unreadable`` is the number of those that are missing for a known reason, such as an unreadable line.
+        ``unreadable`` is the number of missing events whose reason is known, such as an unreadable line.
         """
         return max(self._missing[process] - unreadable, 0)
 
