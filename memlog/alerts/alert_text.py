@@ -1,4 +1,4 @@
-"""Text of an alert, as the terminal and the trackers show it."""
+"""Text of an alert about one of the user's rules, as the terminal and the trackers show it."""
 
 from __future__ import annotations
 
