@@ -41,7 +41,7 @@ _REQUEST = re.compile(r"API request to \S+ failed with exception ")
 _NO_JSON = "not in a valid JSON format"
 _NO_SERVER = "MLflow is not available (another kind of server answers)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
-"""Beginning of the part of a database's error that memlog leaves out: the rows, and a link."""
+"""Text in a database's error. memlog leaves it out, with all that follows: the rows, and a link."""
 
 
 @contextmanager

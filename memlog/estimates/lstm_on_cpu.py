@@ -43,8 +43,8 @@ _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
 _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
-"""Positions in the backward operation's arguments. At these positions are the arguments that the forward
-operation gets after its tensors, in the forward operation's order."""
+"""Arguments that the forward operation gets after its tensors, in its order: their positions among the
+arguments of the backward operation."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
 _NUMBERS: Final = range(13, 22)

@@ -127,7 +127,7 @@ class _LikeArguments(NamedTuple):
 
     @classmethod
     def of(cls, again: Repetition, given: Sequence[Tensor]) -> _LikeArguments | None:
-        """Return the results for any shape; ``None`` if a new tensor does not have an argument's layout."""
+        """Return the results for any shape; ``None`` if a result has a layout that no argument has."""
         if again in (_nothing, _first_argument):
             return cls(again)
         if not isinstance(again, _NewTensors):

@@ -24,7 +24,7 @@ _STUDENT = 2.447
 """97.5 % quantile of Student's distribution with six degrees of freedom. Six is the number of medians, eight,
 minus the two parameters of a line."""
 _MOST_SIMILAR = 0.7
-"""Maximum autocorrelation for which the interval is widened. A larger value is replaced by this maximum,
+"""Maximum autocorrelation by which the interval is widened. A larger autocorrelation counts as this maximum,
 because an autocorrelation computed from only eight medians is uncertain."""
 _CERTAIN = 0.25
 """Minimum ratio of the interval's lower end to the rate. Below this ratio, the growth is not certain."""

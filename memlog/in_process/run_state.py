@@ -35,8 +35,8 @@ class RunState:
     def is_waiting(self) -> bool:
         """True if data is not written yet, or can't be written any more because the user has ended the run.
 
-        While the run is open, values that wait for a row do not count as such data. They get a row at the
-        run's end at the latest.
+        While the run is open, values that wait for a row do not count, because they get a row by the run's
+        end.
         """
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)

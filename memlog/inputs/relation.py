@@ -75,7 +75,7 @@ class Relation(NamedTuple):
     """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
     is_linear: bool
     slope: float
-    """Bytes by which the fit rises from the size ``largest - 1`` to the size ``largest`` of the dimension."""
+    """Bytes by which the fitted peak rises if the dimension grows from ``largest - 1`` to ``largest``."""
     smallest: int
     largest: int
     step: int

@@ -157,7 +157,7 @@ class SegmentOutput:
         )
 
     def _leaves(self, queue: WriteQueue) -> bool:
-        """Leave an empty queue when it is time to test the disk again. Return True if the queue was left.
+        """Give up the queue if it is empty and it is time to test the disk again. Return True if so.
 
         After that, one slow write is enough to start a new queue.
         """

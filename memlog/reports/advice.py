@@ -121,7 +121,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice other than to make training steps smaller; ``None``: smaller steps would help."""
+    """Return advice for a run to which smaller batches or inputs give no help; ``None``: they would help."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)

@@ -9,8 +9,8 @@ from memlog.events import Batch
 _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
-"""Share of the memory after the last step. Memory counts as steady since a step if it differs from the memory
-after the last step by at most this share in every later step."""
+"""Share of the memory after the last step. Memory counts as steady from the first step on after which all
+levels differ from it by at most this share."""
 _LEAST_TOLERANCE = 8 * 1024**2
 """Bytes of difference that are always allowed, even if `_TOLERANCE` allows less: allocators and the
 interpreter take and return pages even if little memory is in use."""

@@ -85,8 +85,8 @@ class SessionRank:
 
         At most one call returns True. If a lower rank may be on another machine, every call returns False.
 
-        The ranks wait for each other in their first step. So after the first step, every rank that begins its
-        session before its training loop is registered. Unless the run ends now (``is_final``), the search for
+        The ranks wait for each other in their first step. So after this step, a rank is registered if it has
+        begun its session before its training loop. Unless the run ends now (``is_final``), the search for
         lower ranks begins only when `Settings.bind_grace` seconds have passed since the first step.
         """
         own = self.registration

@@ -192,8 +192,8 @@ def _layer(
 ) -> LayerFigures:
     """Build one layer's figures.
 
-    ``at_peak`` is ``None`` if the engine saw no allocations. ``before`` is ``None`` if the engine knows no
-    bytes at all.
+    ``at_peak`` is ``None`` if the engine saw no allocations. ``before`` is ``None`` if the engine can't
+    measure bytes.
     """
     counted = at_peak is not None
     by_phase = peaks[path]

@@ -127,7 +127,7 @@ def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[in
 
 
 class _Whole(NamedTuple):
-    """State that has the same whole number of values for each of its parameters."""
+    """State whose size is the same whole multiple of the size of each parameter that has the state."""
 
     values: int
     size: int

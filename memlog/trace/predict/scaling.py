@@ -58,9 +58,9 @@ def accumulated(traced: TracedStep) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the old gradients that accumulated gradients replace, each with the moment of the replacement.
+    """Return the earlier step's gradients, each with the moment from which an accumulated gradient replaces it.
 
-    A gradient is old if it was freed before the backward pass allocated a new gradient of the same parameter.
+    They were freed before the backward pass allocated a new gradient of the same parameter.
     """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
