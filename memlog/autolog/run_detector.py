@@ -52,8 +52,8 @@ class RunDetector:
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
     """Newest joined run of each backend, by the backend's name."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
-    """Id of the active run that memlog does not join, by the backend's name. It was active when the user passed
-    a different run to `join`."""
+    """Id of the active run that memlog does not join, by the backend's name. It was active when the user
+    passed a different run to `join`."""
     _looked_for: set[str] = field(default_factory=set, init=False)
     """Names of backends that `_look_for` has looked for. It looks for each name only once, because a search
     takes some milliseconds, and a loop may call `join` at each step."""

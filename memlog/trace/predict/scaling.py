@@ -58,7 +58,7 @@ def accumulated(traced: TracedStep) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the earlier step's gradients, each with the moment from which an accumulated gradient replaces it.
+    """Return the earlier step's gradients, each with the moment when an accumulated gradient replaces it.
 
     They were freed before the backward pass allocated a new gradient of the same parameter.
     """
