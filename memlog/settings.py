@@ -76,11 +76,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         finish_timeout: Maximum seconds that ``finish`` waits for delivery.
         linger: Seconds that the helper process continues to try to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.
-        segment_bytes: Size at which the journal starts a new file. If an eighth of ``journal_limit`` is
-            smaller, that size is used instead.
+        segment_bytes: Bytes at which the journal closes a file (a segment) and starts the next one. A value
+            above an eighth of ``journal_limit`` counts as an eighth of ``journal_limit``.
         journal_limit: Maximum bytes of a run's journal. Above this limit, memlog first thins data that every
             tracker has received, and then the oldest data that is still to be delivered. memlog keeps every
-            peak and every alert, and never changes the newest segment of a process.
+            peak and every alert, and never changes the newest file that a process has written.
     """
 
     backends: tuple[str, ...] = ()
@@ -137,9 +137,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def segment_size(self) -> int:
-        """Bytes at which a segment is full.
+        """Bytes at which a segment is full: at most an eighth of ``journal_limit``.
 
-        Only closed segments can be thinned. So segments are smaller if the journal's limit is small.
+        Only closed segments can be thinned. So the open segment may hold only a small part of the limit.
         """
         return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
@@ -241,7 +241,7 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(section: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Return the keys of one section that belong to memlog, under memlog's own names.
+    """Return memlog's settings from one section of the configuration, under memlog's own names.
 
     In memlog's own section an unknown key is an error. In other sections only a misspelling of one of
     `_MONITOR_KEYS` is an error.

@@ -7,6 +7,6 @@ sink that `backend.open_sink` returns.
 from memlog_mlflow.backend import MlflowBackend
 
 backend = MlflowBackend()
-"""Object that the entry point ``memlog.sinks`` names."""
+"""Backend that memlog loads through the entry point ``memlog.sinks``."""
 
 __all__ = ["backend"]

@@ -14,7 +14,7 @@ from memlog_mlflow.uris import absolute_uri, link_to
 
 
 class _Seen(threading.local):
-    """Active run that this thread found last. In MLflow, each thread has its own active run."""
+    """Run that `active_run` last returned on this thread. In MLflow, each thread has its own active run."""
 
     run: TrackerRun | None = None
 
@@ -64,7 +64,7 @@ class MlflowBackend:
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
 
     def home(self) -> Home:
-        """Return the tracking URI in the environment, and the variables and files with credentials."""
+        """Return the environment's tracking URI, and the names of variables and files with credentials."""
         return Home(
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),

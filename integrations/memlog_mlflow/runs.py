@@ -59,7 +59,10 @@ def usable(client: MlflowClient, run_id: str) -> Run:
 
 
 def _restoring(client: MlflowClient, run: Run) -> str:
-    """Return the command that restores a deleted run, or restores its experiment if both are deleted."""
+    """Return the command that restores a deleted run.
+
+    If the run's experiment is deleted, too, the command restores the experiment, and with it the run.
+    """
     experiment_id = run.info.experiment_id
     try:
         stage = client.get_experiment(experiment_id).lifecycle_stage
@@ -76,7 +79,7 @@ def find_or_create(client: MlflowClient, target: Target) -> Run:
     If an earlier helper created the run, but died before it saved the run's id, the run is found by its tags.
 
     Raises:
-        RunRefusedError: the run that was opened before is deleted, or does not exist.
+        RunRefusedError: an earlier process opened memlog's run, but the run is now deleted or does not exist.
         TrackerRejectedError: the experiment is deleted.
         TrackerUnavailableError: the answer is not from an MLflow server.
         MlflowException: MLflow has a failure, or does not know the experiment.

@@ -238,10 +238,10 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Return True if a second sending of ``metric`` would be stored twice or refused.
+        """Return True if the store would keep ``metric`` twice, or refuse it, when memlog sends it again.
 
-        A folder stores each metric again. A database does not, but older versions of MLflow refuse a batch
-        with a NaN that they have already, because a NaN does not equal itself.
+        A folder stores each metric again. A database does not. But if the database already has a NaN, older
+        versions of MLflow refuse a batch that repeats it, because a NaN does not equal itself.
         """
         return self._doubles or math.isnan(metric.value)
 
@@ -249,9 +249,10 @@ class _OpenRun:
 def _uri_of(target: Target) -> str:
     """Return the URI of the store that contains the target's run.
 
-    For a new run, this is the current URI. For an existing run, the journal has the URI without credentials.
-    If the current URI differs only by its credentials, return the current URI, because the client needs the
-    credentials. Otherwise the current URI belongs to another tracker, so return the URI from the journal.
+    The store of a new run is at the current URI. The URI of an existing run is known from memlog's journal,
+    but without credentials. If the current URI is the same except for credentials, the function returns the
+    current URI, because the client needs the credentials. Otherwise the current URI belongs to another
+    tracker, so the function returns the URI from the journal.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened

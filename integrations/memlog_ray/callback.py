@@ -111,7 +111,7 @@ def _finish(session: memlog.Session) -> None:
 
 @contextmanager
 def _contained(what: str) -> Iterator[None]:
-    """Print an error of memlog's instead of raising it, because Ray would end the training."""
+    """Print an exception of the block instead of raising it, because it would make Ray end the training."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above

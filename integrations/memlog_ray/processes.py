@@ -25,8 +25,8 @@ class Driver(msgspec.Struct, frozen=True):
 
     directory: str = ""
     addresses: dict[str, str] = {}
-    """Trackers' addresses, by the name of the environment variable that holds the address. memlog may open
-    runs at these addresses."""
+    """Addresses of the trackers in which memlog may open runs. Each key is the environment variable that
+    passes the address to a worker."""
     runs: dict[str, TrackerRun] = {}
     """Open runs by backend, except runs to which only the driver's process can write."""
 
@@ -62,10 +62,10 @@ def variables(**values: str) -> Iterator[None]:
 
 
 def deliver_without_this_process(session: Session, driver: Driver) -> None:
-    """Start ``memlog sync`` for an ended session whose helper process still delivers.
+    """Start ``memlog sync`` if the helper process of an ended session still delivers.
 
-    Ray kills a worker's child processes together with the worker, but not processes that the children have
-    started. So a shell starts the command in the background, and ends.
+    Ray kills the worker and its child processes, such as the helper. It does not kill processes that the
+    children have started. So a shell starts ``memlog sync`` in the background, and ends.
     """
     folder = session.directory
     if folder is None or not _helper_lives():

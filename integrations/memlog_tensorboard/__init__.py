@@ -7,6 +7,6 @@ process. The sink imports only tensorboard's file format, and neither torch nor 
 from memlog_tensorboard.backend import TensorboardBackend
 
 backend = TensorboardBackend()
-"""Object that the entry point ``memlog.sinks`` names."""
+"""Backend that memlog loads through the entry point ``memlog.sinks``."""
 
 __all__ = ["backend"]

@@ -1,4 +1,4 @@
-"""memlog's own event file in a log folder. The file has no value twice.
+"""memlog's own event file in a log folder. memlog writes each value to it only once.
 
 TensorBoard only appends to its files. It can't replace or delete a value. So memlog first reads the values
 that its file already has, and does not write them again. memlog also cuts off a record that an earlier

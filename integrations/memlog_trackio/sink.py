@@ -157,7 +157,14 @@ class TrackioSink:
         }
 
     def _configure(self, what: str, more: Mapping[str, str]) -> None:
-        """Replace the configuration of memlog's own run. Trackio accepts a configuration only with a row."""
+        """Replace the configuration of memlog's own run.
+
+        Trackio accepts a configuration only together with a row, so an empty row is stored, too.
+
+        Args:
+            what: Text from which the row's id is made.
+            more: Entries to add to the usual configuration.
+        """
         beside = self._target.beside
         group = None if beside is None else run_address(beside.uri or "").run or beside.run_id
         config = {"_Created": _iso(self._begun_us), "_Group": group, **more}

@@ -62,7 +62,7 @@ class WandbBackend:
     def _only_run(self) -> Any:
         """Return the open run if exactly one is open, otherwise ``None``.
 
-        Call it if there is no ``wandb.run``. With ``reinit="create_new"``, W&B sets none.
+        Call it if ``wandb.run`` is ``None``. With ``reinit="create_new"``, W&B does not set ``wandb.run``.
         """
         runs = _open_runs()
         if len(runs) == 1:

@@ -29,7 +29,8 @@ _NAMED_RUN = re.compile(r"<Run (?P<path>\S+)")
 _ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _NOT_REACHED = ("Failed to execute API request", "Failed to initialize API", "error 5")
-"""Texts of an authentication error that wandb raises if it could not reach the server."""
+"""Texts that show that wandb could not reach the server. wandb raises an authentication error in this case,
+too."""
 _FATAL = "filestream: fatal error"
 _MAX_TEXT = 300
 _REFUSED = re.compile(r"\b40[13]\b|permission denied|PERMISSION_ERROR|user is not logged in")

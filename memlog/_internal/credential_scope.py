@@ -37,8 +37,8 @@ class Home(msgspec.Struct, frozen=True):
     credentials: tuple[str, ...] = ()
     """Variables and files with credentials that the tracker's client would send to any address."""
     own_schemes: frozenset[str] = frozenset()
-    """Schemes, such as ``databricks``, of addresses that name no host. Such an address names an entry in
-    one of the user's own files."""
+    """Schemes of addresses that name an entry in one of the user's own files instead of a host. An example
+    is ``databricks``."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -51,9 +51,9 @@ def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
 def is_same_place(named: str, known: str | None) -> bool:
     """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
-    ``named`` is the address that a run names. If ``named`` contains a user or password, only an equal
-    ``known`` matches, because removing them could turn ``named`` into the address of another host. ``known``
-    is an address from the user or the environment; ``None``: there is none.
+    ``named`` is the address that a run names. ``known`` is an address from the user or the environment;
+    ``None``: there is none. If ``named`` contains a user or password, ``known`` must be exactly equal. The
+    function does not remove the user and password from ``named``, because the rest could name another host.
     """
     if known is None:
         return False
@@ -67,8 +67,8 @@ def is_same_place(named: str, known: str | None) -> bool:
 def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of variables and files with credentials that ``address`` must not get.
 
-    These credentials belong to another tracker, but a client that connects to ``address`` would send them.
-    The result is empty if memlog may connect.
+    A client that connects to ``address`` would send these credentials, although they belong to another
+    tracker. If the result is empty, memlog may connect.
 
     ``address`` is the address in a run's folder; ``None``: the folder names no address. ``trusted`` are
     addresses that the user allows, in addition to the address of ``home``.

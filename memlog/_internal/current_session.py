@@ -55,7 +55,7 @@ _before_finish: list[Callable[[float], None]] = []
 def publisher() -> Publisher | None:
     """Return the running session, enabled or not; ``None`` if no session runs.
 
-    First call the function that `begin_on_demand` set, if there is one.
+    If `begin_on_demand` has set a function, `publisher` calls it first.
     """
     if _begin is not None:
         _begin()

@@ -114,8 +114,8 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 def _in_a_step(environment: Mapping[str, str]) -> bool:
     """Return True if `srun` started this process.
 
-    A batch script has the same variables as its first task, except for the step's id. In a batch script,
-    this id is at least `_BATCH_STEP`.
+    `srun` starts the tasks of a job step. SLURM sets the same variables for a batch script as for the first
+    task of a step. Only the step's id differs: in a batch script, it is at least `_BATCH_STEP`.
     """
     step = _number(environment, "SLURM_STEP_ID")
     if step is None:
@@ -124,7 +124,11 @@ def _in_a_step(environment: Mapping[str, str]) -> bool:
 
 
 def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
-    """Return text that the ranks of one training have in common, from the most reliable source."""
+    """Return text that the ranks of one training have in common.
+
+    The text comes from the most reliable source that this process has, such as the launcher's id of the
+    training.
+    """
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID", "")
     slurm = f"slurm {environment.get('SLURM_JOB_ID', '')}.{step}"
     if launcher.rank == "SLURM_PROCID":
@@ -155,7 +159,7 @@ def _common_parent() -> str:
 def _of_the_process_group() -> Place | None:
     """Return the place in torch's process group; ``None`` if there is no group.
 
-    No launcher sets variables for some processes, for example those of `mp.spawn`.
+    This function is for processes without a launcher's variables, for example those of `mp.spawn`.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     # In a torch built without distributed support the module exists but lacks this function.

@@ -29,9 +29,11 @@ def _forked() -> None:
 
 
 def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
-    """Give every child process a new lock: no thread of the child could release a lock held in the parent.
+    """Replace a lock by a new one in every child process that a fork creates.
 
-    ``owner`` is the module or object that has the lock. memlog does not keep it alive.
+    If a thread of the parent holds the lock during the fork, no thread of the child could release the copy.
+    ``owner`` is the module or object that has the lock; memlog does not keep the owner alive. ``attribute``
+    is the lock's name in it, and ``make`` creates the new lock.
     """
     _locks.setdefault(owner, {})[attribute] = make
 

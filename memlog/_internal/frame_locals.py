@@ -28,12 +28,12 @@ _USES_LOCALS_ALONE: Final = ("vars", "dir")
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 _PREPARES: Final = ("PUSH_NULL", "CACHE", "PRECALL")
 _OWN_REFERENCES: Final = 3
-"""Number of references to a frame's dictionary if the program has none. They are those of the frame, of a
-variable in this file, and of getrefcount's argument."""
+"""Number of references to a frame's dictionary if the user's program does not refer to it. The three are the
+frame, a variable in this file, and getrefcount's argument."""
 
 
 def local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return a function's local variables by name; empty if they can't be read without an effect.
+    """Return a function's local variables by name; empty if reading could affect the program.
 
     For the frame of a module or a class the result is empty.
     """

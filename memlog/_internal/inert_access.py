@@ -73,7 +73,9 @@ def class_namespace(kind: type) -> Any:
 
 
 def own_method(value: object, name: str) -> Any:
-    """Return a method that C code defines, even if an attribute of the object has the same name.
+    """Return the method ``name`` that a class written in C defines, bound to ``value``.
+
+    Python code in a subclass, or an attribute of the object, may define the same name. It is ignored.
 
     Raises:
         AttributeError: There is no such method.

@@ -30,7 +30,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         directory: Folder that holds the runs' folders. The path is absolute because a script may change its
             working directory.
         changed: Modification time of ``directory`` before the launch, in nanoseconds of the file system's
-            clock; ``None``: the folder did not exist. A new run changes the folder's modification time.
+            clock; ``None``: the folder did not exist. A new run changes this time. So if the time is
+            the same at the end, memlog knows that nothing was recorded.
     """
 
     pid: int

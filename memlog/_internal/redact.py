@@ -60,8 +60,8 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""If a secret in a remembered address contains blanks and has at least this number of characters,
-`without_credentials` removes the secret from every text, even if the text lacks the address."""
+"""Minimum characters of a secret with blanks. If `remember` reads an address with such a secret,
+`without_credentials` removes the secret from every text, even from a text without the address."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped; one string for each library."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
@@ -106,7 +106,7 @@ def shell_line(arguments: Sequence[str]) -> str:
 
 
 def bare_address(address: str) -> str:
-    """Return ``address``, which may contain blanks, without user, password and the secrets in its query."""
+    """Return ``address`` without user, password and secrets in its query. ``address`` may contain blanks."""
     return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
 
 
@@ -146,7 +146,10 @@ def _spellings(rest: str) -> Iterable[str]:
 
 
 def _user_patterns(spelling: str) -> Iterator[str]:
-    """Yield patterns of the text before each @, the last @ first, because a password may contain an @."""
+    """Yield patterns of the user and password in an address.
+
+    A password may contain an @, so each @ could be the end of the password. The last @ is tried first.
+    """
     for at in reversed([found.start() for found in re.finditer("@", spelling)]):
         user = spelling[:at]
         _, colon, password = user.partition(":")

@@ -88,7 +88,8 @@ class _TimedReader(io.RawIOBase):
     """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long."""
 
     limit: float | None = None
-    """Upper bound of the time limits of all answers in this process, in seconds; ``None``: none."""
+    """Maximum time limit of every answer in this process, in seconds; ``None``: no maximum. `waiting_at_most`
+    sets it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

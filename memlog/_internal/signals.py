@@ -14,10 +14,11 @@ _TAKES_ANY_NUMBER = 0x04
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Return True if a signal handler raised ``error`` inside the code that it interrupted.
+    """Return True if a signal handler raised ``error``.
 
-    A handler's frame has two arguments: the signal's number and the interrupted frame. No ordinary call gets
-    its caller's frame as an argument.
+    The function looks for the handler's call in the traceback. Python passes two arguments to a handler: the
+    signal's number, and the frame of the interrupted code. This frame is also the caller in the traceback.
+    No ordinary call gets its caller's frame as an argument.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -53,7 +53,7 @@ def engine_for(
 
 
 def host_limit(pid: int) -> int | None:
-    """Return the maximum bytes for a process and all processes that share its limits.
+    """Return the maximum bytes that a process and all processes that share its limits can use together.
 
     The result is the machine's memory or the smallest limit of the process's control groups, whichever is
     smaller. Return ``None`` if both are unknown.

@@ -1,4 +1,4 @@
-"""Judgement of rules with ``grows``: which levels are judged, and which growth raises an alarm.
+"""Decision whether the levels of a rule with ``grows`` have grown enough to raise an alarm.
 
 A level is the value of a rule's figure at a step or epoch, such as the bytes of ``host.rss`` at step 120.
 """
@@ -19,7 +19,8 @@ _LONGER = 2
 """Number of extra windows, which are longer than the rule needs. They show growth that comes in large, rare
 jumps, and growth that noise hides in shorter windows."""
 _LOOKS = 8
-"""If memlog judges N levels of a window, it judges the window again after N / `_LOOKS` new levels."""
+"""After judging N levels of a window, memlog waits for N / `_LOOKS` new levels before it judges the window
+again."""
 _OVER = 0.5
 """Growth below this fraction of a rule's threshold counts as no growth."""
 _GARBAGE = 0.25
@@ -124,8 +125,9 @@ class GrowthMeter:
         A garbage collection has just freed ``freed`` bytes, and ``left`` bytes are in use after it. If the
         growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
-        The freed garbage may be older than the growth. Then subtracting it would hide a leak. So the result
-        is at least the growth of the bytes in use from the previous garbage collection to this one.
+        Some of the freed garbage may have existed before the growth began. Subtracting this part would hide
+        a leak. memlog also knows how many bytes were in use after the previous garbage collection. The result
+        is at least the growth from these bytes to ``left``.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -175,10 +177,11 @@ class GrowthMeter:
         return cooled or higher or look.pace >= _LARGER * alarm.pace
 
     def _look(self, window: LevelWindow, least: int) -> _Look | None:
-        """Judge a window's newest levels; return ``None`` if it has too few levels, or too few new levels.
+        """Judge a window's newest levels.
 
-        While no alarm is active, the full judgement is skipped if the newest level is hardly above the
-        oldest. Most calls need no full judgement.
+        Return ``None`` if the window has too few levels, or has got too few levels since it was last judged.
+        If no alarm is active and the newest level is hardly above the oldest, skip the slow, full judgement
+        and report that nothing grew. Most calls end this way.
         """
         held = len(window.levels)
         if held < least:

@@ -20,8 +20,8 @@ Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so
 allows (or that the machine has). For a figure of a device, ``%`` refers to the device's capacity. For
 fragmentation, ``40%`` means 0.4.
 
-If an unquoted rule begins with a level, YAML reads it as a mapping. If the rule ends with ``as error``
-instead, YAML reads it as text.
+In a YAML file, an unquoted rule that begins with a level, such as ``error:``, is a mapping and not text. To
+avoid this, quote the rule, or write the level at the rule's end: ``as error``.
 """
 
 from __future__ import annotations

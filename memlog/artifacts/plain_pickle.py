@@ -18,15 +18,15 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""If a pickle has fewer bytes per container than this, memlog refuses the pickle. The first `_CONTAINERS`
-containers do not count.
+"""Minimum bytes that a pickle must have for each container that it builds after the first `_CONTAINERS`.
+memlog refuses a pickle with fewer bytes.
 
 Containers are lists, dictionaries, tuples, and the marks that the opcode MARK puts on the unpickler's stack.
 The limit is needed because one byte of a pickle can create an empty dictionary of 64 bytes. A snapshot has
 more than 10 bytes per container."""
 _CONTAINERS = 1000
-"""Number of containers that a pickle of any size may build. For more containers, the pickle needs
-`_BYTES_PER_CONTAINER` bytes each."""
+"""Number of containers that every pickle may build, even the smallest. For each further container, the
+pickle must have `_BYTES_PER_CONTAINER` bytes."""
 _OTHER_KEYS = 4096
 """Maximum number of keys that are not text, in all dictionaries of a pickle. memlog refuses a pickle with
 more such keys. An attacker can choose numbers that have the same hash. Python would compare each of these
@@ -44,7 +44,8 @@ _PLAIN = (
     "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
     "SHORT_BINUNICODE BINUNICODE BINUNICODE8 APPEND APPENDS"
 )
-"""Names of the opcodes that the standard library's unpickler runs. memlog adds no check to them."""
+"""Names of the opcodes that the standard library's unpickler runs without a check by memlog. memlog checks or
+refuses every other opcode."""
 _CONTAINER_OPCODES = ("MARK", "EMPTY_LIST", "EMPTY_DICT")
 _TUPLE_OPCODES = ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
 

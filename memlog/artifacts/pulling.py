@@ -34,7 +34,10 @@ class Pulled(msgspec.Struct, frozen=True):
     path: Path
     size: int
     outcome: Outcome
-    """``same``: the folder had a file with this name and content before. That file was not changed."""
+    """Result of the download.
+
+    ``written``: a new file was created. ``replaced``: the download replaced an existing file. ``same``: the
+    folder already had a file with this name and content, and that file was not changed."""
 
 
 class Choice(msgspec.Struct, frozen=True):

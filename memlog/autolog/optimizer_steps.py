@@ -4,8 +4,8 @@ PyTorch calls global hooks around every ``Optimizer.step()``. The first optimize
 clock: only its steps count. If one optimizer wraps another, the outer step begins first. So the two nested
 steps count once.
 
-All optimizers that step within one backward pass belong to one iteration. An example is one optimizer for
-each parameter.
+Some scripts have one optimizer for each parameter, and these optimizers step within the backward pass. All
+steps within one backward pass belong to one iteration.
 
 A step that a ``GradScaler`` skips calls no hook, so it has no event. A micro-batch of an accumulated gradient
 has no event, because it has no optimizer step. A step inside ``torch.compile`` has no event, because reading
@@ -28,8 +28,9 @@ INACTIVE_AFTER = 10
 """If other optimizers have made this many steps since the clock's last step, the clock is inactive. The next
 optimizer that steps then becomes the clock (`OptimizerClock`)."""
 _SETTLED = 2
-"""If the clock has made fewer steps than this, a new optimizer replaces the clock only if the clock is
-inactive or deleted. memlog doesn't know yet how many steps others make between two steps of the clock."""
+"""Steps that the clock must have made before a new optimizer can replace it. Before that, memlog doesn't know
+how many steps other optimizers make between two steps of the clock. An inactive or deleted clock is replaced
+at once."""
 _PARTNERS = 32
 """For each clock (`OptimizerClock`), memlog remembers at most this many optimizers that alternate with it."""
 
@@ -180,8 +181,9 @@ class _ClockPeriod:
 class Autolog:
     """Hooks of torch that pass the optimizers' steps to an `OptimizerClock`.
 
-    The hooks are added when the script imports torch's optimizers, or at once if it has done so. An `Autolog`
-    also imports ``memlog_transformers`` (`memlog.autolog.trainers`).
+    The hooks are added when the script imports torch's optimizers, or at once if it has done so. When the
+    script imports Transformers' ``Trainer``, an `Autolog` imports ``memlog_transformers``
+    (`memlog.autolog.trainers`).
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:

@@ -52,8 +52,9 @@ class RunDetector:
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
     """Newest joined run of each backend, by the backend's name."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
-    """Id of the active run that memlog does not join, by the backend's name. It was active when the user
-    passed a different run to `join`."""
+    """Id of the run that memlog must not join although it is active, by the backend's name.
+
+    The run was active already when a different run was passed to `join`. ``None``: no run was active then."""
     _looked_for: set[str] = field(default_factory=set, init=False)
     """Names of backends that `_look_for` has looked for. It looks for each name only once, because a search
     takes some milliseconds, and a loop may call `join` at each step."""
@@ -75,10 +76,10 @@ class RunDetector:
                 self._diagnostics.fault(f"looking for a run in {name}", error)
 
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
-        """Join a run that a logger holds. memlog writes to it until the user opens another run.
+        """Join ``known``, a run of the backend ``name`` that one of the user's loggers holds. Never raises.
 
-        Never raises. If the session does not use the backend ``name``, nothing is joined. Fields of ``known``
-        that the caller does not know are ``None``.
+        memlog writes to the run until the user opens another one. If the session does not use the backend
+        ``name``, nothing is joined. Fields of ``known`` that the caller does not know are ``None``.
         """
         if not self._may_join():
             return
@@ -102,7 +103,7 @@ class RunDetector:
                 self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
-        """Print a line if no backend has this name, or if the backend's client is not installed."""
+        """Print why ``known`` is not joined, if no backend has this name or its client is not installed."""
         if name in self._looked_for:
             return
         self._looked_for.add(name)
@@ -153,7 +154,7 @@ class RunDetector:
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
-        """Return False for the run that was already active when `join` joined another run."""
+        """Return False if ``run``, the backend's active run, must not be joined (`_not_wanted`)."""
         if name not in self._not_wanted:
             return True
         if run.run_id == self._not_wanted[name]:

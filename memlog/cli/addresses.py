@@ -22,10 +22,10 @@ trust_option = click.option(
 
 
 class Guard:
-    """Guard against sending credentials to an address that only a run's folder names.
+    """Check of addresses that a run's folder names, before memlog sends credentials to them.
 
-    A run's folder can come from elsewhere. Credentials in the environment may go only to the address in the
-    environment, and to the addresses in ``trusted``, which the user allows.
+    Another person may have made the folder. memlog sends the environment's credentials only to the address
+    in the environment, and to the addresses in ``trusted``, which the user allows.
     """
 
     def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ class Guard:
         """Check that memlog may connect to ``address``.
 
         Raises:
-            UntrustedAddressError: The address would get credentials of another tracker.
+            UntrustedAddressError: The address would get credentials that are meant for another tracker.
         """
         credentials = withheld(address, self._home, self._trusted)
         if not credentials:

@@ -10,8 +10,10 @@ from memlog.cli.completing import complete_runs
 from memlog.settings import DEFAULT_DIRECTORY
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Settings of every command. Each command has them itself, because click creates a command's help option at
-the command's first use. If this use were without the group, ``-h`` would be missing from then on."""
+"""Settings that are passed to every command, not only to the group of all commands.
+
+click creates a command's help option when the command is first used. Without its own settings, a command that
+is first used without the group would never have ``-h``."""
 
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 """A run's id, its name or id in a tracker, the unique beginning of its id, or ``latest``."""

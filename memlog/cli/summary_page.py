@@ -140,7 +140,10 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
 
 
 def _steps(summary: Summary) -> str:
-    """Return the number of steps. If the run resumed another run, return its first and last step number."""
+    """Return the number of steps.
+
+    If the first step is not step 0, because the run resumed another one, return the first and the last step.
+    """
     steps = summary.steps
     firsts = [metric.first_index for metric in summary.metrics.values() if metric.axis == "step"]
     if min(firsts, default=0) > 0:

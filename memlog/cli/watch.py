@@ -84,7 +84,7 @@ def _newest_live(root: Path) -> RunDirectory:
 
 
 class _Follower:
-    """Reader of new events of a run, and of the other ranks of the same training."""
+    """Reader of the new events of a run, and of the runs of all other ranks of the same training."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._own = LiveRun(run)

@@ -24,8 +24,8 @@ _LEAST_BAR, _MOST_BAR = 8, 60
 _TIGHT, _FULL = 0.8, 0.95
 """Fractions of a limit from which a bar is yellow (`_TIGHT`) and red (`_FULL`)."""
 _LEAST_RANGE = 0.2
-"""If the values differ by less than this fraction of the highest value, a sparkline's height still covers
-this fraction. So small changes look small."""
+"""Minimum range of values that a sparkline's height stands for, as a fraction of the highest value. With a
+smaller range, small changes would look large."""
 _BESIDE_BAR = 54
 """Width of a row of the memory table without its bar, in columns."""
 _ENDS: dict[RunStatus, str] = {

@@ -1,6 +1,7 @@
-"""Replacement of ``src.utils.memory_monitor``: six names, with their old signatures and defaults.
+"""Replacement of ``src.utils.memory_monitor``: six monitors of memlog with the old names and signatures.
 
-The names are memlog's own monitors. docs/monitors.md lists how their printed lines differ from the old ones.
+The monitors come from `memlog.monitors`, and have the old defaults. docs/monitors.md lists how their printed
+lines differ from the old ones.
 """
 
 from memlog.monitors import (

@@ -132,7 +132,7 @@ def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBu
 
 
 def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
-    """Return, by backend, the tracker's run to which the trainer's last events belong."""
+    """Return, for each backend, the tracker's run that the trainer's last events belong to."""
     bindings: dict[str, Binding] = {}
     for file in run.files("trainer"):
         for header in file.headers():

@@ -168,7 +168,7 @@ class CachingAllocator:
         return block
 
     def _lacking(self, pool: _Pool, size: int) -> int:
-        """Return the bytes of the pages that the pool has to add for ``size`` bytes."""
+        """Return the bytes, in whole pages, by which the pool must grow to allocate ``size`` bytes."""
         end = self._ends.get(pool)
         there = end.size if end is not None and end.free else 0
         return _up(size - there, pool.segment)

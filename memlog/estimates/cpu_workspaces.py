@@ -66,8 +66,8 @@ _PARAMETERS = frozenset(
 """Names of tensors without samples, in the schemas of torch's operations."""
 _SIZES = frozenset(["N", "size", "sizes", "input_size", "input_sizes", "self_sizes"])
 """Names of arguments that are the batch size, or a list that begins with the batch size. In torch, no
-argument with another name holds the batch size. With a smaller batch, an operation with such an argument
-would read past the end of a tensor."""
+argument with another name holds the batch size. memlog reduces these arguments together
+with the batch. Otherwise the operation would read past the end of a tensor."""
 
 
 @contextmanager
@@ -112,8 +112,8 @@ class _Dimension(NamedTuple):
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
     """Position of this dimension in each tensor, by the tensor's `id`. Each value has two numbers: the index
-    of the dimension in the tensor's shape, and how much this entry of the shape shrinks if ``length`` shrinks
-    by one."""
+    of the dimension in the tensor's shape, and the amount by which the tensor's length at this index shrinks
+    if ``length`` shrinks by one."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""
@@ -285,7 +285,10 @@ def _of_convolution(call: _Call) -> list[_Dimension]:
 
 
 def _of_matrices(call: _Call) -> list[_Dimension]:
-    """Return the sides of two batches of matrices: the product's two sides, and the side summed over."""
+    """Return the dimensions to cut in a product of two batches of matrices.
+
+    They are the product's rows, the product's columns, and the dimension over which the product sums.
+    """
     first, second, product = call.all[-3:]
     added = call.all[:-3]
     outer, inner = _fewest_sides(first)

@@ -86,7 +86,7 @@ class Estimate:
 
     @property
     def needed(self) -> int:
-        """Bytes of memory with which the step should not fail.
+        """Bytes of memory that should be enough for the step.
 
         They are the sum of the reserved bytes (on the CPU, the peak), the safety margin, and the upper ends
         of the ranges in `besides`.
@@ -288,10 +288,10 @@ def estimate_made_by(
     length: int | None = None,
     device: Device = "cuda",
 ) -> Estimate:
-    """Estimate a step whose model is made by a function, on fake tensors.
+    """Estimate a step after a function has made the step's model from fake tensors.
 
-    ``make`` returns arguments of `estimate` by name: ``step``, and if needed ``model``, ``optimizer`` and
-    ``expandable_segments``. The other arguments are as for `estimate`.
+    The function ``make`` returns arguments of `estimate` by name: ``step``, and if needed ``model``,
+    ``optimizer`` and ``expandable_segments``. The other arguments are as for `estimate`.
 
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.

@@ -213,7 +213,8 @@ def _bytes_in(values: Any) -> int:
 def _changes_values_only(func: Any) -> bool:
     """Return whether an operation returns nothing and has no implementation for tensors without bytes.
 
-    The steps of fused optimizers are such operations. torch would run them on real tensors of the same size.
+    The steps of fused optimizers are such operations. If they got fake tensors, torch would create real
+    tensors of the same size for them.
     """
     name = func.name()
     return (

@@ -64,8 +64,8 @@ def traced_step(
 
     Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have. If ``model`` is
     ``None``, the model is the first module that is called. ``optimizer`` is ``None`` if it is not known
-    before the step. The operations of ``device`` are imitated; ``None``: those of the CPU, but workspaces are
-    not measured.
+    before the step. Operations behave as on ``device``. If ``device`` is ``None``, they behave as on the CPU,
+    but their workspaces are not measured.
 
     Raises:
         ConfigurationError: The step branches on a tensor's value, or has too many events.

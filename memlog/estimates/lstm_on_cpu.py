@@ -1,9 +1,9 @@
 """Memory that oneDNN's LSTM keeps for its backward pass, and the LSTM's workspace.
 
-Both are measured on a few time steps. Each time step adds the same bytes to each of them, except for rounding
-to pages. If the weights or the batch are large, the batch, the inputs and the states are cut, too. Weights
-grow with the square of the states' size. So the bytes are computed from a parabola, which needs measurements
-for three sizes of states.
+Both are measured on a few time steps and extrapolated, because they grow by a constant number of bytes for
+each time step, except for rounding to pages. If the weights or the batch are large, the batch, the inputs and
+the states are cut, too. Weights grow with the square of the states' size. So the bytes are computed from a
+parabola, which needs measurements for three sizes of states.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _aten: Final = torch.ops.aten
 _FORWARD: Final = _aten.mkldnn_rnn_layer.default
 _STEPS: Final = (16, 32)
 _LARGE: Final = 4 * MIB
-"""Bytes above which the weights or the batch count as large. They do if a weight matrix, or the states of 32
-time steps together, have more bytes. memlog then cuts the batch, the inputs and the states, too. Otherwise it
-cuts only the time steps."""
+"""Size limit, in bytes, for each weight matrix, and for the states of 32 time steps together. If one of them
+is larger, the weights or the batch count as large. memlog then cuts the batch, the inputs, the states and the
+time steps. Otherwise it cuts only the time steps."""
 _LARGE_STEPS, _LARGE_BATCH = (4, 8), (8, 16)
 _SQUARE, _NARROW, _WIDE = (256, 512, 768), (256, 512), (1024, 1280)
 """Sizes to measure if the weights or the batch are large.
@@ -43,8 +43,8 @@ _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
 _OF_FORWARD: Final = (13, 20, 14, 15, 16, 17, 19, 21, 18)
-"""Arguments that the forward operation gets after its tensors, in its order: their positions among the
-arguments of the backward operation."""
+"""Positions in the backward operation's arguments. The values at these positions, in this order, are the
+arguments that the forward operation gets after its tensors."""
 _GRADIENTS: Final = slice(10, 13)
 _HIDDEN_BACKWARD: Final = 15
 _NUMBERS: Final = range(13, 22)

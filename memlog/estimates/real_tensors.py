@@ -35,10 +35,10 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return strides for other lengths. The dimensions keep the order that they have in memory.
+    """Return the tensor's strides for the lengths in ``shape``. The dimensions keep their order in memory.
 
-    The lengths of all dimensions with smaller strides are multiplied. The stride changes in proportion to
-    this product.
+    Each stride changes in the same proportion as the product of the lengths of all dimensions that have
+    smaller strides.
     """
     strides = tensor.stride()
     found = []

@@ -90,7 +90,7 @@ class _Reading(TorchFunctionMode):
         self._known = False
 
     def optimizer(self, stepping: Optimizer | None) -> None:
-        """Remember that a step of ``stepping`` begins or, if ``stepping`` is ``None``, that the step ends.
+        """Note that the optimizer ``stepping`` begins a step; ``None``: that the optimizer's step has ended.
 
         Raises:
             ConfigurationError: The optimizer has real parameters, because `memlog.estimate` did not get it.

@@ -95,7 +95,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     duration_us: Int = 0
     """Duration of the traced step."""
     skipped: Int = 0
-    """Number of steps that were due to be traced but could not be traced, since the run began."""
+    """Number of steps since the run's beginning that were due for a trace but could not be traced."""
     lines: tuple[TracedLine, ...] = ()
     """Lines of the program that held the most bytes outside all modules at the peak, the largest first."""
 
@@ -150,7 +150,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """Process in which the allocation failed, such as ``DataLoader worker process 0``; ``None``: the
     trainer itself."""
     raised_as: str | None = None
-    """Error that ended the program, if it is not the failed allocation's own error but a result of it."""
+    """Error that ended the program, if it is a different error that the failed allocation caused."""
     signal: str | None = None
     """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
     machine: Int | None = None

@@ -33,13 +33,16 @@ FEW = 10
 """Minimum number of levels for four parts. If there are fewer levels, each level is a part."""
 _PARTS = 4
 _STEADY = 0.5
-"""Fraction of the required rise that each rise has to exceed. Also the fraction of the mean rise that the
-last rise has to reach. Otherwise the levels do not count as growing. A rise is the difference between the
-medians of two neighbouring parts."""
+"""Fraction for two tests of the rises. A rise is the difference between two neighbouring parts' medians.
+
+The levels count as growing only if both tests pass:
+
+- Each rise exceeds this fraction of the required rise.
+- The last rise is at least this fraction of the mean rise."""
 _LOWEST = 0.25
-"""Fraction of the required rise by which each part's lowest level has to exceed that of the previous part.
-Otherwise the levels do not count as growing. The fraction is less than `_STEADY`, because lowest levels are
-noisier than medians."""
+"""Fraction of the required rise. The levels count as growing only if, from each part to the next, the lowest
+level rises by more than this fraction of the required rise. The fraction is less than `_STEADY`,
+because lowest levels are noisier than medians."""
 _HIGHS = 12
 """A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2

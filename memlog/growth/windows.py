@@ -85,8 +85,8 @@ class LevelScales:
     def covering(self, since: int | None, least: int) -> LevelWindow | None:
         """Return the finest window that still has all levels from the index ``since`` on.
 
-        If ``since`` is ``None``, return the finest window of all. Return ``None`` if this window has fewer
-        than ``least`` levels, or if no window reaches back to ``since``.
+        If ``since`` is ``None``, return the finest window of all. Return ``None`` if no window reaches back
+        to ``since``, or if the window to return has fewer than ``least`` levels.
         """
         for window in self.windows:
             if len(window.levels) < least:
@@ -96,7 +96,7 @@ class LevelScales:
         return None
 
     def highest_before(self, index: int) -> float | None:
-        """Return the highest level before an index, or ``None``. Look in all windows but the finest."""
+        """Return the highest level before an index; ``None`` if there is none. Ignore the finest window."""
         return max(
             (
                 level

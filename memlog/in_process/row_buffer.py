@@ -151,7 +151,7 @@ class UsersRows:
             return self._take(late)
 
     def take_for_new_row(self) -> Sequence[Point]:
-        """Take the values that wait for the next row, for a row that memlog adds itself.
+        """Take the values that wait for the next row. memlog adds this row itself.
 
         Call it only if the user will log no more rows.
         """

@@ -35,8 +35,8 @@ class RunState:
     def is_waiting(self) -> bool:
         """True if data is not written yet, or can't be written any more because the user has ended the run.
 
-        While the run is open, values that wait for a row do not count, because they get a row by the run's
-        end.
+        While the run is open, values that wait for a row do not count, because they get a row before the run
+        ends.
         """
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)
@@ -105,8 +105,8 @@ class RunState:
     def put_remaining(self, *, final: bool = True) -> None:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
-        If ``final`` is False, the user may still log to the last row. A row that memlog added would close
-        the last row. So values of steps after the last row wait for the user's next row.
+        Pass ``final`` as False if the user may still log to the last row. memlog then adds no row, because a
+        new row would close the last row. Values of steps after the last row wait for the user's next row.
         """
         if not self.is_watched or not self.user_run.is_open:
             return

@@ -78,8 +78,8 @@ class WrittenRuns:
     def target(self, header: Header) -> str | None:
         """Return the id of the user's run that a segment's events go to, or ``None`` if they go to none.
 
-        Events from before the user's first run go to that run. But if the helper process has already opened
-        memlog's own run for these events, they go to no run of the user's.
+        Events published before the user opened a run go to the first run that the user opens. But if the
+        helper process has already opened memlog's own run for these events, they go to no run of the user's.
         """
         binding = header.bindings.get(self.state.backend)
         if binding is not None:
@@ -142,8 +142,8 @@ class WrittenRuns:
     def save(self, *, over: bool) -> None:
         """Save the state. ``over`` is True if the session is over.
 
-        Before that, only a run that the user has ended can count as whole (`RunState.is_whole`), because a
-        run that is still open may get more data.
+        Until the session is over, only a run that the user has ended can count as whole
+        (`RunState.is_whole`), because a run that is still open may get more data.
         """
         every = list(self)
         self.state.delivered = sum(run_state.rows.delivered for run_state in every)

@@ -27,18 +27,19 @@ from memlog.events import TensorInput
 FEWEST = 6
 """If a dimension has fewer different values than this, memlog finds no relation between it and the peaks."""
 _TOLERANCE = 0.1
-"""Fraction of the peaks' range. If a known peak differs from the fit by more, memlog rejects the fit."""
+"""If a known peak differs from the fit by more than this fraction of the peaks' range, memlog rejects the
+fit."""
 _MANY, _TOLERANCE_OF_MANY = 12, 0.15
 """If a dimension has at least `_MANY` different values, `_TOLERANCE_OF_MANY` replaces `_TOLERANCE` for a
 parabola."""
 _FALLS = 0.05
-"""Fraction of the peaks' range. If the fit falls by more, memlog rejects the fit. A parabola falls a little
-if the peaks of all small inputs are equal."""
+"""If the fit falls by more than this fraction of the peaks' range, memlog rejects the fit. A smaller fall is
+accepted, because a parabola falls a little if the peaks of all small inputs are equal."""
 _PREDICTED = 0.2
-"""Fraction of the peaks' range. A fit without the largest input predicts this input's peak. If the prediction
-is wrong by more, memlog rejects the fit."""
+"""A fit without the largest input predicts this input's peak. If the prediction is wrong by more than this
+fraction of the peaks' range, memlog rejects the fit."""
 _KEPT = 0.4
-"""Fraction of the rise of the peaks. If the memory in use after the steps rose by more, the program keeps
+"""If the memory in use after the steps rose by more than this fraction of the peaks' rise, the program keeps
 memory from step to step, and memlog finds no relation."""
 _LEAST_RISE = 16 * 1024**2
 """If the range of the peaks is less than this number of bytes, memlog finds no relation, because the range
@@ -47,8 +48,8 @@ can be noise of the allocator."""
 _FALLING: Final = 0.02
 """If an input's size falls in more than this fraction of the steps, it does not count as growing."""
 _STEADY: Final = 0.5
-"""Fraction of an input's rise per step in the first half of the steps. If the input rises less per step in
-the second half, memlog does not treat its growth as steady."""
+"""An input's growth counts as steady if the rise per step in the second half of the steps is at least this
+fraction of the rise per step in the first half."""
 
 _Fit: TypeAlias = Callable[[float], float]
 
@@ -85,8 +86,8 @@ class Relation(NamedTuple):
     error: int
     """Largest difference between a known peak and the fit, in bytes."""
     usual_peak: int
-    """Bytes that the fit predicts as the peak at the dimension's median size in the first half of the steps.
-    """
+    """Peak in bytes that the fit predicts for a usual size: the dimension's median in the first half of the
+    steps."""
     peak: int
     """Peak in bytes of ``step``, in which the dimension has its largest value."""
     level: int
@@ -158,7 +159,7 @@ def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
 
 
 def _varying(known: Sequence[StepPeak]) -> Iterator[tuple[_Dimension, list[int]]]:
-    """Yield each varying dimension of the inputs that all steps have, with its values."""
+    """Yield each dimension that every step has and whose size varies, with its size in each step."""
     sizes = [_sizes(step) for step in known]
     for dimension in sizes[0]:
         values = [each[dimension] for each in sizes if dimension in each]

@@ -15,11 +15,11 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""If a step's peak is at least this many times the last record, the peak is the new record, and memlog
-publishes the step's inputs."""
+"""A step's peak is a record if it is at least this many times the previous record. memlog publishes the
+inputs of such a step."""
 _RISEN = 1.01
-"""If a step's peak is at least this many times the last risen peak, the peak counts as risen, and memlog
-reads the step's inputs."""
+"""A step's peak counts as risen if it is at least this many times the previous peak that counted as risen.
+memlog reads the inputs of such a step."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
 with a risen or record peak."""
@@ -74,9 +74,10 @@ class StepInputsWatch:
             self._capacities[event.name] = event.capacity
 
     def finish(self, step: int | None) -> None:
-        """Publish the inputs of the newest step that raised the peak, and the finding, if there are any.
+        """Publish the inputs of the newest step that raised the peak. Publish the finding if there is one.
 
-        Call it at the end of the run, with the last complete step; ``None``: there was none.
+        Call it at the end of the run. ``step`` is the last complete step. If ``step`` is ``None``, there was
+        no complete step, and nothing is published.
         """
         with self._diagnostics.contained("relating the steps' inputs to their peaks"):
             if step is not None:

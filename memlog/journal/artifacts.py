@@ -39,8 +39,8 @@ def keep(
 
     ``name`` is the name of the copy; ``None``: the file's own name. ``kind`` is one word for the file's
     content, such as ``flamegraph``. In both, characters other than letters, digits, ``.``, ``_`` and ``-``
-    become ``_``. ``names`` changes a name that would replace a file of another name or kind; ``None``: the
-    name is memlog's own and already unique.
+    become ``_``. ``names`` makes the name unique, so that the copy never replaces a file that was saved with
+    another name or kind. Pass ``None`` if the name is memlog's own and already unique.
 
     Raises:
         OSError: The file can't be read, or the copy can't be written.

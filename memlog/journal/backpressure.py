@@ -19,7 +19,7 @@ class Backpressure:
     """Filter that drops most steps without a new peak while the journal is too large.
 
     Above ``limit`` bytes, the helper process makes the run's journal smaller. Above 1.5 times the limit, the
-    journal is too large. ``None``: no limit.
+    journal is too large. If ``limit`` is ``None``, the journal is never too large.
     """
 
     def __init__(self, directory: Path, limit: int | None, diagnostics: Diagnostics) -> None:

@@ -20,8 +20,8 @@ from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
-"""Function that returns an event's values by name, or ``None`` if the event must be kept. `compact` keeps the
-event with the greatest value for each name, in each group of consecutive events that it compares."""
+"""Function that returns the values by which `compact` compares an event with other events, by name. It
+returns ``None`` if the event must be kept without comparison."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
@@ -41,9 +41,10 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
     """Make a closed segment smaller, and return the number of removed events.
 
     A segment is closed if its process has begun a later segment. `is_compactable` must have returned True for
-    it. The function compares each ``window`` consecutive events of one type. It keeps the last event and,
-    for each name of a value, the first event with the greatest value of this name. ``delivered`` is True if
-    every sink has received the events.
+    it. The function compares the events of one type in groups of ``window`` consecutive events. In each
+    group, it keeps the last event. For each name that ``levels`` returns, it also keeps the event with the
+    greatest value; if several have this value, the first of them. ``delivered`` is True if every sink has
+    received the events.
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.

@@ -39,9 +39,9 @@ class Progress(msgspec.Struct, frozen=True):
     open: dict[Axis, Position] | None = None
     """Position at which the open bucket of each axis begins; an axis without an open bucket is missing.
 
-    A new uploader does not feed earlier events of the axis to its plan. Such an event could open a bucket
-    whose points were already sent. If the event that closed this bucket was removed from the journal, the
-    points would be sent again.
+    A new uploader passes no event of the axis before this position to its plan, because the event could open
+    a bucket whose points were already sent. These points would be sent a second time if the event that had
+    closed the bucket was removed from the journal.
     """
 
 

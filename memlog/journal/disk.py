@@ -21,8 +21,8 @@ class Disk:
     """Writer that measures whether the disk is slow.
 
     ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms or
-    more. This time is not the disk's. So after the first slow write among `WINDOW` writes, the rest of these
-    writes keep the GIL. Only slow writes that keep the GIL count.
+    more, and the disk is not the reason. So `Disk` looks at `WINDOW` writes at a time. After the first slow
+    one, the remaining ones keep the GIL. Among the writes that keep the GIL, `Disk` counts the slow ones.
     """
 
     def __init__(self) -> None:

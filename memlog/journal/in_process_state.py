@@ -34,8 +34,8 @@ class InProcessState(msgspec.Struct, kw_only=True):
     joined: list[str] = []
     """Ids of the user's runs to which the writer has written."""
     whole: list[str] = []
-    """Ids of the user's runs for which no data is left to deliver. Such a run has all data, its data was
-    delivered to a run that memlog opened, or the user has disabled the run."""
+    """Ids of the user's runs for which no data is left to deliver. The reason is one of three: the run has
+    all data, memlog opened another run and delivered the data to it, or the user has disabled the run."""
     delivered: int = 0
     """Number of points put into rows. If several steps share a row, the points of each step count."""
     folded: int = 0

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 _STATE = 0
 _START = 19
-"""Indices `_STATE` and `_START` of fields 3 and 22 of ``/proc/PID/stat`` (proc_pid_stat(5)), counted from the
-first field after the program's name."""
+"""Indices of two fields of ``/proc/PID/stat`` (proc_pid_stat(5)): `_STATE` is the index of field 3, `_START`
+that of field 22. The first field after the program's name has index 0."""
 _DEAD = frozenset("ZXx")
 """States of a dead process, including one that its parent has not waited for."""
 

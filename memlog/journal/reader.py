@@ -101,7 +101,7 @@ class JournalFile:
         return (header for _, header in self.headers_after(0))
 
     def headers_after(self, segment: int) -> Iterator[tuple[int, Header]]:
-        """Return the number and the header of each segment after ``segment`` that can be read."""
+        """Yield number and header of each segment after ``segment``. Skip headers that can't be read."""
         for number in self.segments:
             if number > segment:
                 with self._open(number) as file:

@@ -27,7 +27,11 @@ def names_of(run: RunDirectory) -> list[str]:
 
 
 def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
-    """Return, by backend, the last of the user's runs that memlog joined, else the run that memlog opened."""
+    """Return one run in a tracker for each backend, by backend.
+
+    It is the last of the user's runs that memlog joined. If memlog joined none, it is the run that memlog
+    opened.
+    """
     found = {each.backend: each.own_run for each in read_states(run) if each.own_run is not None}
     # The trainer's headers suffice: the helper process knows no more about a run.
     for file in run.files("trainer"):
@@ -44,7 +48,7 @@ def _given(run: RunDirectory) -> str | None:
 
 
 def _joined(run: RunDirectory) -> Iterable[Binding]:
-    """Yield the user's runs, from the segments' headers: a new segment begins for each run."""
+    """Yield the user's runs. The segments' headers name all of them, as each run begins a new segment."""
     for file in run.files():
         for header in file.headers():
             yield from header.bindings.values()

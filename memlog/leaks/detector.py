@@ -81,7 +81,8 @@ class _Collected(NamedTuple):
 class _DeviceSeries(NamedTuple):
     """Level of one series of a device, in bytes.
 
-    Growth of less than ``floor`` bytes does not count. ``held`` bytes of the device's memory are not free.
+    Growth of less than ``floor`` bytes does not count. The device's free memory is its capacity minus
+    ``held`` bytes.
     """
 
     ending: str
@@ -101,7 +102,7 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
 
 
 def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
-    """Return the sum of the growth of several processes."""
+    """Return ``growth``, with the growth of the other processes in ``alike`` added."""
     for other in alike:
         growth = growth._replace(
             rate=growth.rate + other.rate,
@@ -133,9 +134,9 @@ class GrowthDetector:
         pid: Process id of the trainer.
         on_confirmed: Function called if growth has lasted. Growth of the trainer's process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
-            The same process can have growth of both names, one after the other. Growth of ``host.free_lists``
-            and of a device's fragmented memory often ends by itself. So confirmed growth of these two is
-            judged again, and each new confirmation causes another call.
+            Both can be reported, one after the other. Growth of ``host.free_lists`` and of a device's
+            fragmented memory often ends by itself. So the detector judges such growth again after it was
+            confirmed. Each time that it confirms the growth again, it calls the function again.
         on_suspicion: Function called earlier, when a series seems to grow. The search for the cause can then
             begin.
         on_withdrawn: Function called if the suspected growth has not lasted.
@@ -325,9 +326,9 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Much garbage can hide a leak. So the result is False if the bytes in use after a collection have
-        risen, since the previous collection, by at least half the growth's rate. If ``old`` is true, collect
-        old garbage, too, unless such collections have used up their time.
+        Much garbage can hide a leak. So the bytes in use after this collection are compared with those after
+        the previous one. If they rose per step by at least half the growth's rate, the result is False.
+        If ``old`` is true, collect old garbage, too, unless such collections have used up their time.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()

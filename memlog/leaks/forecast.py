@@ -1,4 +1,4 @@
-"""Forecast of the step at which a growing series fills the memory, and the bytes that are left until then."""
+"""Forecast of the step at which growing memory reaches its limit, and the bytes left until the limit."""
 
 from __future__ import annotations
 

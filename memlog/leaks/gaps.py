@@ -38,8 +38,8 @@ class Gaps:
         self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """For each gap, the last shifted step before the gap, and the number of steps to subtract after it.
-        """
+        """One pair of numbers for the start of the series, and one for each gap: the last shifted step before
+        the gap, and the number to subtract from each measured step after the gap."""
         self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
         """The newest shifted levels. During a gap, these are the levels before the gap."""
         self._waiting: list[StepLevel] = []
@@ -65,7 +65,7 @@ class Gaps:
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Undo the shift in the first step and the level of growth that was found in shifted levels."""
+        """Return growth with its first step and its level as measured; both were found in shifted levels."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 

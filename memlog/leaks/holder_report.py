@@ -24,8 +24,9 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Maximum number of graphs whose owners are searched for. It is also the maximum number of sites, and the
-maximum number of containers. Those that keep the most memory are chosen."""
+"""Maximum number of graphs whose owners are searched for. The same maximum applies to sites and to
+containers. The graphs and sites that keep the most memory are chosen, and the containers that gain the most.
+"""
 _MAX_VIEWS: Final = 4
 """Maximum number of tensors, among those that share one storage, whose owners are searched for."""
 _MAX_SHARERS: Final = 64
@@ -300,9 +301,10 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return ``held``, with the ``element_rate`` of each item.
+        """Return the items of ``held`` with their ``element_rate`` filled in, and items for other containers.
 
-        Append items for containers that grow and that belong to no item of ``held``.
+        The other containers are those of ``containers`` that belong to no item of ``held`` and whose owner is
+        found.
         """
         measured = {id(one.growth.container): one for one in containers}
         found = []

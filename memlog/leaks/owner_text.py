@@ -142,7 +142,7 @@ def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the part of the last expression before the first attribute that occurs more than once.
+    """Return the last expression, cut before the first attribute name that occurs again later in it.
 
     For ``last.before.before.value``, the result is ``last``.
     """

@@ -22,8 +22,8 @@ _ENDED = 0.25
 this kind do end. ``ended`` is the number of processes that ended during the growth. ``new`` is the number of
 processes that were started during the growth and are still alive."""
 _PART = 0.5
-"""Fraction of the growth's bytes. If the processes that were started during the growth hold less, memlog does
-not report the growth."""
+"""Minimum fraction of the growth's bytes that must be in processes that were started during the growth. Below
+it, memlog does not report the growth."""
 _UNJUDGED = 2
 """Number of the newest readings that wait to be judged."""
 
@@ -49,7 +49,7 @@ class _Kind:
         self._newest: list[tuple[int, dict[ProcessKey, int]]] = []
 
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
-        """Store a reading: the bytes of each living process. Judge the reading before the two newest ones.
+        """Store a reading: the bytes of each living process. Judge the reading two places before it.
 
         After its last step, a program ends its child processes. memlog can't know at once that a step was the
         last one. So the two newest readings are not judged.

@@ -82,7 +82,10 @@ class AllocationTrace:
         self.stop()
 
     def _program_starts(self, nframe: int = 1) -> None:
-        """Stop this trace, and start the program's. Otherwise `stop` would later end the program's, too."""
+        """Stop memlog's trace, and start the trace that the program asks for.
+
+        If memlog's trace went on, `stop` would later end the program's trace, too.
+        """
         self.stop()
         self._start(nframe)
 
@@ -139,7 +142,10 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop the copy of a trace in a forked child. Return False, the new ``_started`` of the copy."""
+    """Stop the copy of a trace in a forked child. Return False.
+
+    memlog sets the copy's ``_started`` to the result.
+    """
     copied = trace()
     if copied is not None:
         copied.stop()

@@ -41,9 +41,9 @@ _SLOWEST = 0.5
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Number of standard deviations of the levels around the trend. Smaller growth is not suspected. Growth is
-confirmed only if it is larger (`SIGMAS`). Because less is required for a suspicion, the search for the cause
-begins early enough even if levels are noisy."""
+"""Number of standard deviations of the levels around the trend. Smaller growth is not suspected. To be
+confirmed, growth must exceed the larger number `SIGMAS`. Because less is required for a suspicion, the search
+for the cause begins early enough even if levels are noisy."""
 _LATER = 16
 """Minimum number of levels for a separate test of the levels that came after growth was noticed. With fewer,
 this test is skipped."""
@@ -190,7 +190,10 @@ class SeriesWatch:
         self._due = step + _wait(growth, self.free, is_told)
 
     def _suspect(self, before: Growth) -> News | None:
-        """Suspect growth that was found once, if all levels since the growth began still show the growth."""
+        """Suspect growth that a first test has found, if a second test finds it, too.
+
+        The second test uses all levels since the growth began.
+        """
         found = self._growth_since(before, _SUSPECTED)
         self._found = found if found is not None and _continues(found, before) else None
         if self._found is None:
@@ -213,9 +216,10 @@ class SeriesWatch:
         return self._decide_by_use(suspected)
 
     def _decide_by_use(self, suspected: Growth) -> News:
-        """Judge growth by the levels without unused blocks, if the levels themselves do not confirm it.
+        """Confirm or withdraw suspected growth by the levels without the allocator's unused blocks.
 
-        Levels without unused blocks vary less.
+        These levels vary less. The method is called if the levels with unused blocks do not confirm the
+        growth.
         """
         if len(self.in_use) >= _LATER:
             steps, levels = zip(*self.in_use, strict=True)
@@ -243,13 +247,16 @@ class SeriesWatch:
 
 
 def _wanted(level: float, free: float | None) -> float:
-    """Return the growth at a level, in bytes per step, below which growth is ignored."""
+    """Return the minimum growth in bytes per step. Slower growth at this level is ignored."""
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
 
 def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
-    """Return the number of steps until growth is judged again, to suspect it or to confirm the suspicion."""
+    """Return the number of steps until growth is tested a second time.
+
+    With ``is_suspected``, return the number of steps until the growth is confirmed or withdrawn.
+    """
     fewest, most = _WAIT if is_suspected else (0, _AGAIN)
     if free is None:
         return most // 2 if is_suspected else most

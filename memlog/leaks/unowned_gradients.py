@@ -35,7 +35,8 @@ from memlog.tracer import torch_private
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 
 _WATCHED: Final = 3
-"""Number of iterations that are watched without a pause. After a pause, as many are watched again."""
+"""Number of iterations that are watched without a pause. After a pause, this number of iterations is watched
+again."""
 _BETWEEN: Final = 24
 """Minimum number of steps in the pause between the two groups of watched iterations."""
 _LEAST_BYTES: Final = MIB

@@ -52,8 +52,8 @@ class WastedGradients:
     def after_step(self, step: int, *, busy: bool) -> None:
         """Continue the search after an optimizer step.
 
-        ``busy`` is true if the tracer, or the search for the cause of a growth, watches the next step. This
-        search then does not begin to watch.
+        If ``busy`` is true, this search does not begin to watch iterations, because the next step is watched
+        by the tracer or by the search for the cause of a growth.
         """
         self._steps += 1
         with self._diagnostics.contained("looking for unused gradients"):

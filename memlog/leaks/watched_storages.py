@@ -138,14 +138,14 @@ class StorageWatch:
     A storage that a backward pass made is noticed when a later operation uses it.
 
     Only weak references to storages are kept. ``existing`` has weak references to the storages that exist
-    already, by the storage's identity. The watch begins and ends between two optimizer steps, but it ends
-    within an iteration if it has taken ``most_seconds`` of processor time.
+    already, by the storage's identity. The watch begins between two optimizer steps. It also ends between two
+    optimizer steps, or earlier, within an iteration, if it has taken ``most_seconds`` of processor time.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
         first_node: Number of the first graph node of the watch; ``None`` if unknown.
-        end_node: Number of the first graph node after the counted iterations; ``None`` before the watch has
-            ended, or if it never began.
+        end_node: Number of the first graph node after the last counted iteration; ``None`` if the watch has
+            not ended or has never begun.
         seconds: Processor seconds that the watch has taken so far.
         cycles_made_at: Line that called ``backward(create_graph=True)``; empty if no line did.
     """
@@ -190,9 +190,9 @@ class StorageWatch:
     def iteration_ended(self) -> None:
         """Count an iteration, and forget the storages that are freed already.
 
-        If the watch ended within the iteration, only a part of the iteration was watched. This part
-        would lower the mean of the memory that an iteration keeps. So the iteration counts only if it was
-        the first.
+        If the watch ended within the iteration, the iteration does not count, and its storages are
+        forgotten. They are only a part of what the iteration made, and would lower the mean of the memory
+        that an iteration keeps. The first iteration always counts.
         """
         self._storages = self.alive()
         if not self.ended or not self.iteration:
@@ -230,7 +230,7 @@ class StorageWatch:
         """Do nothing: a `StorageMode` never calls this method of an observer."""
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
-        """Watch the new storages of an operation's results, and unknown storages of its arguments."""
+        """Watch the new storages of an operation's results, and storages of its arguments not seen before."""
         del inside
         if torch_private.tracing_graph():
             return  # sizes would become a part of the traced graph

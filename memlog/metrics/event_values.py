@@ -195,7 +195,7 @@ def _ranks(event: Ranks) -> Iterator[Value]:
 
 
 def _phase(event: Phase) -> Iterator[Value]:
-    """Yield the memory in use at a phase's end, and the peaks known to be reached in the phase."""
+    """Yield the memory in use at a phase's end, and the peaks that were certainly reached in the phase."""
     at = f"memory/phase/{safe_label(event.label)}"
     yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
     if event.rss_peak_source == "exact":
@@ -228,7 +228,10 @@ def _trace(event: Trace) -> Iterator[Value]:
 
 
 def _layers(event: Trace) -> Iterator[Value]:
-    """Yield two figures of each layer: bytes held at the step's peak, and most bytes that the layer added.
+    """Yield two figures of each layer, in bytes.
+
+    They are the memory that the layer holds at the step's peak, and the largest rise of the memory in use
+    during the layer's work.
 
     A metric's name has a dot between the layer's path and the figure. If there were a ``/``, trackers would
     show each layer as a group of its own.

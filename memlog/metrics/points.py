@@ -55,7 +55,7 @@ class Plan(Generic[PositionT]):
         self._buckets: dict[Axis, _Bucket[PositionT]] = {}
 
     def feed(self, event: Event, position: PositionT) -> list[Point]:
-        """Add the event at the next ``position`` in the journal; return the points that it made final."""
+        """Add the journal's next event, which is at ``position``. Return the points that are now final."""
         counted = in_run(event, self._offset)
         placed = None if counted is None else place(counted)
         if placed is None:
@@ -80,7 +80,7 @@ class Plan(Generic[PositionT]):
 
     @property
     def open_since(self) -> dict[Axis, PositionT]:
-        """Position, by axis, of the first event whose points are not final yet.
+        """Position of the first event in each axis's open bucket, whose points are not final yet.
 
         To get the remaining points, pass the axis's events from this position on to `feed` of a new plan.
         """

@@ -30,7 +30,8 @@ class EpochOwner:
     def counts(self, monitor: object, session: Publisher) -> bool:
         """Return True if a batch or an epoch of ``monitor`` counts for the session.
 
-        The first monitor that calls this counts, until it is deleted or idle for `IDLE_EPOCHS`.
+        The first monitor that calls this method is the one that counts, until it is deleted, or idle while
+        another monitor ends `IDLE_EPOCHS` epochs.
         """
         if self._session is None or self._session() is not session:
             self._begin()  # epochs of another run begin at 0
@@ -43,13 +44,13 @@ class EpochOwner:
         return owner is monitor
 
     def other_epoch(self, monitor: object) -> None:
-        """Note that a monitor has ended an epoch that does not count."""
+        """Record an ended epoch of a monitor whose epochs do not count for the session."""
         if not self._is_other(monitor):
             self._other, self._epochs_of_other = weakref.ref(monitor), 0
         self._epochs_of_other += 1
 
     def next_epoch(self) -> int:
-        """Count an epoch of the session that has just ended, and return its number, from 0."""
+        """Count the epoch that has just ended. Return its number in the session, from 0."""
         return next(self._epochs)
 
     def _is_other(self, monitor: object) -> bool:

@@ -95,7 +95,7 @@ class _WatchedLoss:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedLoss:
-        """Return the same object, as for a function."""
+        """Return this object itself, because `copy.deepcopy` does not copy functions either."""
         return self
 
 

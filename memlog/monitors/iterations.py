@@ -27,8 +27,8 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
-    needs no callback: it calls ``scipy.optimize.minimize``. In the block, this function reports its
-    iterations to the tracker, and still calls a callback that the program passes. If the program has imported
+    needs no callback: it calls ``scipy.optimize.minimize``, which reports its iterations to the tracker
+    during the block, and still calls a callback that the program passes. If the program has imported SciPy's
     ``minimize`` by name before the block, the callback is needed. With other optimisers, call the tracker
     once per iteration. If several problems are solved together, the problem with the most iterations counts.
 
@@ -151,7 +151,7 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""Least number of positional arguments in a call of ``minimize`` that passes the callback by position."""
+"""Minimum number of positional arguments of ``minimize``. With these, the callback is one of them."""
 
 
 def _combined(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:

@@ -23,9 +23,9 @@ class Headroom(NamedTuple):
     """Used and free memory under one limit, in bytes; ``None`` if unknown."""
 
     used: int | None
-    """Bytes that all processes under the limit used when this process used most."""
+    """Bytes that all processes under the limit used at the time of this process's highest memory use."""
     free: int | None
-    """Bytes that were free when this process used most."""
+    """Bytes that were free at the time of this process's highest memory use."""
     free_after: int | None
     """Bytes that were free after the failed step's memory was released."""
     limit: int | None

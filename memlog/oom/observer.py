@@ -126,7 +126,10 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return text with the autograd node that this thread runs, such as ``unknown, in AddmmBackward0``."""
+    """Return a text with the autograd node that this thread runs, such as ``unknown, in AddmmBackward0``.
+
+    Return ``None`` if the node is unknown, or if the thread runs none.
+    """
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
     node = None if current is None else current()

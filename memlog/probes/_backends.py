@@ -76,7 +76,7 @@ class AcceleratorBackend:
         return compiled is None or bool(compiled())
 
     def ready(self, torch: Any, /) -> bool:
-        """Return True if the run has initialised this kind.
+        """Return True if the program has initialised this kind of accelerator.
 
         The method must be fast, because it is called at every reading.
         """

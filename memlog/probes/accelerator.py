@@ -92,7 +92,7 @@ class _DevicesOfAKind:
     _diagnostics: Diagnostics
     _clock: Callable[[], float]
     _new: list[tuple[_DevicesOfAKind, int]]
-    """Devices that were read for the first time: the object for their kind, and their index."""
+    """Devices that were read for the first time, as tuples: the object for the device's kind, the index."""
     _next_scan: float = field(default=float("-inf"), init=False)
     _windows: dict[int, PeakWindow] = field(default_factory=dict, init=False)
 

@@ -35,7 +35,7 @@ class RankEnd(msgspec.Struct, frozen=True):
 
     @property
     def crashed(self) -> bool:
-        """True if a signal killed the process, other than a signal that another rank's end can cause."""
+        """True if a signal killed the process, and the end of another rank can't have caused this signal."""
         return self.signal is not None and self.signal not in _CONSEQUENCES
 
     @property

@@ -21,10 +21,10 @@ data before they begin runs, which can take some ranks longer than others."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One start of a training that the launcher has restarted.
+    """An earlier attempt of a training. The launcher begins a new attempt at each restart.
 
     ``run`` is the id of this rank's run in the attempt. ``first`` is the id of this rank's run in the first
-    attempt. By this id, memlog finds the tracker's run. ``steps`` is the number of steps that the tracker's
+    attempt, from which memlog finds the tracker's run. ``steps`` is the number of steps that the tracker's
     run had when the attempt ended.
     """
 
@@ -82,7 +82,10 @@ def registration_of(run: RunDirectory) -> Registration | None:
 
 
 class Training:
-    """Runs of the ranks of one training, found by their registrations from the registered run of one rank."""
+    """Runs of the ranks of one training.
+
+    ``run`` is the run of one rank. The other ranks' runs are found by their registrations.
+    """
 
     def __init__(self, run: RunDirectory, own: Registration) -> None:
         self.own = own

@@ -10,9 +10,10 @@ from memlog.ranks.registration import Attempt, Registration, last_step, registra
 
 
 def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
-    """Return the newest earlier run of a restarted training's rank; ``None`` if there is none.
+    """Return the attempt before a restart of the training; ``None`` if there is none.
 
-    ``run`` is the run after the restart. The earlier run is searched in the same folder of runs.
+    ``run`` is this rank's run after the restart. The result describes the rank's newest earlier run in the
+    same folder of runs.
     """
     # A restart that torchrun has not counted looks like a first start. Then only rank 0 searches: at a real
     # first start there is no attempt to find, and all ranks would search in vain.

@@ -35,11 +35,11 @@ class RankSpreads:
         self._ended: set[int] = set()
 
     def know(self, rank: int) -> None:
-        """Note that a rank's run was found, even if the rank has not completed a step yet."""
+        """Record that a rank's run was found, even if the rank has not completed a step yet."""
         self._last.setdefault(rank, -1)
 
     def end(self, rank: int) -> None:
-        """Note that a rank will complete no more steps."""
+        """Record that a rank will complete no more steps."""
         self._ended.add(rank)
 
     def add(self, rank: int, event: Batch) -> None:
@@ -54,7 +54,10 @@ class RankSpreads:
         bucket.add(rank, event)
 
     def take(self, *, final: bool = False) -> Iterator[Ranks]:
-        """Yield the steps that need not wait any longer, in order.
+        """Yield the steps that do not wait for further ranks, in order.
+
+        A step waits until every rank has completed it, at most `LATE` seconds. If `_MAX_OPEN` steps wait, the
+        oldest stops waiting.
 
         With ``final``, no rank will complete another step, so all steps are yielded.
         """

@@ -9,8 +9,8 @@ import msgspec
 STALLED_AFTER = 60.0
 """Seconds without a step after which a rank can count as stalled."""
 _LONGEST = 10
-"""Multiple of the rank's longest pause between two steps so far. A shorter pause does not count as a stall,
-because a rank also pauses to save a checkpoint, for example."""
+"""Minimum length of a stall, as a multiple of the rank's longest pause between two steps so far. Shorter
+pauses do not count, because a rank also pauses to save a checkpoint, for example."""
 _STATES = {"T": "its process is stopped", "D": "its process waits for a disk or a device"}
 
 
@@ -50,7 +50,7 @@ class Stalls:
         self._ranks: dict[int, _Progress] = {}
 
     def step(self, rank: int, step: int, now: float) -> None:
-        """Note that a rank has completed a step. ``now`` is the monotonic time in seconds."""
+        """Record that a rank has completed a step. ``now`` is the monotonic time in seconds."""
         progress = self._ranks.setdefault(rank, _Progress(now))
         if progress.step is not None:
             progress.longest_pause = max(progress.longest_pause, now - progress.since)

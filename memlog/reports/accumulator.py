@@ -51,7 +51,7 @@ class Accumulator:
         self.traces = TraceFold()
         self.verdict = VerdictFold()
         self.largest_step: StepInputs | None = None
-        """Inputs of the newest step known to have raised the peak."""
+        """Inputs of the newest step that, as far as is known, has raised the peak."""
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}

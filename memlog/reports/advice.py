@@ -65,10 +65,10 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest known limit had room for the request, so that another limit stopped it.
+    """Return True if the tightest known limit had room for the request: then another limit stopped it.
 
-    Allocators request more memory than the program does. So the result is False if less than `FULL` of the
-    limit was free, even if the request would have fit.
+    An allocator takes more memory from the system than the program requests. So the result is also False if
+    less than the share `FULL` of the limit was free.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
@@ -121,7 +121,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice for a run to which smaller batches or inputs give no help; ``None``: they would help."""
+    """Return advice that replaces smaller batches or inputs; ``None`` if smaller ones would help."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)

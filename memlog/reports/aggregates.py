@@ -24,7 +24,7 @@ TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""`ALLOCATED` and `RESERVED` end the names of a device's two kinds of memory, such as ``cuda0.reserved``."""
+"""`ALLOCATED` and `RESERVED` are the endings of a device's kinds of memory, as in ``cuda0.reserved``."""
 
 UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
@@ -159,5 +159,8 @@ class PeakFold:
 def _highest(
     level: int | None, peak: int | None, source: PeakSource | None
 ) -> tuple[int | None, PeakSource | None]:
-    """Return a reading's peak and source. If the peak is unknown, return the memory in use as ``sampled``."""
+    """Return a reading's peak and the peak's source.
+
+    If the peak is unknown, return the memory in use instead, with the source ``sampled``.
+    """
     return (level, "sampled") if peak is None else (peak, source)

@@ -66,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(
     runs: Sequence[RunFigures], gates: Iterable[Gate] = (), *, allow_unfinished: bool = False
 ) -> Comparison:
-    """Compare runs with the first of them, and judge the gates for each other run.
+    """Compare all runs with the first one, and judge the gates for every run except the first.
 
     With ``allow_unfinished``, gates are also judged for a run that failed, was killed or still runs.
     """

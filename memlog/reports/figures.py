@@ -176,7 +176,7 @@ class _Fold:
     def figures(self) -> dict[str, float | None]:
         """Return the figures by name. An unknown figure is ``None``.
 
-        But an unknown figure of the control group, or of a single device, is left out.
+        Exception: unknown figures of the control group and of single devices are left out.
         """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():

@@ -64,8 +64,8 @@ class LastMoments(msgspec.Struct):
     place: Place | None = None
     """Rank of this process and number of ranks that train together; ``None``: the run trained alone."""
     failed_with: Failure | None = None
-    """Order in which the ranks ended, if the training ended badly. Only rank 0's helper
-    process knows it; ``None`` in other processes."""
+    """Order in which the ranks ended, if the training ended badly; else ``None``. Only rank 0's helper
+    process knows the order. In other processes, the value is ``None``."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 

@@ -57,7 +57,7 @@ class Gate(msgspec.Struct, frozen=True):
     def fails(self, first: float, value: float) -> bool:
         """Return True if the gate's condition is true for a run with the figure ``value``.
 
-        If ``share`` is True, ``first``, the first run's figure, must not be 0.
+        ``first`` is the first run's figure. It must not be 0 if ``share`` is True.
         """
         change = (value - first) / first if self.share else value - first
         if self.comparison == ">":

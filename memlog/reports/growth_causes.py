@@ -22,8 +22,8 @@ _MATTERS = 0.1
 _MOST = 0.5
 """If a cause makes up at least this share of the growth, it explains the growth."""
 _SOME = 0.25
-"""If unused memory at the end makes up at least this share of the growth, memlog calls the cause uncertain:
-kept memory or larger steps."""
+"""If unused memory at the end makes up at least this share of the growth, memlog names two possible causes:
+kept memory, or larger steps."""
 FULL = 0.02
 """If less than this share of a limit is free, the limit counts as reached."""
 _SMALL_REQUEST = 0.1

@@ -1,4 +1,4 @@
-"""Aggregate by label the blocks, functions and points that the user watched by hand."""
+"""Collect facts, by label, about the blocks, functions and points that the user's program marked."""
 
 from __future__ import annotations
 

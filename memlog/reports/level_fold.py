@@ -9,20 +9,20 @@ from memlog.events import Batch
 _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
-"""Share of the memory after the last step. Memory counts as steady from the first step on after which all
-levels differ from it by at most this share."""
+"""Maximum difference between steady memory and the memory after the last step, as a share of the latter.
+Memory is steady since a step if no value from that step on differs by more."""
 _LEAST_TOLERANCE = 8 * 1024**2
 """Bytes of difference that are always allowed, even if `_TOLERANCE` allows less: allocators and the
 interpreter take and return pages even if little memory is in use."""
 _DRIFT = 1024**2
-"""Bytes. memlog divides the steady steps into three parts. If the median of the memory rises by more than
-this from the first part to the second, and again from the second to the third, memory counts as slowly
-rising, not as steady. A single jump causes only one such rise."""
+"""Bytes of rise above which memory counts as slowly rising, not as steady. memlog divides the steady steps
+into three parts. The median of the memory must rise by more than this from the first part to the second, and
+again from the second to the third. A single jump causes only one such rise."""
 LEAST_STEPS = 10
 """If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4
-"""Memory counts as steady only if it was steady over the last quarter of the steps, that is, the number of
-steps divided by this constant. A shorter steady time can be a pause in the growth."""
+"""Divisor of the number of steps, which gives the fewest steps that memory must be steady at the end: a
+quarter of all steps. A shorter steady time can be a pause in the growth."""
 HOST = "host"
 
 

@@ -20,9 +20,10 @@ SCHEMA = 1
 ALERTS_SHOWN = 5
 """Maximum number of alerts that the document lists, the newest last."""
 _RATE_OVER_US = 10_000_000
-"""Microseconds before the newest step over which memlog measures the steps per second."""
+"""Length of the period in which memlog measures the steps per second, in microseconds. The period ends at
+the newest step."""
 _RATE_STEPS = 1_000
-"""Maximum number of newest steps over which memlog measures the steps per second."""
+"""Maximum number of steps from which memlog measures the steps per second. The newest steps are used."""
 
 
 class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):

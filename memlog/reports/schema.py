@@ -87,7 +87,7 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps between which a limit will be reached if memory keeps growing."""
+    """Earliest and latest step at which a limit is expected to be reached, if memory keeps growing."""
 
     earliest_step: int
     latest_step: int
@@ -106,7 +106,7 @@ class FindingFacts(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None
     """Growth in bytes per step."""
     forecast: Forecast | None
-    """Steps between which a limit will be reached; ``None``: too uncertain, or too far away to matter."""
+    """Steps at which a limit may be reached; ``None``: too uncertain, or too far away to matter."""
     evidence: list[str]
     confidence: Literal["high", "medium", "low"]
     remedy: str | None

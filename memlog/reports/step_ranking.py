@@ -17,14 +17,14 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Share of the bytes that tensors held at the traced step's peak. A step counts as far larger only if it held
-more than the traced step, and the difference exceeds this share."""
+"""Difference above which a step counts as far larger than the traced step, as a share of the bytes that
+tensors held at the traced step's peak. The difference must also exceed `_GROWN`."""
 _GROWN = 0.1
-"""Share of the memory in use at the traced step. A step counts as far larger only if it held more than the
-traced step, and the difference exceeds both this share and the share of `_FURTHER`."""
+"""Difference above which a step counts as far larger than the traced step, as a share of all memory in use
+at the traced step. The difference must also exceed `_FURTHER`."""
 _RECENT = 64
-"""Number of newest steps that are kept. When the event about a trace arrives, the event about its step has
-already been read, so memlog looks for it among the kept steps."""
+"""Number of newest steps whose events are kept. The event of a traced step is read before the trace's own
+event. So when the trace's event arrives, memlog looks for the step among the kept ones."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -34,8 +34,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if the larger step was traced, too. Then its tensors took no more, and other memory makes the
-    difference."""
+    """True if the larger step was traced, too. In this case, its tensors took no more bytes than the
+    tensors of the worst traced step: other memory makes the difference."""
     inputs: str | None = None
     """The larger step's inputs and their shapes, as text. If they are unknown, the text names the newest
     earlier step with known inputs, and the inputs of that step. ``None`` if no such step exists."""

@@ -62,7 +62,7 @@ def require_wait(timeout: object) -> None:
 
 
 def passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults. ``config`` can set all others."""
+    """Return the arguments that differ from their defaults. ``config`` can set the other arguments."""
     fields = {field.name: field.default for field in msgspec.structs.fields(Settings)}
     return {
         name: value

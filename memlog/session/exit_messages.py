@@ -27,7 +27,7 @@ _LOOK_EVERY = 0.2
 class Waiting:
     """Callback that ``finish`` calls while it waits for delivery, at most ``timeout`` seconds.
 
-    The callback prints one line, unless ``quiet``, and detects that no tracker can be reached.
+    It prints one line, unless ``quiet`` is True. It ends the waiting early if no tracker can be reached.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def print_undelivered(
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
     """Return a line with the reason for each tracker that refuses runs.
 
-    A tracker is left out if it still lacks data of runs that it does not refuse.
+    A tracker is left out while it accepts other runs and still lacks their data.
     """
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]

@@ -44,9 +44,10 @@ def finish_with_the_child(finish: Callable[[Status], None]) -> None:
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Return True if a task was cancelled. Ctrl-C reaches a coroutine in this form.
+    """Return True if the error is the cancellation of an asyncio task.
 
-    `asyncio.run` raises KeyboardInterrupt again in the outer code.
+    If the user presses Ctrl-C, a coroutine gets this error instead of KeyboardInterrupt. Later, `asyncio.run`
+    raises KeyboardInterrupt in the code that called it.
     """
     exceptions = sys.modules.get("asyncio.exceptions")
     return exceptions is not None and isinstance(error, exceptions.CancelledError)

@@ -30,7 +30,7 @@ class SessionRank:
 
     Attributes:
         wanted: Settings that the user has passed.
-        registration: Place of the run among the ranks' runs; ``None``: the rank is unknown yet, the process
+        registration: Place of the run among the ranks' runs; ``None``: the rank is not yet known, the process
             trains alone, or the run could not be registered.
     """
 
@@ -73,7 +73,7 @@ class SessionRank:
             self._register(self._place)
 
     def look_again(self) -> None:
-        """Register the run if its rank was unknown before this call, for example in a child of `mp.spawn`."""
+        """Register the run if its rank has become known since the last check, as in a child of `mp.spawn`."""
         if self._place is None and (place := distributed.place()) is not None:
             self._place = place
             self._register(place)

@@ -94,8 +94,9 @@ class Recording(RecordingParts):
     def claim_steps(self, *, only_first: bool) -> None:
         """Let the caller count the steps.
 
-        A monitor passes ``only_first``. It then counts the steps only if no step was recorded before. In any
-        case, the session prints no more batches, because the monitor prints lines of its own.
+        If ``only_first`` is True, the caller is one of memlog's monitors. It counts the steps only if no step
+        was recorded before. Even if one was, the session prints no more lines about batches, because the
+        monitor prints its own.
         """
         self.batches.claim(only_first=only_first)
         if only_first and self._console is not None:

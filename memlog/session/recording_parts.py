@@ -40,11 +40,12 @@ HELPER_CHECK_INTERVAL_NS = 1_000_000_000
 
 
 class RecordingParts:
-    """Parts of a recording, and the calls between them at each step.
+    """Parts of a recording, and the functions that connect them.
 
-    ``sinks`` are those that the user passed as objects. ``publish`` is called with each phase that has ended,
-    ``on_alert`` with every alert, and ``on_in_process`` when memlog begins to write to a user's run from this
-    process. ``generation`` is `memlog._internal.fork.generation` of the process that records.
+    ``sinks`` holds only the sinks that the user passed as objects. memlog calls ``publish`` with each phase
+    that has ended, ``on_alert`` with every alert, and ``on_in_process`` when it begins to write to a user's
+    run from this process. ``generation`` is the value of `memlog._internal.fork.generation` in the process
+    that records. In a fork of this process, that variable has another value.
 
     Raises:
         MemlogError: See `init`.
@@ -132,7 +133,7 @@ class RecordingParts:
         self._bus.subscribe(self._journal.append)
 
     def _begin_alerts(self, undo: ExitStack) -> None:
-        """Begin to print batches and to judge the alert rules, if the settings ask for it."""
+        """Begin to print batch lines if the settings ask for it. Begin to judge alert rules if any exist."""
         settings = self._settings
         self._console: Console | None = None
         self._alert_judge: AlertJudge | None = None
@@ -189,7 +190,7 @@ class RecordingParts:
         undo.callback(self.batches.host.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
-        """Begin to watch growth, failed allocations and phases. With ``layers``, also trace steps."""
+        """Begin to watch memory growth, failed allocations and phases. With ``layers``, also trace steps."""
         self._tracer: PeriodicTracer | None = None
         self._growth = GrowthWatch(
             self._bus,
@@ -231,7 +232,7 @@ class RecordingParts:
                 self._messages.look()
 
     def _after_step(self, step: int) -> None:
-        """Pass a step's end to the growth search and to the tracer. They never examine the same step."""
+        """Pass a step's end to the growth search and to the tracer. While the search runs, trace no step."""
         self._growth.after_step(step)
         if self._tracer is not None:
             self._tracer.after_step(step, may_trace=not self._growth.searching)

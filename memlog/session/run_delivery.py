@@ -33,8 +33,8 @@ _STARTED_WITHIN = 5.0
 class RunDelivery:
     """The parts that deliver one run to its trackers.
 
-    ``in_process`` holds the in-process writers by the name of their backend. There is one upload thread for
-    each of the ``sinks``, which the user passed as objects.
+    ``in_process`` holds the in-process writers, by backend name. ``sinks`` holds the sinks that the user
+    passed as objects. Each of these sinks has an upload thread.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RunDelivery:
     def lead_if_lowest(
         self, rank: SessionRank, *, has_stepped: bool, is_final: bool = False
     ) -> bool:
-        """Begin to deliver this rank's run, if its rank is not 0 and no lower rank has a run.
+        """Begin to deliver this rank's run, if this rank is not 0 and no lower rank has a run.
 
         ``is_final`` is True if the run ends now. Return True in the one call that begins the delivery.
         """

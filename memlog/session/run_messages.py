@@ -48,7 +48,7 @@ class RunMessages:
 
     @property
     def is_silent(self) -> bool:
-        """True if the session is ``quiet``, or if only another rank has runs in trackers."""
+        """True if the session is ``quiet``, or if this rank does not deliver its run to trackers."""
         return self._rank.wanted.quiet or not self._rank.may_deliver
 
     def _say(self, line: str) -> None:

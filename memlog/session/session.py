@@ -266,12 +266,12 @@ def init(
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
             `memlog.alerts.rules` describes the grammar.
         on_alert: Function called with each `memlog.events.Alert`. For alerts about the process or its
-            devices, the call is on the thread that made the step. Alerts of ``host.tree`` and
-            ``host.available`` come from the helper process; for them, the call is on a thread of memlog.
-            memlog counts any exception of the function, even from ``sys.exit``, and training continues.
-            Ctrl-C during the call ends an ordinary loop as usual.
-            Inside `watch_loss` memlog prints the interruption and does not raise it, because some optimisers
-            hang on an exception in their loss.
+            devices, memlog calls it on the thread that ended the step. Alerts of ``host.tree`` and
+            ``host.available`` come from the helper process. For these alerts, memlog calls it on a thread of
+            its own. If the function raises an exception, even from ``sys.exit``, memlog counts the exception
+            and training continues. Ctrl-C during the call ends an ordinary loop as usual. If Ctrl-C comes
+            inside `watch_loss`, memlog prints a message and does not raise the interruption, because some
+            optimisers hang on an exception in their loss.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping. The keys are the fields of `memlog.settings.Settings`,
             ``backend``, ``dir``, or the keys of the monitors that memlog replaces
@@ -292,7 +292,7 @@ def init(
 
     Raises:
         ConfigurationError: An argument is invalid; the message says what to pass.
-        UnknownBackendError: No installed package provides that backend.
+        UnknownBackendError: No installed package provides a backend of the given name.
         MissingExtraError: The backend's client is not installed.
         UnwritableDirectoryError: The folder for runs can't be written.
     """

@@ -1,4 +1,4 @@
-"""The part of a session that trainers' callbacks use: steps, phases, and the runs that loggers hold."""
+"""The part of a session that trainers' callbacks use: steps, phases, and the loggers' runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrainerInterface:
         """Report the end of a training step as `step` does; return the session's step number and the event.
 
         The event is ``None`` if memlog published none for this step. The result is ``None`` if the session
-        counts no steps.
+        does not record, and in a forked process.
         """
         return None if self._live is None else self._live.batches.count(step)
 
@@ -47,8 +47,8 @@ class TrainerInterface:
         Afterwards call `count_step` or `step` once per step.
 
         Args:
-            only_first: True to do nothing if a step was recorded before. Pass True if the optimizer can
-                already have stepped in the current step.
+            only_first: If true, and the session has already recorded a step, memlog continues to count
+                optimizer steps. Pass True if the optimizer may already have stepped in the current step.
         """
         if self._live is not None:
             self._live.claim_steps(only_first=only_first)
@@ -56,7 +56,7 @@ class TrainerInterface:
     def release_steps(self) -> None:
         """Let memlog count optimizer steps again, after `claim_steps`. Never raises.
 
-        For a trainer that has ended, because the program can continue with its own training loop.
+        A trainer calls this method at its end. The program can then continue with a training loop of its own.
         """
         if self._live is not None:
             self._live.batches.release()
@@ -64,11 +64,11 @@ class TrainerInterface:
     def join_run(
         self, backend: str, run_id: str, *, uri: str | None = None, name: str | None = None
     ) -> None:
-        """Send later events to a tracker's run that a logger holds.
+        """Send all further events to a run that one of the trainer's loggers has opened in a tracker.
 
         Call this method if the run is not the active run of the tracker's library. Events go to the run until
         the user opens another run or this method is called again. If the session uses other backends only,
-        nothing happens. Joining a run twice changes nothing. Never raises.
+        nothing happens. A second call for the same run changes nothing. Never raises.
 
         Args:
             backend: Name of the tracker's backend, such as ``"mlflow"``.

@@ -160,7 +160,7 @@ class JoinableBackend(Backend, Protocol):
     """Backend that makes a complete `TrackerRun` from the arguments of `memlog.Session.join_run`."""
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return the run with this id and all its data; ``None`` if memlog can't write to the run.
+        """Return the complete `TrackerRun` of this id; ``None`` if memlog can't write to the run.
 
         The call takes microseconds and imports nothing. If the backend is an `InProcessBackend`, memlog
         then passes the run to `InProcessBackend.open_in_process`.

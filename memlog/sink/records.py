@@ -14,8 +14,8 @@ OFFLINE = "offline:"
 """Prefix of a run's address, if the tracker's client has written the run to a folder for a later upload. The
 folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
-"""Parameters that each session sends at its end. Some trackers never change a parameter. If several sessions
-write to one run there, the first session's values stay, and memlog prints no warning."""
+"""Parameters that each session sends at its end. If several sessions write to one run, their values differ. A
+tracker that never changes a parameter then keeps the first session's values, and memlog prints no warning."""
 DISABLED = "disabled:"
 """Address of a run that the user has disabled. The tracker stores no data of such a run."""
 
@@ -34,9 +34,9 @@ class Point(msgspec.Struct, frozen=True):
     index: int
     """Position on the axis: the step, evaluation or epoch."""
     time_us: int
-    """The event's own Unix time in microseconds, so that a replay yields the same point."""
+    """Unix time of the event in microseconds. So a point that is sent again has the same time as before."""
     fold: Fold = "last"
-    """Rule that combines this value with other values of the metric. This value may be a combination, too."""
+    """Rule that combines several values of the metric into one. ``value`` may already be a combined value."""
 
 
 class TrackerRun(msgspec.Struct, frozen=True):
@@ -91,7 +91,10 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """The `own_id`. If ``beside`` is not ``None``, a digest of the id of ``beside`` follows."""
+        """The `own_id`. If ``beside`` is not ``None``, a digest of the id of ``beside`` follows.
+
+        So memlog's runs beside different user runs have different ids.
+        """
         if self.beside is None:
             return self.own_id
         import hashlib  # noqa: PLC0415 - 3 ms of `import memlog`, and only the helper process needs it

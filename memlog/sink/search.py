@@ -109,8 +109,8 @@ def _entry_points() -> EntryPoints:
 def is_installed(module: str) -> bool:
     """Return True if ``module`` is really installed.
 
-    A folder of that name in the working directory (W&B creates one called ``wandb``) looks like an empty
-    namespace package. Such a module has no origin.
+    A folder of that name in the working directory is not enough. For example, W&B creates a folder called
+    ``wandb``. Python takes such a folder for a namespace package, whose ``origin`` is ``None``.
     """
     try:
         spec = importlib.util.find_spec(module)

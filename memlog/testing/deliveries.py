@@ -97,8 +97,8 @@ class DeliveryContract(TrackerChecks):
 def _lost_to(fault: Fault) -> Counter[str]:
     """Return the number of losses that a fault causes, by reason.
 
-    A refused point is lost only if it was sent alone. If several points are refused, the uploader sends each
-    half of them again.
+    If a call with several points is refused, the uploader sends the points again, in two halves. So a refused
+    point is lost only if it was sent alone.
     """
     if not fault.refuses:
         return Counter()

@@ -36,7 +36,7 @@ class Fault:
 
     ``at`` is the number of the call that fails, counted from 0; -1: no call fails. With ``answered``, the
     failing call is executed, and only its result is lost. After the failure, ``failed`` is the name of the
-    method, and ``points`` has the points that the call was to store.
+    method, and ``points`` holds the points that were passed to the failed call.
     """
 
     def __init__(

@@ -195,7 +195,10 @@ class TrackerChecks(TrackerReading):
 
 
 def _times_of(points: Sequence[Point]) -> set[Time]:
-    """Return the times that points may have. A tracker may store the points of one index under one time."""
+    """Return the times under which a tracker may store the points.
+
+    A tracker may store all points of one index under the time of any of these points.
+    """
     at_index: dict[tuple[str, int], set[int]] = defaultdict(set)
     for point in points:
         at_index[point.axis, point.index].add(point.time_us // 1000)

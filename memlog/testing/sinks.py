@@ -139,7 +139,7 @@ class PointsContract(TrackerChecks):
         self._holds(run, points(20), repeated=True)
 
     def test_the_order_of_calls_is_free(self) -> None:
-        """Points may be sent in any order. Losses, for example, come late."""
+        """Points may be sent in any order. For example, a loss can come later than the next step."""
         sink = self._own()
         run = sink.open()
         made = points(20)

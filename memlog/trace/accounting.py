@@ -191,7 +191,8 @@ class Accountant:
     """The accounting of one trace.
 
     If ``by_readings`` is true, live bytes come from READING events, because the trace has no ALLOC events
-    (engine ``sampler``). With the default ``layers_around``, no layer contains another layer.
+    (engine ``sampler``). ``layers_around`` finds the layers that contain a layer. The default assumes that no
+    layer contains another layer.
 
     Attributes:
         live_bytes: Bytes live after the processed events, minus the bytes live at the start of the trace.

@@ -1,4 +1,7 @@
-"""Trace result as HTML for notebooks. The HTML has no script, loads nothing, and sets no colour for words."""
+"""Trace result as HTML for notebooks.
+
+The HTML has no script and loads nothing. Words keep the notebook's text colour.
+"""
 
 from __future__ import annotations
 

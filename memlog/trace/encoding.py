@@ -21,7 +21,7 @@ READING       allocated bytes    reserved bytes       A reading of the allocator
 USES          serial             uses                 Type and uses, in the fields of FREE, for a storage that
                                                       is live when the trace ends.
 LINE          serial             number               A line of the program made the storage outside all
-                                                      modules; ``number`` counts the trace's ``lines`` from 1.
+                                                      modules; ``number`` 1: the first of ``lines``.
                                                       LINE follows the storage's ALLOC.
 ============  =================  ===================  ==============================================
 

@@ -169,7 +169,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     truncated: bool
     """True if the trace has more events than ``max_events``. Totals and peaks include all events."""
     dropped: dict[str, int]
-    """Number of events, operations, modules or errors that make the totals incomplete, by reason."""
+    """Reasons why the totals are incomplete, each with the number of cases (such as events or modules)."""
     unseen: tuple[str, ...]
     """Whole sentences. Each describes memory or events that the engine can't see."""
     lines: tuple[LineFigures, ...] = ()

@@ -78,8 +78,9 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
 def with_parents(path: str, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the paths of a module's parents, the outermost first, and then the module's own path.
 
-    An example is ``("GPT", "blocks", "blocks.0")``. If a module was called, ``paths[1]`` is the path of the
-    model itself. No other path begins with it.
+    For example, return ``("GPT", "blocks", "blocks.0")`` for ``"blocks.0"``. ``"GPT"`` is the path of the
+    model itself: ``paths[1]``, if a module was called. The paths of the modules in the model do not begin
+    with it.
     """
     root = paths[1] if len(paths) > 1 else ""
     if path in (root, OUTSIDE_PATH):
@@ -192,8 +193,8 @@ def _layer(
 ) -> LayerFigures:
     """Build one layer's figures.
 
-    ``at_peak`` is ``None`` if the engine saw no allocations. ``before`` is ``None`` if the engine can't
-    measure bytes.
+    ``at_peak``: Bytes of the layer itself at the trace's peak; ``None`` if the engine saw no allocations.
+    ``before``: Bytes that were live before the trace; ``None`` if the engine can't measure bytes.
     """
     counted = at_peak is not None
     by_phase = peaks[path]

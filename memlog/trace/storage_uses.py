@@ -3,8 +3,8 @@
 A use is a read of the storage by an operation.
 
 The FREE event of a storage holds the type and the uses. If the storage is live when the trace ends, a USES
-event holds the type and the uses. Both events use fields that have another meaning in other events. A moment
-is given as the serial of the last storage that was allocated before the moment.
+event holds the type and the uses. Both events store them in fields that mean something else in other events.
+A moment is given as the serial number of the newest storage at that time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDE: Final = 1
 HALF: Final = 2
 """Type of a storage: float32 without autocast, bfloat16 under autocast."""
 OTHER_TYPE: Final = 3
-"""Type of a storage: neither float32, float16 nor bfloat16, but for example integers or float64."""
+"""Type of a storage: any type except float32, float16 and bfloat16, for example int64 or float64."""
 HALF_NOW: Final = 4
 """Type of a storage: bfloat16 or float16 in the traced step."""
 
@@ -42,7 +42,8 @@ class Uses(NamedTuple):
     cast_last: int
     """Moment of the last read by a matrix product or convolution; see `cast_first`."""
     used: int
-    """Moment of the last read by another operation than those of `cast_last`; 0: no such read."""
+    """Moment of the last read by an operation that is no matrix product and no convolution; 0: no such
+    read."""
     backward_layer: int
     """Number of the first layer whose backward pass read the storage; 0: unknown."""
 

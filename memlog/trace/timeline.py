@@ -64,7 +64,10 @@ _TYPES = {
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
-    """Return the statistics of each layer by path, in the model's order, without work outside all modules."""
+    """Return the statistics of each layer by path, in the model's order.
+
+    Work outside all modules is left out.
+    """
     return {
         layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }
@@ -84,7 +87,10 @@ def _stats(layer: LayerFigures) -> LayerMemoryStats:
 
 
 def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
-    """Yield the stored events with running totals. The totals include the bytes from before the trace."""
+    """Yield the stored events, each with the bytes that are live after it.
+
+    These bytes include those that were allocated before the trace.
+    """
     live: int | None = trace.result.before
     reserved: int | None = None
     ratio: float | None = None

@@ -10,7 +10,7 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Number of appended events that triggers a fold, after the log has kept its maximum of single events."""
+"""Number of appended events at which the log folds them, once it has kept ``max_events`` events."""
 
 
 class EventLog:

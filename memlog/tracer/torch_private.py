@@ -51,7 +51,7 @@ DISPATCH_NEEDS = {
 
 
 def missing() -> list[str]:
-    """Return the names in `DISPATCH_NEEDS` of private torch functions that this torch lacks."""
+    """Return the private functions in `DISPATCH_NEEDS` that this torch does not have, by name."""
     return sorted(name for name, found in DISPATCH_NEEDS.items() if found is None)
 
 

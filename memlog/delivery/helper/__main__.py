@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 
 def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Judging:
-    """Subscribe the alert rules about the samples, and the detector of growth, to the helper's bus."""
+    """Subscribe the alert rules about the samples, and the growth detector, to the helper's bus.
+
+    Return the functions that end their work, and that take readings of child processes.
+    """
     bus.subscribe(FindingAlerts(bus.publish))
     detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
     bus.subscribe(detector)

@@ -216,8 +216,8 @@ def _start(folder: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess
 def _environment() -> dict[str, str]:
     """Return the helper's environment, a changed copy of the trainer's environment.
 
-    The folder of the memlog package is added at the end of ``PYTHONPATH``. So a checkout works without
-    installation, and hides no other modules.
+    The folder that contains the memlog package is added to ``PYTHONPATH``. So the helper also finds a memlog
+    that is not installed, such as a checkout. The folder is the last one, so that it hides no other modules.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

@@ -64,7 +64,8 @@ class Judging(NamedTuple):
     """Function that judges the samples a last time. It returns the rules that were never judged, each with
     the reason."""
     take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
-    """Function that takes a step's number, and readings of child processes that are in no sample."""
+    """Function that takes a step's number, and readings of child processes at that step. memlog calls it only
+    with readings that no sample contains."""
 
 
 Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
@@ -211,7 +212,10 @@ class Helper:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
-        """Take over the end event and counts that the trainer could not write to a full disk."""
+        """Take over data that the trainer sent because it could not write them to a full disk.
+
+        Publish the end event if the journal lacks it, and note the counts that the journal lacks.
+        """
         finish, written = self._trainer.finish, self._follower.health
         if finish is None:
             return
@@ -231,7 +235,7 @@ class Helper:
         self._bus.publish(end)
 
     def _help_with(self, begin: protocol.Begin) -> None:
-        """Run a helper on the calling thread. Its run belongs to another rank on this machine."""
+        """Run a helper for another rank's run on the calling thread. ``begin`` is the run's first message."""
         helper = Helper(begin, self._judge, self._stop)
         helper.begin()
         helper.run(NoMessages())

@@ -17,14 +17,14 @@ from memlog.sink import Connection, TrackerRun
 NO_JOURNAL = 4
 """Exit code of a helper that can't create its journal, as on a full disk."""
 DONE = "helper-done"
-"""Name of a file in a run's folder. Its presence means that the helper process has finished with this run.
+"""Name of a file in a run's folder. If the file exists, the helper process has finished with this run.
 
-The process goes on only for the runs of other ranks.
+If the process has not ended then, it works only for the runs of other ranks.
 """
 DELIVERED = b"1"
 """Content of the file `DONE` if all data of the run is delivered. Otherwise the content is ``b"0"``."""
 HANDED_OVER = 5
-"""Exit code of a helper that has left its run to the helper of another rank on the same machine."""
+"""Exit code of a helper that has handed its run over to another rank's helper on the same machine."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

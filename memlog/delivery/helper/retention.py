@@ -3,8 +3,8 @@
 To keep the limit, the helper thins one segment after another. It thins only segments that their process has
 closed. Of a thousand consecutive events of one kind, it keeps the peaks and the last event. Rare events (the
 run's begin, alerts, epochs, artifacts, …) all stay. The helper begins with segments that every sink has
-received. If the journal is still too large, the helper thins the other segments, the oldest first. This
-happens if no tracker can be reached, or the run has no tracker.
+received. If the journal is still too large, for example because no tracker can be reached or the run has no
+tracker, the helper also thins the other segments, the oldest first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class _Segment(NamedTuple):
 class Retention:
     """Size limit of one run's journal: maximum bytes of all of the run's segments together.
 
-    ``backends`` are the backends in the run's settings. Others are found by their uploaders' saved states.
+    ``backends`` are the backends in the run's settings. The run may have other backends, too. `Retention`
+    finds these by the files of their uploaders in the run's folder.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:
@@ -142,9 +143,9 @@ def _has_received(state: UploadState, process: str, segment: int) -> bool:
 def _needed(progress: Progress) -> int:
     """Return the number of the first segment that a sink has not received completely.
 
-    A bucket is a group of steps with one point for each metric. It is open until a step of the next bucket
-    is read. A segment with events of an open bucket of steps does not count as received. Open buckets of
-    epochs and evaluations are ignored.
+    A sink receives one point of each metric for a group of steps, a bucket. A bucket is open until the
+    uploader reads a step of the next bucket. As long as a bucket is open, the segments with its events do not
+    count as received. For epochs and evaluations, open buckets are ignored.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
 

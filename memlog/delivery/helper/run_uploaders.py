@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from memlog.delivery.uploader.uploader import Uploader
 
 _POLL = 0.2
-"""Seconds between checks of whether another process waits to deliver the last points."""
+"""Seconds between two checks by `deliver_rest`: another process, such as ``memlog sync``, may wait to deliver
+the remaining data instead."""
 
 
 class RunUploaders:

@@ -104,7 +104,7 @@ class StepFollower:
     def ended_badly(self) -> bool:
         """True if the run has no end event.
 
-        Also true if memory ran out after the run's last step, and the run did not finish.
+        Also true if memory ran out after the run's last step and the end event's status is not ``finished``.
         """
         return self.end is None or (self._failed and self.end.status != "finished")
 
@@ -195,7 +195,7 @@ class Sampler:
     def _read_children(self, now: float) -> None:
         """Read the child processes again if enough steps have passed.
 
-        Set the earliest time of the next call.
+        Also set the time before which `sample_if_due` does not call this method again.
         """
         before = time.thread_time()
         step = self._follower.look()

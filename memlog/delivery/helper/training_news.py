@@ -80,7 +80,7 @@ class TrainingNews:
         return failure_of(list(self._ends.values()))
 
     def lost(self, rank: int) -> None:
-        """Record the end of a rank for which no helper process has written how it ended."""
+        """Record that a rank has ended. Call it if no helper process has written how the rank ended."""
         if rank not in self._over:
             written_us = int(self._readers[rank].run.last_write() * 1e6)
             self._note_end(rank, Exit(written_us, None, None))

@@ -12,9 +12,9 @@ from memlog.sink import Point, Resolution
 def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Position]:
     """Return the plan that converts a segment's events to points.
 
-    The plan uses the metric names of the memlog version that wrote the segment. ``offset`` is the session's
-    step minus the step in the tracker's run. If ``offset`` is 0, the first step in the tracker's run is the
-    header's ``initial_step``. Otherwise it is 0.
+    The plan uses the metric names of the memlog version that wrote the segment. ``offset`` is the
+    number of a step in the session, minus the number of the same step in the tracker's run. If ``offset`` is
+    0, the tracker's run begins at the header's ``initial_step``. Otherwise that run begins at step 0.
     """
     initial_step = 0 if offset else header.initial_step
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
@@ -44,7 +44,7 @@ class Cursor:
         """True if events are skipped, because the trainer's process has already written them to the run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
-        """From this segment on, send to another run, or use another offset for the same run."""
+        """Send to ``target`` with ``offset``, beginning with the segment whose number is ``segment``."""
         self.target, self.since, self.segment = target, segment, segment
         self.plan, self.skipping, self.offset = None, False, offset
 

@@ -29,7 +29,8 @@ class Targets:
     Args:
         open_sink: Function that builds a sink for a target. It may import the tracker's client.
         state: Saved state of the uploader, with the runs that exist and the runs that the tracker refuses.
-        begins: Values that the `Target` of every sink has in common. `Targets` adds the tracker's runs.
+        begins: `Target` with the values that are the same for every sink. For each sink, this class makes a
+            copy with the sink's own values, such as the tracker's run.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
             trainer's process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.

@@ -36,7 +36,8 @@ class OwnRun:
         """Return whether the uploader can send events to memlog's own run now.
 
         Args:
-            is_allowed: True if the uploader may open memlog's own run; False while the user may open one.
+            is_allowed: True if the uploader may open memlog's own run; False while the user might still
+                open a run.
             is_final: True if the journal is complete.
 
         Raises:
@@ -54,7 +55,10 @@ class OwnRun:
         return is_allowed
 
     def _has_taken_over(self, run_id: str) -> bool:
-        """Take over the earlier session's run and alerts; return False if a process still sends its data."""
+        """Take over the run and the alerts of the session before the restart.
+
+        Take over nothing, and return False, if another process still sends that session's data.
+        """
         before = RunDirectory(self._run.path.parent / run_id)
         if not before.path.exists():
             return True

@@ -42,7 +42,7 @@ class SavedProgress:
         self._targets.forget()
 
     def save(self) -> None:
-        """Save the state. If an open sink can still lose data, save the last safe state's progress."""
+        """Save the state. If an open sink can still lose data, the saved progress is the last safe one."""
         safe, state = self._safe, self._state
         if not self._targets.are_durable:
             state = msgspec.structs.replace(

@@ -193,7 +193,10 @@ class Uploader:
                     return None
 
     def _skip(self, file: JournalFile, cursor: Cursor) -> bool:
-        """Record and skip a refused run's segments; return False if no segment of another run follows."""
+        """Record a refused run's segments, skip them, and return True.
+
+        If no segment of another run follows, skip nothing and return False.
+        """
         others = (
             segment
             for segment, header in file.headers_after(cursor.segment)
@@ -273,7 +276,7 @@ class Uploader:
         return binding
 
     def _sink(self, target: str | None) -> Sink:
-        """Return the sink of a target. If it had to be opened, save the state."""
+        """Return the sink of a target. If this call opens the sink, save the state."""
         is_new = target not in self._targets
         sink = self._targets.sink(target)
         if is_new:

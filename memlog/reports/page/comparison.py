@@ -44,7 +44,10 @@ def compared(first: RunDirectory, second: RunDirectory) -> TwoRuns:
 
 
 def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
-    """Return the sections of the page. ``missing`` is passed on to `sections.memory`."""
+    """Return the sections of the page.
+
+    ``missing`` is the reason why charts can't be zoomed; ``None`` if charts can be zoomed.
+    """
     return [
         el("div", el("h1", _headline(runs), class_="verdict"), _verdicts(runs), class_="headline"),
         sections.memory(runs.series, missing),

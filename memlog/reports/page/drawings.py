@@ -93,7 +93,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 
 def curve_class(curve: Curve, number: int) -> str:
-    """Return a line's CSS class: its kind, or a class made from ``number`` if it shows a rank or a run."""
+    """Return a line's CSS class: from ``number`` if the line shows a rank or a run, else the line's kind."""
     if curve.label.startswith(("rank ", "run ")):
         return f"n{number % 8}"
     return curve.kind

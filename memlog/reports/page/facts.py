@@ -59,8 +59,8 @@ class RunSeries(msgspec.Struct, frozen=True):
     """Charts of the accelerators, then of the host; empty if no memory was read."""
     marks: list[ChartMark]
     omitted: int
-    """Number of marks that are left out because their kind has more than `_MOST_MARKS` marks, not counting
-    the kinds in `UNLISTED`."""
+    """Number of marks that are left out, because at most `_MOST_MARKS` marks of one kind are kept. Marks of
+    the kinds in `UNLISTED` are not counted here."""
     traces: list[Trace]
     """Events about the traced steps, oldest first."""
 

@@ -76,7 +76,7 @@ def layer_tree(trace: RecordedTrace) -> Node:
 
 
 def event_tree(event: Trace) -> Node | None:
-    """Return the layers that a traced step's journal event names; ``None`` if the event names none."""
+    """Return the tree of layers in a traced step's journal event; ``None`` if no layers are in the event."""
     held = [(layer.path, layer.at_peak) for layer in event.layers if layer.at_peak]
     if not held or event.peak is None:
         return None
@@ -138,7 +138,10 @@ def _bounded(root: Node) -> Node:
 
 
 def nodes(root: Node) -> Iterable[Node]:
-    """Yield all nodes of a tree. The caller may replace the children of the node that it got last."""
+    """Yield all nodes of a tree, each before its children.
+
+    The caller may replace a node's children until it asks for the next node.
+    """
     waiting = [root]
     while waiting:
         at = waiting.pop()

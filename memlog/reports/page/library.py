@@ -33,8 +33,8 @@ class Library(NamedTuple):
 def load_library(announce: Callable[[str], object] | None = None) -> Library:
     """Read the page's scripts and styles.
 
-    If uPlot is missing, it is fetched, after ``announce`` has got one line of text. If ``announce`` is
-    ``None``, uPlot is not fetched. Without uPlot, the charts are drawings that can't be zoomed.
+    If uPlot is missing and ``announce`` is not ``None``, this function calls ``announce`` with one line of
+    text, and then fetches uPlot. Without uPlot, the charts are drawings that can't be zoomed.
     """
     folder = None
     missing = (

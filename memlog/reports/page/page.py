@@ -49,8 +49,9 @@ def html(
     Args:
         what: A run (it can still be running), a reader that has read a part of the run's journal, or a traced
             step.
-        announce: Function that gets one line of text before uPlot is fetched. uPlot is fetched if this
-            installation lacks it. ``None``: uPlot is not fetched. Without uPlot, the charts can't be zoomed.
+        announce: Function that is called with one line of text before uPlot is fetched. uPlot is fetched
+            only if this installation lacks it. ``None``: uPlot is never fetched. Without uPlot, the charts
+            can't be zoomed.
     """
     library = load_library(announce)
     if isinstance(what, RecordedTrace):

@@ -129,7 +129,7 @@ def provenance(
 
 
 def _parameter(name: str) -> str:
-    """Return a parameter's name in words."""
+    """Return the name of one of the run's parameters as the page shows it: in words, and with its unit."""
     return (
         f"{name.removesuffix('_mib').replace('_', ' ')}{' (MiB)' if name.endswith('_mib') else ''}"
     )

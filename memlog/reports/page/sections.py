@@ -202,7 +202,7 @@ def _limit_text(chart: Chart) -> Element | None:
 
 
 def as_table(made: Element) -> Element:
-    """Return a figure's values as a table that can be folded. Without scripts, the table stays open."""
+    """Return a table in a box that can be folded. The box is open until a script folds it."""
     return el("details", el("summary", "As a table"), made, open=True, class_="as-table")
 
 

@@ -81,8 +81,9 @@ def flame_page(
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
         intro: Sentence that describes the drawing.
-        holder: Heading of the first column in the table of the frames that hold most bytes. The table counts
-            bytes for the innermost frame that is not a category.
+        holder: Heading of the first column in the table of the frames that hold the most bytes. In this
+            table, bytes count for the innermost frame of their stack. If this frame is a category, they count
+            for the next outer frame.
     """
     if not document["profiles"]:
         return None  # a damaged snapshot whose blocks all have no bytes

@@ -130,7 +130,10 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
 
 
 def _require_distinct(lists: Sequence[Any]) -> None:
-    """Refuse a snapshot that uses one list in several places: a small file could have countless entries."""
+    """Refuse a snapshot that uses one list in several places.
+
+    Otherwise a small file could hold a huge number of entries.
+    """
     if len({id(entries) for entries in lists}) < len(lists):
         raise ValueError("it uses one list in several places, which torch never writes")
 
@@ -161,7 +164,10 @@ def _whole_number(value: Any, what: str, limit: int = _MAX_SIZE) -> int:
 
 
 def _requested_size(block: Block) -> int:
-    """Return the size in bytes that was requested for a block. The history counts this size, too."""
+    """Return the bytes that the program requested for a block; if unknown, the bytes of the block.
+
+    The allocator's history also holds requested sizes.
+    """
     requested = block.source.get("requested_size")
     return requested if type(requested) is int and 0 < requested <= block.size else block.size
 

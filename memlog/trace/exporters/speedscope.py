@@ -78,7 +78,10 @@ def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
 
 
 def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
-    """Yield every stored allocation below its phase, then the sum of the allocations that are not stored."""
+    """Yield the stack and bytes of each stored allocation, then the sum of all allocations not stored.
+
+    The outermost frame of a stack is the phase.
+    """
     stored = 0
     lines = {
         event.key: (trace.lines[event.size - 1],)

@@ -1,8 +1,8 @@
 """Parts of flame graph files for https://www.speedscope.app.
 
-Speedscope checks little in a file. It fails in three cases: a weight is negative, the numbers of samples and
-of weights differ, or events cross or go back in time. It shows wrong figures without an error if ``endValue``
-is not the sum of the weights, or if two frames have the same name.
+Speedscope checks little in a file. It fails if a weight is negative, if the number of samples is not the
+number of weights, if events close frames in the wrong order, or if events go back in time. It shows wrong
+figures without an error if ``endValue`` is not the sum of the weights, or if two frames have the same name.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Upper edge of the drawing: pairs of a number of changes and the live bytes after these changes.
-            Storages without a band of their own are included.
+        top: Upper edge of the drawing, as pairs: a number of changes, and the live bytes after that many
+            changes. Storages without a band of their own are included.
     """
 
     def __init__(self, changes: list[Change]) -> None:

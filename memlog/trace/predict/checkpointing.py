@@ -23,25 +23,25 @@ from memlog.trace.predict.lifetimes import (
 )
 
 _MIN_SHARE = 0.02
-"""Minimum bytes that checkpointing a group of modules must free, as a fraction of the peak."""
+"""If checkpointing a group of modules frees less than this fraction of the peak, memlog ignores the group."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""The result of a call is the newest storage that outlives the call. But a storage does not count if the
-largest storage that outlives the call is more than 20 times larger. For example, the small statistics that a
-norm allocates after its result do not count."""
+"""memlog takes the newest storage that outlives a call as the call's result. But it ignores a storage if the
+largest storage that outlives the call is more than this number of times larger. For example, it ignores the
+small statistics that a norm allocates after its result."""
 _RNG_STATE_BYTES = 5056
 """Bytes of the state of the CPU's random number generator. Each checkpointed call keeps this state."""
 _SAME_PEAK = 1.005
-"""Maximum ratio of two peaks that count as the same."""
+"""If one peak is at most this number of times as high as another, memlog treats the two peaks as the same."""
 
 
 class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """Storages that checkpointing frees in the forward pass, each with the moment of the free. This moment is
-    the end of the innermost call that allocates the storage and does not return it. The result of the
-    checkpointed call itself is freed at the end of the last forward that reads it."""
+    """Storages that checkpointing frees in the forward pass, each with the moment of the free. The result of
+    the checkpointed call is freed at the end of the last forward that reads it. Every other storage is freed
+    at the end of the innermost call that contains the allocation and does not return the storage."""
     recompute_at: int
     """Moment at which the second forward begins."""
     recompute_bytes: float
@@ -116,7 +116,7 @@ def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
-    """Return the groups of sibling modules that would drop enough bytes, sorted by bytes, largest first."""
+    """Return the groups of sibling modules that would drop enough bytes (`_MIN_SHARE`), largest first."""
     siblings: dict[str, list[int]] = {}
     for layer in calls:
         siblings.setdefault(traced.paths[layer].rpartition(".")[0], []).append(layer)
@@ -151,10 +151,10 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return storages that a forward allocates, does not return and leaves live, with the forward's end.
+    """Return the storages that autograd keeps after a forward, each with the moment of the forward's end.
 
-    Without autograd, the storage would be freed at the forward's end. If several nested forwards contain the
-    allocation, the end of the innermost forward counts.
+    The forward allocates the storage and does not return it. So without autograd, the storage would be freed
+    at this moment. If this is true for several nested forwards, the innermost forward counts.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -235,7 +235,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return the moment at which the backward pass entered the module last before ``first_free``."""
+    """Return the moment of the last time before ``first_free`` that the backward pass entered the module."""
     inside = traced.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):
@@ -246,9 +246,9 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters the call before ``later``.
+    """Return the moment at which the backward pass has left ``later`` and enters the module's previous call.
 
-    Both are calls of the same module. The backward pass reaches ``later`` first. It enters both calls at the
+    The backward pass reaches the two calls in reverse order, ``later`` first. It enters both calls at the
     layer that ran last in the module's forward. If the backward pass does not enter this layer again after
     ``later``, return the `released_at` of ``later``.
     """

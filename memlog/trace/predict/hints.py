@@ -18,9 +18,9 @@ from memlog.trace.records import RecordedTrace, TraceResult
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 WORTH = 0.01
-"""Minimum bytes that a hint must save, as a fraction of memory. The memory is the larger of two figures: the
-step's peak, and the bytes that the process (or the device's allocator) holds. A post-mortem report ignores
-smaller amounts, too."""
+"""If a change saves less than this fraction of the memory, memlog gives no hint. The memory is the larger of
+two figures: the step's peak, and the bytes that the process (or the device's allocator) holds. A post-mortem
+report also ignores amounts below this fraction."""
 _NAMED = 6
 """Maximum number of modules or optimizers that a sentence names."""
 _LAYERS = 8
@@ -270,7 +270,8 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
 def _named(kept: Sequence[optimizers.State]) -> str:
     """Return text that names optimizers and the number of values that each optimizer keeps.
 
-    One text names all optimizers, because two optimizers can keep state for the same parameters.
+    The text lists each optimizer's number separately, because two optimizers can keep state for the same
+    parameters.
     """
     keeps = [f"{one.values} numbers" if one.values > 1 else "one number" for one in kept]
     if len(kept) == 1:

@@ -303,7 +303,7 @@ class TracedStep:
     ) -> list[SizedInterval]:
         """Return each storage's interval and bytes, as if optimizer state existed from the step's start.
 
-        ``sizes`` and ``ends`` hold the bytes and the ends of storages for which these differ from the trace.
+        ``sizes`` and ``ends`` replace the bytes and the ends of the storages that they contain.
         """
         sizes, ends = sizes or {}, ends or {}
         return [

@@ -26,9 +26,9 @@ _ALLOCATOR_BLOCK = 512
 """Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
 round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
-"""Minimum of two fractions. If one is lower, memlog predicts no peak with another optimizer. The first is the
-part of a state's bytes that has the same whole number of values per parameter. The second is the part of the
-parameters' bytes that has such state. Only parameters with gradients count, in layers with state."""
+"""If one of two fractions is below this value, memlog predicts no peak with another optimizer. The first is
+the part of a state's bytes that has the same whole number of values per parameter. The second is the part of
+the parameters' bytes that has such state. Only parameters with gradients count, in layers with state."""
 
 
 class State(NamedTuple):
@@ -115,10 +115,11 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 
 
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
-    """Return the last step in ``known`` that is not after the optimizer step of the storage.
+    """Return the first step of the optimizer that the storage belongs to.
 
-    ``known`` holds the first step of each optimizer only. An optimizer can step several times in one trace,
-    for example the optimizer of a critic.
+    ``known`` holds the first step of each optimizer, sorted. The result is the last of these steps that is
+    not after the storage's own step. The result is earlier than the storage's step if an optimizer steps
+    several times in one trace, for example the optimizer of a critic.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -172,9 +173,9 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Find the storages in ``kept`` with the most common whole number of values per parameter.
+    """Group the storages in ``kept`` by their whole number of values per parameter. Return the largest group.
 
-    Return ``None`` if these storages hold less than `_ALMOST_ALL` of the state's bytes.
+    Return ``None`` if this group holds less than `_ALMOST_ALL` of the state's bytes.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):

@@ -144,7 +144,7 @@ def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: in
 def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interval]:
     """Yield the parts of an interval that lie outside optimizer steps.
 
-    Autocast's copies of parameters exist only there, because none outlives an optimizer step.
+    Autocast's copies of parameters exist only in these parts, because no copy lives during an optimizer step.
     """
     for step in traced.optimizer_steps[traced.optimizer_step_at(first) :]:
         if step.begin >= last:

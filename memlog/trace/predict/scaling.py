@@ -92,11 +92,11 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 
 
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
-    """Return, by layer and phase, the sizes of storages whose size depends on parameters, not on the batch.
+    """Return, by layer and phase, the sizes that depend on parameters and do not shrink with the batch.
 
-    In the backward pass, such a storage is a new gradient that is added to an older one. Under autocast, such
-    a storage is a copy of a parameter with half the bytes, or the gradient of this copy. If a layer of
-    `PRODUCTS` is called once per step, it allocates only the final gradient. So the layer's other storages
+    In the backward pass, a storage of such a size is a new gradient that is added to an older one. Under
+    autocast, it is a copy of a parameter with half the bytes, or the gradient of this copy. A layer of
+    `PRODUCTS` that is called once per step allocates only the final gradient. So the layer's other storages
     shrink with the batch, even if they are as large as a gradient.
     """
     found: dict[tuple[int, int], set[int]] = {}

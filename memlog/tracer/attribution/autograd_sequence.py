@@ -38,7 +38,8 @@ class SequenceMap:
     def since(self, number: int, layer: int) -> None:
         """Assign operation ``number`` and all later operations to ``layer``.
 
-        Operations before the newest span keep their layers. Before the first `mark`, do nothing.
+        Operations of all spans except the newest one keep their layers, even if they are later than
+        ``number``. If `mark` was never called, do nothing.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)
@@ -57,8 +58,8 @@ class GraphOwners:
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """First sequence number that was free when `made_by_backward` was called last; ``None`` after
-        `backward_ends`."""
+        """Next free sequence number at the last call of `made_by_backward` in the current backward pass;
+        ``None`` if there was no such call."""
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""

@@ -52,8 +52,8 @@ class CallingLines:
 
         The program's line is the innermost line of the call stack outside torch, memlog and installed
         packages. If there is no such line, because the trainer is an installed package, use the innermost
-        line outside torch and memlog. Return 0 if there is no such line either, or if the line is new and
-        there are `MAX_LINES` lines.
+        line outside torch and memlog. Return 0 if there is no such line either. Also return 0 for a new line
+        if `MAX_LINES` lines are registered already.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None

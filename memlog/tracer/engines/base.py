@@ -20,7 +20,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     dropped: dict[str, int] = {}
     """Events that could not be recorded, counted by reason."""
     lines: tuple[str, ...] = ()
-    """Lines of the program. The first line has the number 1 in events."""
+    """Texts of the program's lines to which events refer. Events number the lines from 1."""
     exactness: Exactness | None = None
     """Exactness of the peaks; ``None``: as in the engine's `Choice`."""
 

@@ -124,9 +124,9 @@ class OptimizerSubscription:
     def remove(self) -> None:
         """End the subscription. A second call is harmless.
 
-        A session's own hook can close a window within an optimizer's step. So first report the end of this
-        thread's open steps to the listener. Open steps of other threads are not reported. The state of their
-        optimizers is not part of the window.
+        Before that, report to the listener that the optimizer steps of this thread have ended. This thread
+        may be inside a step, because a session's own hook can close a window there. Steps of other threads
+        are not reported, because the state of their optimizers is not part of the window.
         """
         if not self._removed:
             here = threading.get_ident()

@@ -38,10 +38,10 @@ class Budget:
     counted separately. Set-up is the first two traced steps. The first one loads code and measures every
     operation. The second one provides the first realistic cost.
 
-    A run may end at any time, and its second half should be traced too. Suppose that no step in the second
-    half of the steps so far was traced. The next trace may then cost five times the share of the time so far.
-    This happens each time the number of steps has doubled, so the total falls below the share as the run goes
-    on. A run of less than a minute may spend as much as a run of a minute.
+    A run may end at any time, and its second half should be traced too. So a trace may cost more if none of
+    the later half of the steps so far was traced: up to five times the share of the time so far. This higher
+    limit applies only each time the number of steps has doubled, so the total cost falls below the share as
+    the run goes on. A run of less than a minute may spend as much as a run of a minute.
 
     ``share``: Share of training time that tracing may cost, 0 to 1.
 

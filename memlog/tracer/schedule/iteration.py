@@ -79,7 +79,11 @@ class OptimizerSchedule:
         return [optimizer for _, optimizer in self.of_this_thread()]
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether an optimizer outside ``members`` now takes part together with one of ``members``."""
+        """Return whether a new optimizer has joined ``members``.
+
+        This is true if at least one of ``members`` takes part now, and also an optimizer that is not one of
+        them.
+        """
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self.active()]
         return any(found) and not all(found)

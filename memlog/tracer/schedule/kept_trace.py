@@ -81,10 +81,10 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        At the next optimizer step, the trace is found to cover a whole iteration if the optimizer of that
-        step also stepped in the trace.
+        The next optimizer step decides whether the trace covers a whole iteration: it does if the optimizer
+        of that step also stepped in the trace.
 
-        ``whole``: Guess that is used until the next optimizer step.
+        ``whole``: Guess that is used until then.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -118,9 +118,8 @@ class KeptTrace:
     def decide(self, *, whole: bool | None = None) -> None:
         """Publish the first trace, unless it is published already. Call this at the end of the next step.
 
-        ``whole``: True if the trace covers a whole iteration. ``None``: use the guess from `add_undecided`.
-        The guess is final if no optimizer has stepped since the trace. In this case, the user marks the
-        steps.
+        ``whole``: True if the trace covers a whole iteration. ``None``: use the guess from `add_undecided`,
+        because no optimizer has stepped since the trace, for example if the user marks the steps.
         """
         if self._undecided is None:
             return
@@ -134,10 +133,11 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        A trace of a whole iteration replaces a trace of a part. A trace of an iteration whose optimizers had
-        state replaces the first trace. An exception is a first trace with a clearly higher peak, which had a
-        larger input. Of two equally representative traces, the one with the higher peak is kept. A failed
-        step is the last step of a run. Its trace is kept if its peak is higher than that of the kept trace.
+        A trace of a whole iteration replaces a trace of a part. A trace that began when the optimizers had
+        state replaces a trace in which they created it. But the earlier trace stays if its peak is clearly
+        higher, because its input was larger. Of two equally representative traces, the one with the higher
+        peak is kept. A failed step is the last step of a run. Its trace is kept if its peak is higher than
+        that of the kept trace.
         """
         peak = step_trace.event.peak
         if peak is None:

@@ -12,8 +12,8 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
     """Return whether ``thread`` may train its models while this thread looks at them.
 
     torch does not protect gradients. If this thread reads ``parameter.grad`` while ``thread`` resets it, the
-    process crashes. Return False for a thread that Python has not started. Such a thread belongs to autograd.
-    If an optimizer steps there, it does so for the thread that trains.
+    process crashes. Return False for a thread that Python has not started, because such a thread belongs to
+    autograd. An optimizer that steps on autograd's thread is one of the thread that trains.
     """
     if thread is None or thread is threading.current_thread():
         return False

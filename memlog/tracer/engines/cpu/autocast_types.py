@@ -115,9 +115,11 @@ class AutocastTypes:
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
         """Return the type of an operation's results: ``kind``, with two exceptions.
 
-        In the backward pass, a result without floating-point arguments, such as a mask, gets the type of the
-        last operation that had floating-point arguments. Any other result outside all modules is `WIDE` in
-        the forward and backward passes.
+        In the backward pass, the result of an operation without floating-point arguments, such as a mask,
+        gets the same type as the results of the last operation that had such arguments. All other results
+        outside all modules are `WIDE`, in the forward and in the backward pass.
+
+        ``kind``: Type that follows from the operation and its inputs.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
@@ -136,7 +138,10 @@ class AutocastTypes:
     def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """Return the ``type`` and the ``wide_inside`` of the storages of a product's results."""
+        """Record that a product reads ``inputs``.
+
+        Return ``type`` and ``wide_inside``, two attributes of the `TrackedStorage` of each result.
+        """
         if any(tracked.wide_inside for tracked in inputs):
             for tracked in inputs:
                 tracked.used = now
@@ -172,7 +177,10 @@ def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return the ``type`` and the ``wide_inside`` of an operation's results. The operation is no product."""
+    """Return ``type`` and ``wide_inside`` for the results of an operation that is not a product.
+
+    They are two attributes of the `TrackedStorage` of each result.
+    """
     if role == _LOSS:
         for _, tracked in tensors:
             if tracked.type == HALF:

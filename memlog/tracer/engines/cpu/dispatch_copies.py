@@ -60,16 +60,17 @@ _ALTERED: Final = frozenset(
         "OrmqrBackward0",
     )
 )
-"""Derivatives for which torch runs other operations while a mode is active, with the same results. In torch
-2.13's own tests, all other derivatives with other operations are handled by `ModeCopies` or
-`untraced_derivatives`."""
+"""Derivatives that torch computes by other operations while a mode is active. Their results are the same.
+torch 2.13's own tests contain more derivatives that torch computes by other operations. `ModeCopies` or
+`untraced_derivatives` handles each of them."""
 
 
 class ModeCopies:
     """Search for the existing storage into which an untraced step would write an operation's result.
 
     Attributes:
-        altered: Bytes allocated by each derivative that an untraced step computes in another way.
+        altered: Bytes that each derivative allocated. It has only those derivatives that torch computes in
+            another way during tracing.
     """
 
     def __init__(self, live_storages: LiveStorages) -> None:
@@ -145,7 +146,10 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether only autograd or one derivative owns a tensor. If so, the tensor is freed next."""
+        """Return whether nothing but autograd, or the running derivative, owns a tensor.
+
+        Such a tensor is freed next.
+        """
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False
@@ -160,12 +164,12 @@ class ModeCopies:
 
 
 def _adds_up(*, made_here: bool) -> bool:
-    """Return whether an addition in a backward pass may be autograd's own, rather than a derivative's.
+    """Return whether an addition in a backward pass may be autograd's own, and not part of a derivative.
 
-    The answer matters only if the first argument of the addition is freed next. If this argument is older
-    than the current node, the addition is autograd's. A derivative can't free an older tensor, because its
-    node holds the tensor until the node ends. Autograd adds to a tensor that the current node made only if
-    two results of the node are gradients of the same tensor.
+    The answer matters only if the first argument of the addition is freed next. If this argument was made
+    before the current node began, the addition is autograd's: the node holds such a tensor until the node
+    ends, so a derivative can't free it. If the current node made the argument, the addition may be autograd's
+    only if two results of the node are gradients of the same tensor. Autograd then adds up these results.
 
     ``made_here``: True if the first argument was made since the current node began.
     """

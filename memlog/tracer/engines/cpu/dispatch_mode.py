@@ -190,8 +190,8 @@ class ObservingMode(TorchDispatchMode):
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
         """Return an operation's bits, and the storages that it may replace or resize.
 
-        If the operation only writes into existing storages, return its bits without those of `RESULT`. The
-        second value is then ``None``.
+        If the operation only writes into existing storages, clear the bits of `RESULT`, and return ``None``
+        in place of the storages.
         """
         try:
             if args and is_sparse(args[0]):

@@ -1,7 +1,8 @@
 """Engine for tensors on the CPU: records the results of every operation, and when their storages are freed.
 
-The size of a storage is the size that its operation requested from the allocator. So live bytes are those of
-the allocator. Bytes that an operation allocates and frees inside itself are measured by `op_workspace`.
+The size of a storage is the number of bytes that the operation requested from the allocator. So the trace
+shows the bytes that are live in the allocator. `op_workspace` measures the bytes that an operation allocates
+and frees inside itself.
 """
 
 from __future__ import annotations

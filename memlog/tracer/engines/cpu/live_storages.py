@@ -29,7 +29,7 @@ from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_ten
 
 MOST_LIVE = 12_500
 """Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
-storage takes about 700 bytes of memory, including the analysis of the trace."""
+storage costs about 700 bytes of memory, during the trace and its analysis together."""
 SMALL = 64 * 1024
 """Size in bytes. While `MOST_LIVE` storages are tracked, the tracer does not track a new storage that is
 smaller. So the tracer takes 8.8 MB, plus at most 1 % of the live bytes."""
@@ -95,8 +95,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if the storage is new.
 
-        ``instead``: Storage into which an untraced step would have written the result. If the next event is
-        that ``instead`` is freed, the new storage and ``instead`` count as one.
+        ``instead``: Storage into which an untraced step would have written the result. If it is freed before
+        anything else happens, it and the new storage count as one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):

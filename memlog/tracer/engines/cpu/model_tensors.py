@@ -19,7 +19,7 @@ class ModelTensors:
     """Classification of the storages that belong to models and optimizers.
 
     Attributes:
-        late_gradients: True if the tracer did not see the operation that made some gradient.
+        late_gradients: True if a gradient was found for which the tracer saw no operation that made it.
     """
 
     def __init__(self, names: ModuleNames, live_storages: LiveStorages) -> None:
@@ -58,9 +58,10 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of an optimizer's state again, once for each optimizer in a window.
+        """Write the category of an optimizer's state again, at the first call for this optimizer.
 
-        Predictions assign the state to the optimizer step in which the state's category was last written.
+        Predictions assign state to an optimizer step: the step in which the category of the state was last
+        written.
         """
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)

@@ -159,7 +159,10 @@ class StorageEvents:
         self._log.append(tracked.use_event(kind, self._log.now()))
 
     def write_pending(self) -> None:
-        """Write the pending ALLOC event, if there is one. Call this if anything but a free happens next."""
+        """Write the pending ALLOC event, if there is one.
+
+        Call this if the next event is not the free of a storage.
+        """
         with suppress(IndexError):
             pending = self._pending.pop()
             self._log.append(pending.event + pending.workspace)

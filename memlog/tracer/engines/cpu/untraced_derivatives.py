@@ -1,9 +1,9 @@
 """Derivatives that run without the dispatch mode, because a mode changes the last bits of their results.
 
 torch computes some derivatives in another way while any dispatch mode is active (``isTensorSubclassLike`` in
-its sources). In torch 2.13's own tests, only the derivatives in `_NODES` then have other results. A hook on
-each of these nodes removes the mode before the node runs. Autograd restores the mode for the next node. So
-the tracer sees the results of the node, but not the allocations inside the node.
+its sources). In torch 2.13's own tests, this changes the results of the derivatives in `_NODES`, and of no
+other derivatives. A hook on each of these nodes removes the mode before the node runs. Autograd restores the
+mode for the next node. So the tracer sees the results of the node, but not the allocations inside the node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_NODES: Final = 1_000_000
 class UntracedDerivatives:
     """Listener for backward passes while a window is open.
 
-    ``record`` gets each tensor that a derivative returned without the mode.
+    ``record``: Function that gets each tensor that a derivative returned while the mode was removed.
 
     Attributes:
         returned: Bytes of the results of each derivative that ran without the mode.

@@ -13,10 +13,12 @@ replace the oldest ones. torch's default has no limit."""
 
 
 class AllocatorHistory:
-    """History of the allocator of one CUDA or XPU device, which has an index.
+    """History of the allocator of one CUDA or XPU device.
 
     If the user's program has turned the history on, memlog neither turns it off nor clears it. memlog
     attaches notes to the entries, and reads only the entries of the window.
+
+    ``device``: Device with an index, such as ``cuda:0``.
 
     Attributes:
         takes_notes: True if this torch can attach notes to entries.

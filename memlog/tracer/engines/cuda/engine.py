@@ -144,8 +144,8 @@ class NativeEngine(HookEngine):
     def _add_roots(self, *, late: bool = False) -> None:
         """Record the existing tensors of root modules that were found since the last call.
 
-        ``late``: True if the window is open already. The window may then contain the allocation of the
-        tensors.
+        ``late``: True if the window is open already. The tensors may then have been allocated within the
+        window.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
