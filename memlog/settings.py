@@ -182,8 +182,8 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
 
     Args:
         arguments: Arguments of ``init`` by the names of `Settings`; the value ``None`` means not passed.
-        config: Mapping with the keys of the replaced monitors or memlog's own, at its top or in a section
-            named ``memlog`` or ``trainer_params``. Other keys are ignored.
+        config: Mapping with memlog's own keys or the keys of the replaced monitors. The keys are at the top
+            level, or in a section named ``memlog`` or ``trainer_params``. Other keys are ignored.
 
     Raises:
         ConfigurationError: A value has the wrong type or is out of range; a key in the section ``memlog`` is

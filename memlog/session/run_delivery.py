@@ -88,9 +88,10 @@ class RunDelivery:
     def lead_if_lowest(
         self, rank: SessionRank, *, has_stepped: bool, is_final: bool = False
     ) -> bool:
-        """Begin to deliver this rank's run, if this rank is not 0 and no lower rank has a run.
+        """Begin to deliver this rank's run if this rank is not 0 and no lower rank has a run.
 
-        ``is_final`` is True if the run ends now. Return True in the one call that begins the delivery.
+        ``is_final`` is True if the run ends now. Return True if this call begins the delivery. At most one
+        call does so.
         """
         if not rank.takes_lead(has_stepped=has_stepped, is_final=is_final):
             return False

@@ -218,7 +218,7 @@ class Session(TrainerInterface, SessionDisplay):
 
 
 def _disabled_session(settings: Settings, run_id: str | None, directory: Path | None) -> Session:
-    """Return the disabled session that a pickled session becomes when it is loaded."""
+    """Build a disabled session, as the result of loading a pickled session."""
     session = Session(msgspec.structs.replace(settings, enabled=False), (), None)
     session.id, session.directory = run_id, directory
     return session
@@ -266,12 +266,12 @@ def init(
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
             `memlog.alerts.rules` describes the grammar.
         on_alert: Function called with each `memlog.events.Alert`. For alerts about the process or its
-            devices, memlog calls it on the thread that ended the step. Alerts of ``host.tree`` and
-            ``host.available`` come from the helper process. For these alerts, memlog calls it on a thread of
-            its own. If the function raises an exception, even from ``sys.exit``, memlog counts the exception
-            and training continues. Ctrl-C during the call ends an ordinary loop as usual. If Ctrl-C comes
-            inside `watch_loss`, memlog prints a message and does not raise the interruption, because some
-            optimisers hang on an exception in their loss.
+            devices, memlog calls the function on the thread that ended the step. Alerts of ``host.tree`` and
+            ``host.available`` come from the helper process. For these alerts, memlog calls the function on a
+            separate thread. If the function raises an exception, even from ``sys.exit``, memlog counts the
+            exception and training continues. Ctrl-C during the call ends an ordinary loop as usual. If Ctrl-C
+            comes inside `watch_loss`, memlog prints a message and does not raise the interruption, because
+            some optimisers hang on an exception in their loss.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping. The keys are the fields of `memlog.settings.Settings`,
             ``backend``, ``dir``, or the keys of the monitors that memlog replaces

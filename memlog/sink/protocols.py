@@ -98,7 +98,7 @@ class ArtifactStore(Protocol):
     """
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """Return the files of a run that memlog uploaded.
+        """Return the files that memlog uploaded to a run.
 
         Args:
             run_id: The tracker's own id of the run.

@@ -14,8 +14,9 @@ OFFLINE = "offline:"
 """Prefix of a run's address, if the tracker's client has written the run to a folder for a later upload. The
 folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
-"""Parameters that each session sends at its end. If several sessions write to one run, their values differ. A
-tracker that never changes a parameter then keeps the first session's values, and memlog prints no warning."""
+"""Parameters that each session sends at its end. Sessions that write to the same run send different
+values. If the tracker never changes a parameter, it keeps the first session's values, and memlog prints no
+warning."""
 DISABLED = "disabled:"
 """Address of a run that the user has disabled. The tracker stores no data of such a run."""
 
@@ -81,7 +82,7 @@ class Target(msgspec.Struct, frozen=True):
     """Run of the user that this sink must not write to. The sink groups its own run with the user's run."""
     connection: Connection = Connection()
     continues: str | None = None
-    """memlog's id of the session that opened the run before the training was restarted. The sink continues
+    """memlog's id of the training's first session, which opened the run before a restart. The sink continues
     that run, even if the run has ended. ``None``: this session opens the run."""
 
     @property
@@ -91,9 +92,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """The `own_id`. If ``beside`` is not ``None``, a digest of the id of ``beside`` follows.
+        """`own_id`, followed by a digest of the id of ``beside`` if ``beside`` is not ``None``.
 
-        So memlog's runs beside different user runs have different ids.
+        So two runs of memlog have different ids if they are beside different runs of the user.
         """
         if self.beside is None:
             return self.own_id

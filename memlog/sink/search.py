@@ -19,7 +19,7 @@ ENTRY_POINT_GROUP = "memlog.sinks"
 
 
 def home_of(backend: Backend) -> Home:
-    """Return the tracker that the environment's credentials belong to, and the names of these credentials.
+    """Return the address of the backend's tracker, and the names of the environment's credentials for it.
 
     A variable of `Backend.connection` counts as a credential if its name looks like one. If this rule does
     not fit the tracker, the backend defines a method ``home`` that returns the `Home`.

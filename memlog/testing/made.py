@@ -53,7 +53,7 @@ def _point(axis: Axis, index: int, after: int) -> Point:
 
 
 def odd_points() -> list[Point]:
-    """Return points with odd names, values and indices. No point can be stored in every tracker."""
+    """Return points with odd names, values and indices. Some trackers can't store all of them."""
     names = (
         "",
         " ",

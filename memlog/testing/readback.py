@@ -26,7 +26,7 @@ RUN = "conformance"
 class TrackerAccess:
     """Methods that a subclass implements to reach its tracker.
 
-    A method whose docstring ends with "Needed only if `in_process`." is not needed if `in_process` is false.
+    If `in_process` is false, leave out the methods whose docstring ends with "Needed only if `in_process`."
     """
 
     in_process = False
@@ -74,8 +74,8 @@ class TrackerAccess:
 class TrackerReading(TrackerAccess):
     """Methods that a subclass implements to read its tracker's data, with the tracker's own client.
 
-    A subclass implements every method of this class and of `TrackerAccess` that raises
-    `NotImplementedError`, except those that read data named in ``cannot_show``.
+    A subclass implements each method that raises `NotImplementedError` in this class or in `TrackerAccess`.
+    It may leave out a method that reads data named in ``cannot_show``.
     """
 
     cannot_show: ClassVar[Mapping[Shown, str]] = {}
@@ -136,9 +136,9 @@ class TrackerChecks(TrackerReading):
         return what not in self.cannot_show
 
     def _once(self, repeated: bool) -> bool:
-        """Return True if the tracker must not hold a row twice.
+        """Return True if the tracker must hold each row at most once.
 
-        A sink that is not durable may store a row twice if it got the row twice (``repeated``).
+        If the sink got a row twice (``repeated`` is true) and is not durable, it may store the row twice.
         """
         return not repeated or self._own().durable
 

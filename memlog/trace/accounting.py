@@ -49,7 +49,7 @@ class LiveStorage:
 
     @property
     def final_category(self) -> int:
-        """Category of the storage. If ``category`` is undecided, the phase decides."""
+        """Category of the storage; if ``category`` is undecided, the category that results from its phase."""
         if self.category != UNDECIDED:
             return self.category
         if self.phase == BEFORE:
@@ -145,7 +145,10 @@ class _Frames:
             self._close_innermost(event.thread, event.time_ns, live)
 
     def change_phase(self, event: StreamEvent, live: int) -> None:
-        """Close the frame of the backward pass or optimizer step that ends. Open a frame if one begins."""
+        """Close the frame of the backward pass or optimizer step that ends.
+
+        If another backward pass or optimizer step begins, open its frame.
+        """
         stack = self._stack(event.thread, live)
         parts = self._backward[event.thread]
         if stack[-1].phase in (BACKWARD, OPTIMIZER):

@@ -83,7 +83,10 @@ def rounded(size: int) -> int:
 
 
 def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
-    """Return the first entry of each address. If this entry is a free, the storage precedes the history."""
+    """Return the first allocation or free in the history, by address.
+
+    If it is a free, its storage was allocated before the history began.
+    """
     first: dict[int, Any] = {}
     for entry in history:
         if entry.get("action") in ("alloc", "free_requested"):
@@ -103,8 +106,8 @@ class HistoryJoin:
         by_time: True: find marks by time, because the history holds no notes.
 
     Attributes:
-        unattributed: Number of allocations in a backward pass whose note is from an earlier backward pass.
-            The layer of these allocations is unknown.
+        unattributed: Number of allocations made in a backward pass but with the note of an earlier backward
+            pass. The layer of these allocations is unknown.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ class PhaseLevel(msgspec.Struct):
     """Live bytes of one phase."""
 
     after: int
-    """Live bytes at the end of the phase. If a step accumulates gradients, a phase has several ends. For
-    ``forward``, the first end counts. For each other phase, the last end counts."""
+    """Live bytes at the end of the phase. If a step accumulates gradients, a phase can end several
+    times. For ``forward``, the first end counts. For each other phase, the last end counts."""
     highest: int
     """Highest number of live bytes in the phase."""
 

@@ -67,7 +67,10 @@ class _Stacks:
         self._known: dict[int, Stack] = {}
 
     def of(self, *sources: dict[str, Any] | None, size: int) -> Stack:
-        """Return the first frames in ``sources``; if there are none, the first note; otherwise the size."""
+        """Return the stack from the first source that has frames.
+
+        If no source has frames, the stack shows the first note. If there is no note, it shows the size.
+        """
         for source in sources:
             stack = None if source is None else self._frames(source.get("frames"))
             if stack:

@@ -166,7 +166,7 @@ def _whole_number(value: Any, what: str, limit: int = _MAX_SIZE) -> int:
 def _requested_size(block: Block) -> int:
     """Return the bytes that the program requested for a block; if unknown, the bytes of the block.
 
-    The allocator's history also holds requested sizes.
+    Requested bytes agree with the allocator's history, which also holds requested sizes.
     """
     requested = block.source.get("requested_size")
     return requested if type(requested) is int and 0 < requested <= block.size else block.size

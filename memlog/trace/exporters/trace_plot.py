@@ -42,7 +42,7 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Upper edge of the drawing, as pairs: a number of changes, and the live bytes after that many
+        top: Upper edge of the drawing. Each item is a number of changes, and the live bytes after these
             changes. Storages without a band of their own are included.
     """
 

@@ -26,13 +26,15 @@ _MIN_SHARE = 0.02
 """If checkpointing a group of modules frees less than this fraction of the peak, memlog ignores the group."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""memlog takes the newest storage that outlives a call as the call's result. But it ignores a storage if the
-largest storage that outlives the call is more than this number of times larger. For example, it ignores the
-small statistics that a norm allocates after its result."""
+"""Largest ratio of two sizes: the largest storage that outlives a call, and the call's result.
+
+memlog takes the newest storage that outlives the call as the result, but ignores storages that are too small
+for this ratio. For example, it ignores the small statistics that a norm allocates after its result.
+"""
 _RNG_STATE_BYTES = 5056
 """Bytes of the state of the CPU's random number generator. Each checkpointed call keeps this state."""
 _SAME_PEAK = 1.005
-"""If one peak is at most this number of times as high as another, memlog treats the two peaks as the same."""
+"""If the higher of two peaks is at most this many times the lower one, memlog treats them as the same."""
 
 
 class RecomputedCall(NamedTuple):
@@ -41,7 +43,8 @@ class RecomputedCall(NamedTuple):
     dropped: dict[StorageLifetime, int]
     """Storages that checkpointing frees in the forward pass, each with the moment of the free. The result of
     the checkpointed call is freed at the end of the last forward that reads it. Every other storage is freed
-    at the end of the innermost call that contains the allocation and does not return the storage."""
+    at the end of the call that allocated it. If this call returns the storage, it is freed at the end of the
+    next outer call that does not return it."""
     recompute_at: int
     """Moment at which the second forward begins."""
     recompute_bytes: float
@@ -116,7 +119,10 @@ def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
-    """Return the groups of sibling modules that would drop enough bytes (`_MIN_SHARE`), largest first."""
+    """Return the groups of sibling modules that would drop at least `_MIN_SHARE` of ``peak``.
+
+    Return at most `_MAX_GROUPS` groups. The group that would drop the most bytes comes first.
+    """
     siblings: dict[str, list[int]] = {}
     for layer in calls:
         siblings.setdefault(traced.paths[layer].rpartition(".")[0], []).append(layer)
@@ -153,8 +159,8 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
     """Return the storages that autograd keeps after a forward, each with the moment of the forward's end.
 
-    The forward allocates the storage and does not return it. So without autograd, the storage would be freed
-    at this moment. If this is true for several nested forwards, the innermost forward counts.
+    These storages are allocated in the forward and are not its result. So without autograd, they would be
+    freed at this moment. If a storage is kept after several nested forwards, the innermost forward counts.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -235,7 +241,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return the moment of the last time before ``first_free`` that the backward pass entered the module."""
+    """Return the moment at which the backward pass last entered the module before ``first_free``."""
     inside = traced.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):

@@ -175,13 +175,13 @@ class _StreamReader:
 
 
 class TracedStep:
-    """A traced step, read from the events of a trace that holds all its events.
+    """A traced step, read from the events of a complete trace.
 
     Attributes:
         paths: Paths of the layers, by the layer's number.
         storages: Every storage, in the order of their ALLOC events.
         calls: Every call of a module, in the order in which they end.
-        optimizer_steps: Interval of each optimizer step, in order. The moment ``end`` is after the step.
+        optimizer_steps: Interval of each optimizer step, in order. An interval's ``end`` is after the step.
         first_activity: Moment of the first call of a module, or of the first phase change if it is earlier.
         length: Number of events. The ``end`` of a storage that is never freed has this value, too.
     """

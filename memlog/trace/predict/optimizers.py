@@ -26,9 +26,12 @@ _ALLOCATOR_BLOCK = 512
 """Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
 round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
-"""If one of two fractions is below this value, memlog predicts no peak with another optimizer. The first is
-the part of a state's bytes that has the same whole number of values per parameter. The second is the part of
-the parameters' bytes that has such state. Only parameters with gradients count, in layers with state."""
+"""Minimum of two fractions. If one is lower, memlog predicts no peak with another optimizer.
+
+* Fraction of a state's bytes in storages with the same whole number of values per parameter.
+* Fraction of the parameters' bytes that belongs to parameters with such state. Only parameters that have
+  gradients and are in layers with state count.
+"""
 
 
 class State(NamedTuple):
@@ -117,9 +120,10 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
     """Return the first step of the optimizer that the storage belongs to.
 
-    ``known`` holds the first step of each optimizer, sorted. The result is the last of these steps that is
-    not after the storage's own step. The result is earlier than the storage's step if an optimizer steps
-    several times in one trace, for example the optimizer of a critic.
+    ``known`` holds the first step of each optimizer, sorted. A storage's own step is the step that classified
+    it as state, or allocated it as a temporary. The result is the latest step in ``known`` up to the
+    storage's own step. It can be earlier than the own step, because an optimizer (for example, of a critic)
+    can step several times in one trace.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -173,9 +177,10 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Group the storages in ``kept`` by their whole number of values per parameter. Return the largest group.
+    """Group the storages of a state by their number per parameter, and return the largest group.
 
-    Return ``None`` if this group holds less than `_ALMOST_ALL` of the state's bytes.
+    ``kept`` counts the storages, and ``stepped`` counts the parameters. Storages whose number is not whole
+    are in no group. Return ``None`` if the largest group holds less than `_ALMOST_ALL` of the state's bytes.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
@@ -200,7 +205,7 @@ def _of_layers(counts: Counter[ParameterKey], layers: AbstractSet[int]) -> Count
 def _candidates(
     step: int, groups: Mapping[int, Counter[ParameterKey]], stepped: Counter[ParameterKey]
 ) -> Counter[ParameterKey]:
-    """Return the parameters whose state the optimizer of ``step`` may keep."""
+    """Return the parameters for which the optimizer that steps at ``step`` may keep state."""
     layers = {key.layer for key in groups[step]}
     if OUTSIDE not in layers:
         return _of_layers(stepped, layers)

@@ -104,7 +104,7 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
 
 
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
-    """Yield the intervals and bytes of a storage, and of the copies that products use, under autocast."""
+    """Yield the intervals and bytes under autocast of a storage and of its copies, which products use."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
     if uses.type == HALF and _varies(storage) and "Loss" not in traced.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)

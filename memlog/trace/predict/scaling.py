@@ -34,9 +34,9 @@ def accumulated(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
     The result is the peak of the second batch and of each later batch. In these batches, accumulated
-    gradients are live from the previous optimizer step on. They replace the old gradients that the traced
-    step kept after that optimizer step. The backward pass allocates new gradients in addition, adds them to
-    the accumulated gradients, and frees the new gradients.
+    gradients are live from the end of the previous optimizer step on. If the traced step still held gradients
+    of an earlier step then, the accumulated gradients replace them. The backward pass allocates new gradients
+    in addition, adds them to the accumulated gradients, and frees the new gradients.
     """
     gradients = [
         storage
@@ -60,7 +60,8 @@ def _replaced(
 ) -> dict[StorageLifetime, int]:
     """Return the earlier step's gradients, each with the moment when an accumulated gradient replaces it.
 
-    They were freed before the backward pass allocated a new gradient of the same parameter.
+    The earlier step's gradients are those that were freed before the backward pass allocated a new gradient
+    of the same parameter.
     """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
@@ -92,12 +93,12 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 
 
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
-    """Return, by layer and phase, the sizes that depend on parameters and do not shrink with the batch.
+    """Return, by layer and phase, the sizes of storages that do not shrink with the batch.
 
-    In the backward pass, a storage of such a size is a new gradient that is added to an older one. Under
-    autocast, it is a copy of a parameter with half the bytes, or the gradient of this copy. A layer of
-    `PRODUCTS` that is called once per step allocates only the final gradient. So the layer's other storages
-    shrink with the batch, even if they are as large as a gradient.
+    The sizes depend on the parameters. In the backward pass, a storage of such a size is a new gradient that
+    is added to an older one. Under autocast, it can also be a copy of a parameter with half the bytes, or the
+    gradient of this copy. A layer of `PRODUCTS` that is called once per step allocates only the final
+    gradient. So the layer's other storages shrink with the batch, even if they are as large as a gradient.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
