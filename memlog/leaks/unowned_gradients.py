@@ -179,7 +179,7 @@ class UnownedGradients:
             evidence=(
                 f"{len(largest)} parameters that require gradients are in no optimizer; until step {step}, "
                 f"backward passes added to the same gradients for at least {_BETWEEN} steps",
-                f"in {2 * _WATCHED} watched iterations, nothing but backward passes used them",
+                f"in {2 * _WATCHED} watched iterations, only backward passes used these gradients",
             ),
             confidence="high",
             remedy=_remedy(name),

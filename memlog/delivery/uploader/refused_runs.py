@@ -87,5 +87,5 @@ class Refusals:
         exist, own = ("it exists", "a run") if len(reasons) == 1 else ("they exist", "runs")
         message += f": nothing is lost, `{self._sync}` delivers the rest once {exist} again"
         if any(self._is_replaceable(key or None) for key in self._state.refused):
-            message += f", `{self._sync} --own-run` delivers it to {own} of memlog's own"
+            message += f", or `{self._sync} --own-run` delivers it to {own} of memlog's own"
         return message

@@ -173,7 +173,7 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
     assert result.stdout == f"list: {POINTS} points delivered (run there at memory://host)\n"
     assert result.stderr == (
         f"memlog: list: the run gone is deleted: nothing is lost, `memlog sync {run.id}` delivers the rest "
-        f"once it exists again, `memlog sync {run.id} --own-run` delivers it to a run of memlog's own\n"
+        f"once it exists again, or `memlog sync {run.id} --own-run` delivers it to a run of memlog's own\n"
     )
     for command in ("runs", "show"):
         told = commands.said(command, *["latest"][: command == "show"])

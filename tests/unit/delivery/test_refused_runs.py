@@ -68,7 +68,7 @@ def test_the_others_have_everything_and_the_refused_run_is_named(
     assert (state.stage, state.dropped, set(state.refused)) == ("waiting", {}, {"r0", "r2"})
     assert state.problem == (
         "the run r0 is deleted; the run r2 is deleted: nothing is lost, "
-        f"`{sweep.command('sync')}` delivers the rest once they exist again, "
+        f"`{sweep.command('sync')}` delivers the rest once they exist again, or "
         f"`{sweep.command('sync')} --own-run` delivers it to runs of memlog's own"
     )
 

@@ -86,8 +86,8 @@ def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
     """
     names = _names(returned, peak)
     return names and (
-        "Memory that these derivatives allocate and free inside themselves is not seen, because memlog does "
-        f"not trace inside them: torch would then compute them in another way: {names}."
+        "Memory that these derivatives allocate and free inside themselves is not seen, because torch would "
+        f"compute them in another way if memlog traced inside them: {names}."
     )
 
 
