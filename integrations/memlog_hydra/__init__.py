@@ -28,10 +28,11 @@ _SECTION = "memlog"
 class MemlogCallback(Callback):
     """Record each job as a run of its own.
 
-    The settings come from the section ``memlog`` of the job's configuration. A sweep can override them. The
-    callback's own arguments take precedence. If a run has no name, it gets the job's name. In a multirun,
-    memlog appends the job's overrides to the job's name. All runs are in one folder, which does not depend on
-    a job's working directory: by default ``memlog_runs`` in the directory where the program was started.
+    The settings come from the section ``memlog`` of the job's configuration. A sweep can override this
+    section. The callback's own arguments override both. If a run has no name, it gets the job's name. In
+    a multirun, memlog appends the job's overrides to the job's name. All runs are in one folder, which does
+    not depend on a job's working directory: by default ``memlog_runs`` in the directory where the program was
+    started.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.

@@ -62,7 +62,7 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_train_batch_end(self, trainer: Any, session: memlog.Session, *_: Any, **__: Any) -> None:
-        """Count a step if the optimizers stepped. The step gets the number that Lightning itself logs."""
+        """Count a step if the optimizers stepped in this batch. Number it as Lightning does in its logs."""
         if self._session_id != session.id:  # the session has begun since `setup`
             self._join(trainer, session)
         loop = trainer.fit_loop.epoch_loop
@@ -71,7 +71,7 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_validation_start(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
-        """Begin the phase ``validation``, except in the check before training."""
+        """Begin the phase ``validation``, except in Lightning's sanity check before training."""
         if not trainer.sanity_checking:
             session.begin_phase("validation")
 
@@ -83,12 +83,12 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_exception(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
-        """End the phase ``validation`` and undo `setup`, so that the session can record another fit."""
+        """End the phase ``validation`` and call `teardown`, so that the session can record another fit."""
         session.end_phase("validation")
         self.teardown(trainer)
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Restore the trainer's ``save_checkpoint``, and let memlog count optimizer steps again."""
+        """Restore ``save_checkpoint`` if `setup` replaced it. Then memlog counts optimizer steps again."""
         if getattr(vars(trainer).get("save_checkpoint"), "func", None) is _save:
             del trainer.save_checkpoint
             if (session := memlog.current_session()) is not None:

@@ -41,8 +41,8 @@ _REQUEST = re.compile(r"API request to \S+ failed with exception ")
 _NO_JSON = "not in a valid JSON format"
 _NO_SERVER = "MLflow is not available (another kind of server answers)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
-"""Beginning of the part of a database's error message that memlog cuts off. This part contains the
-rows and a link."""
+"""Beginning of the part of a database's error message that memlog cuts off. This part contains
+the rows of the failed statement, and a link."""
 
 
 @contextmanager
@@ -120,5 +120,5 @@ def _http_status(error: Exception) -> int | None:
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials and without the rows that a database's error shows."""
+    """Return ``text`` on one line, without credentials and without the rows in a database's error."""
     return in_short(_NOISE.split(text)[0])

@@ -1,8 +1,8 @@
 """Names that MLflow accepts for metrics and parameters.
 
 MLflow refuses a whole batch if it does not accept one name in it. Its rules are in
-``mlflow/utils/validation.py``. A name has at most 250 characters, and only certain ones. As a path, it must
-equal its ``posixpath.normpath`` and must not lead upwards.
+``mlflow/utils/validation.py``. A name has at most 250 characters, and may contain only certain characters. As
+a path, it must equal its ``posixpath.normpath`` and must not lead upwards.
 """
 
 from __future__ import annotations

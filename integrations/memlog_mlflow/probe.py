@@ -96,7 +96,7 @@ def _read_sqlite(path: Path) -> None:
 
 
 def _ask_database(uri: str, default_port: int) -> None:
-    """Open and close a connection to a database server. MLflow itself would try for minutes."""
+    """Open and close a connection to a database server. MLflow's client would retry for minutes."""
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     url = make_url(uri)

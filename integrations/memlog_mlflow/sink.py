@@ -51,7 +51,8 @@ class MlflowSink:
 
     Attributes:
         dropped: Number of points and parameters left out so far, by reason: ``not_finite`` (an infinity,
-            which MLflow would store as 1.8e308), ``parameter_conflict`` and ``parameter_rejected``.
+            which MLflow would store as 1.8e308), ``parameter_conflict`` (the run has another
+            value) and ``parameter_rejected`` (MLflow refuses the parameter).
     """
 
     durable = True
@@ -115,7 +116,7 @@ class MlflowSink:
             self._opened().show_alerts(alerts)
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Store a file as ``memlog/artifacts/<kind>/<name>``, so that the run's page previews it."""
+        """Store a file as ``memlog/artifacts/<kind>/<name>``. The run's page can preview it."""
         self._opened().store(artifact, file)
 
     def wants_description(self) -> bool:
@@ -228,7 +229,7 @@ class _OpenRun:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Translate the errors of a request. After a refusal, check whether the run itself is the cause."""
+        """Translate the errors of a request. After a refusal, name the run as the cause if it is unusable."""
         try:
             with translated():
                 yield

@@ -59,8 +59,8 @@ def _sqlite_path(uri: str) -> str | None:
 def link_to(uri: str, experiment_id: str, run_id: str) -> str | None:
     """Return the address of a run's page, or the command that serves the page.
 
-    The result is ``None`` if the page is elsewhere (Databricks), or if the command would need the password of
-    a database.
+    The result is ``None`` if the page's address does not follow from ``uri`` (Databricks), or if the command
+    would need the password of a database.
     """
     if scheme_of(uri) in ("http", "https"):
         return f"{bare_address(uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"

@@ -28,9 +28,9 @@ shutdown begins."""
 class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.TrainContextCallback):
     """Record each worker of a Ray Train run.
 
-    Each worker uses the driver's settings, tracker address and folder for runs. Settings that are passed here
-    override the driver's settings. memlog joins an MLflow run that is open in the driver when the driver
-    calls ``fit``. It also joins a run that the training loop opens.
+    The driver is the process that calls ``fit``. Each worker uses the driver's settings, tracker address and
+    folder for runs. Settings that are passed here override the driver's settings. memlog joins an MLflow run
+    that is open in the driver when it calls ``fit``. memlog also joins a run that the training loop opens.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
@@ -58,7 +58,7 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
         return {**self.__dict__, "_driver": driver}
 
     def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
-        """Count the groups of workers, in Ray's controller. Ray starts a new group after a failure."""
+        """Count the groups of workers in Ray's controller process. Ray starts a new group after a failure."""
         del worker_group_context
         self._groups += 1
 

@@ -55,7 +55,7 @@ class TrackioBackend:
         return Connection(environment.location(run), environment.gathered(run))
 
     def home(self) -> Home:
-        """Return the address that the environment names, and the variables and files with credentials."""
+        """Return the address for new runs, and the names of variables and files with credentials."""
         return environment.home()
 
     def prepare(self) -> None:

@@ -62,7 +62,7 @@ def folder() -> Path:
 
 
 def home() -> Home:
-    """Return the address that the environment names, and the variables and files with credentials."""
+    """Return the address for new runs, and the names of variables and files with credentials."""
     credentials = list(secret_names(gathered()))
     if Path(_LOGIN).expanduser().exists():
         credentials.append(_LOGIN)

@@ -87,9 +87,10 @@ class WandbBackend:
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """Return the server's address, and the variables and files with credentials.
+        """Return the server's address, and the names of variables and files with credentials.
 
-        The environment overrides wandb's settings files. If neither names a server, it is W&B's default.
+        The environment overrides wandb's settings files. If neither names a server,
+        the address is that of W&B's default server.
         """
         return environment.home()
 

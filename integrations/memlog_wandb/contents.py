@@ -12,7 +12,7 @@ from memlog.sink import Axis, Point
 from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
 
 REPORT_KEY = "memlog/report"
-"""Key of the run's report, a page that W&B shows."""
+"""Key in the run's summary. Its value is memlog's report, an HTML page that W&B shows."""
 METADATA = "memlog_name"
 """Key in an artifact's metadata. Its value is the name that memlog gave the file."""
 

@@ -64,9 +64,10 @@ def gathered(settings: Any = None) -> dict[str, str]:
 
 
 def home() -> Home:
-    """Return the server's address, and the variables and files with credentials.
+    """Return the server's address, and the names of variables and files with credentials.
 
-    The environment overrides wandb's settings files. If neither names a server, it is W&B's default.
+    The environment overrides wandb's settings files. If neither names a server,
+    the address is that of W&B's default server.
     """
     found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
     server, credentials = DEFAULT_SERVER, list(secret_names(found))

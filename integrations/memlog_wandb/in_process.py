@@ -1,8 +1,9 @@
 """Write to a user's run from the trainer's process, and keep the user's rows unchanged.
 
-memlog can't simply call ``run.log(values)``. If the user passes ``step=``, this call would destroy the user's
-rows. With ``commit=False``, memlog's values would go into the row that is open at that moment. memlog's
-thread can't know which row that is. So memlog adds its values to the user's own calls (`memlog_wandb.rows`).
+memlog can't simply call ``run.log(values)``. If the user passes ``step=``, this call would close the user's
+row, and W&B would drop further values that the user logs for this row. With ``commit=False``, memlog's values
+would go into the row that is open at that moment. memlog's thread can't know which row that is. So memlog
+adds its values to the user's own calls (`memlog_wandb.rows`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class WandbInProcessRun:
                 hooks.append(TeardownHook(call, stage))  # type: ignore[arg-type] # wandb uses no result
 
     def watch_rows(self, rows: Rows) -> int | None:
-        """Begin to add points to the user's rows. Return the open row's number if the user set one."""
+        """Begin to add points to the user's rows. Return the open row's number.
+
+        The result is ``None`` if the user has set no number of a row so far.
+        """
         self._watch = watch(self._run, rows)
         telemetry = getattr(self._run, "_telemetry_obj", None)
         numbered = getattr(getattr(telemetry, "feature", None), "set_step_log", False)

@@ -35,7 +35,7 @@ def safe_key(name: str) -> str:
 
 
 def artifact_name(run_id: str, name: str) -> str:
-    """Return the name of a run's artifact. The run's id makes it unique in the project."""
+    """Return the name of a run's artifact. The run's id makes the name unique in the project."""
     return _safe_name(f"memlog-{run_id}-{name}")
 
 

@@ -41,7 +41,7 @@ class RowWatch:
         self._users: set[str] = set()
 
     def contents_of(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Return the points as the values of a row. Points whose name the user logs are left out."""
+        """Return the points as a row's values. Leave out points under whose name the user logs values."""
         kept = [
             point
             for point in points
@@ -124,7 +124,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
 
 
 def _require_known(run: Any) -> None:
-    """Raise if the wrapper would make the user's calls fail, because wandb's private parts have changed."""
+    """Raise if wandb's private parts have changed so that the wrapper would make the user's calls fail."""
     method = getattr(run, _METHOD, None)
     known = inspect.signature(_LogWrapper.__call__).parameters
     if (
@@ -140,7 +140,7 @@ def _require_known(run: Any) -> None:
 
 
 def unwatch(run: Any, made: RowWatch) -> None:
-    """Stop adding a session's points. After the last session, restore the run's own method."""
+    """Stop adding a session's points. If no other session adds points, restore the run's own method."""
     wrapper = vars(run).get(_METHOD)
     if isinstance(wrapper, _LogWrapper) and made in wrapper.watches:
         wrapper.watches.remove(made)

@@ -230,7 +230,10 @@ def _run_id(target: Target) -> str:
 
 
 def _path_beside(target: Target) -> RunPath:
-    """Return the entity and project of ``target.beside``, a user's run, if its address contains them."""
+    """Return the entity and project of ``target.beside``, a user's run.
+
+    Each is ``None`` if the run's address does not contain it.
+    """
     uri = None if target.beside is None else target.beside.uri
     return run_path(uri) if uri and "runs/" in uri else RunPath(None, None, "")
 

@@ -145,7 +145,10 @@ class _Patience:
         self._arrived = 0
 
     def check(self, arrived: int) -> None:
-        """Raise if no bytes or too few bytes arrive, or if the server no longer answers."""
+        """Raise if the download is too slow, or if the server no longer answers.
+
+        ``arrived`` is the number of bytes that have arrived so far.
+        """
         now = time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._received, self._asked = arrived, now, now

@@ -1,7 +1,8 @@
 """The running session, for modules that must not import `memlog.session`.
 
-`memlog.session` sets the running session. The monitors publish events to it, and work without a session, too.
-They look the session up at every call. So they can be created before ``init`` and used after ``finish``.
+`memlog.session` sets the running session. A monitor, for example of a loss function, publishes
+its events to this session. At every call, the monitor asks this module for the session. If none runs, the
+monitor publishes nothing. So a monitor can be created before ``init`` and used after ``finish``.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def publisher() -> Publisher | None:
 def set_publisher(new: Publisher | None) -> None:
     """Set the running session; ``None``: no session runs.
 
-    A new session also removes the function that `begin_on_demand` has set.
+    If ``new`` is a session, also remove the function that `begin_on_demand` has set.
     """
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
@@ -85,7 +86,7 @@ def on_demand() -> bool:
 
 
 def before_finish(settle: Callable[[float], None]) -> None:
-    """Register ``settle``, a function that publishes pending events.
+    """Register ``settle``, a function that waits until pending events are published.
 
     Before a session ends, memlog calls ``settle`` with a time limit in seconds.
     """

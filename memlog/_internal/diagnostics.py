@@ -126,8 +126,8 @@ class Diagnostics:
     ) -> Callable[[_T], None]:
         """Return a function that calls the user's callback and counts its errors, even ``SystemExit``.
 
-        Only Ctrl-C and exceptions of the user's signal handlers are raised: they concern the program, not
-        the callback. If ``callback`` is ``None``, the function does nothing.
+        Only Ctrl-C and exceptions of the user's signal handlers are raised, because they concern the
+        program, not the callback. If ``callback`` is ``None``, the returned function does nothing.
         """
 
         def call(argument: _T) -> None:
@@ -144,7 +144,7 @@ class Diagnostics:
 
 
 def _shown(error: BaseException) -> str:
-    """Return an error as text without passwords. The ``__repr__`` of a user's exception may itself fail."""
+    """Return an error as text without passwords; only the type's name if the error's ``__repr__`` fails."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "no more files can be opened: close some, or raise the limit with `ulimit -n`"
     try:

@@ -81,7 +81,7 @@ def lower_ranks_are_here(place: Place) -> bool:
 
 
 def described() -> dict[str, str]:
-    """Return this process's place as parameters: ``rank``, ``local_rank``, ``world_size``, ….
+    """Return this process's place as a run's parameters: ``rank``, ``local_rank``, ``world_size``, ….
 
     If `place` returns ``None``, return the values of torchrun's variables, or nothing if they are not set.
     """

@@ -19,7 +19,7 @@ def watched(
     progress: Callable[[int], object],
     on_wait: Callable[[int], object] = lambda _: None,
 ) -> _T:
-    """Run a download in a thread, and report the bytes as they arrive.
+    """Run a download in a thread, and report the number of bytes that have arrived.
 
     The thread is a daemon, so that memlog's command can end even if the tracker no longer answers.
 
@@ -29,7 +29,7 @@ def watched(
         directory: Folder that contains only this download.
         progress: Function called with the number of bytes that have arrived since the last call.
         on_wait: Function called repeatedly with the number of bytes that have arrived so far. If it raises an
-            exception, the waiting ends.
+            exception, `watched` raises it at once and does not wait for the download.
     """
     results: list[_T] = []
     errors: list[BaseException] = []

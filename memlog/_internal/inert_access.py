@@ -41,7 +41,7 @@ def type_name(value: object) -> str:
 
 
 def shown(text: object) -> str:
-    """Return a name as one line of printable text; empty if it is not a plain string."""
+    """Return a name as one line of printable text, cut to `_LONGEST` characters; empty if not a ``str``."""
     if type(text) is not str:
         return ""
     clean = "".join(one if one.isprintable() else "?" for one in text[: _LONGEST + 1])
@@ -90,7 +90,7 @@ def own_method(value: object, name: str) -> Any:
 def values_in(value: object, limit: int) -> Iterator[object]:
     """Yield a value or, if it is a tuple, list or dictionary, the values in it at any depth.
 
-    At most ``limit`` values are looked at.
+    The function stops after ``limit`` values, counting containers.
     """
     waiting = [value]
     while waiting and limit > 0:

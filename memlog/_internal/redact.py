@@ -60,8 +60,9 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Minimum characters of a secret with blanks. If `remember` reads an address with such a secret,
-`without_credentials` removes the secret from every text, even from a text without the address."""
+"""Minimum number of characters of a secret with blanks that `remember` stores. `without_credentials` removes
+a stored secret from every text, even from a text without the address. A shorter secret would match too much
+ordinary text."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped; one string for each library."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")

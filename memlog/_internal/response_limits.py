@@ -62,7 +62,7 @@ def waiting_at_most(seconds: float) -> Iterator[None]:
 
 
 def patience(seconds: float) -> float:
-    """Return an answer's time limit in seconds: ``seconds``, or less within `waiting_at_most`."""
+    """Return an answer's time limit in seconds: ``seconds`` or, if lower, that of `waiting_at_most`."""
     return seconds if _TimedReader.limit is None else min(seconds, _TimedReader.limit)
 
 
@@ -75,7 +75,7 @@ class _Answer(http.client.HTTPResponse):
 
 
 class _Timed:
-    """A socket's ``makefile`` method, which returns a file with a time limit."""
+    """Stand-in for a socket. Its method ``makefile`` returns a file with a time limit."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -88,8 +88,8 @@ class _TimedReader(io.RawIOBase):
     """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long."""
 
     limit: float | None = None
-    """Maximum time limit of every answer in this process, in seconds; ``None``: no maximum. `waiting_at_most`
-    sets it."""
+    """Seconds that `waiting_at_most` allows for an answer in this process; ``None``: no block of
+    `waiting_at_most` runs."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -112,7 +112,7 @@ class AlertEngine:
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
-        """Restore alerts of an earlier helper process, so that these rules do not fire again at once."""
+        """Restore alerts of an earlier helper process, so that their rules do not fire again at once."""
         for watch in self._watches:
             for alert in alerts:
                 if alert.rule == watch.text:
@@ -153,7 +153,7 @@ class _Watch:
         self._event_seen = self._device_seen = self._value_read = self._judged = False
 
     def recall(self, alert: Alert) -> None:
-        """Restore an earlier alert about the host, as if this watch had raised it."""
+        """Restore an alert about the host that an earlier helper process raised by this rule."""
         self._judged = True
         series = self._begin("host")
         if series is not None:
@@ -189,7 +189,7 @@ class _Watch:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return the growth without Python's garbage; ``None`` if this growth is too small for an alert."""
+        """Return the growth without Python's garbage; ``None`` if what remains is too small for an alert."""
         if self._rule.figure != "host.rss":
             return growth
         found = collect_garbage()

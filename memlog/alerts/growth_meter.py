@@ -32,7 +32,7 @@ the cooldown."""
 
 
 class _Look(NamedTuple):
-    """Result of judging a window."""
+    """Growth of the newest levels that one window of a `GrowthMeter` holds."""
 
     pace: float
     """Growth per epoch or step."""
@@ -57,7 +57,7 @@ class _Alarm(NamedTuple):
 
 
 class GrowthMeter:
-    """State of one rule for one series of levels.
+    """State of one rule for the levels of the host or of one device.
 
     Windows of several lengths hold the levels. The number of levels in each window is bounded. A window is
     judged when its levels cover as many steps or epochs as the rule needs. All windows are cleared after an
@@ -126,8 +126,8 @@ class GrowthMeter:
         growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
         Some of the freed garbage may have existed before the growth began. Subtracting this part would hide
-        a leak. memlog also knows how many bytes were in use after the previous garbage collection. The result
-        is at least the growth from these bytes to ``left``.
+        a leak. So the result is at least the growth between two numbers: the bytes in use after the garbage
+        collection before this one, if there was one, and ``left``.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -170,7 +170,8 @@ class GrowthMeter:
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
         """Return True if new growth may raise another alarm after ``alarm``.
 
-        One of these must hold: the cooldown is over, the level is clearly higher, or growth is much faster.
+        One of these must hold: the cooldown is over, the level is clearly above the highest level of the last
+        growth, or growth is much faster than at ``alarm``.
         """
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
@@ -179,7 +180,9 @@ class GrowthMeter:
     def _look(self, window: LevelWindow, least: int) -> _Look | None:
         """Judge a window's newest levels.
 
-        Return ``None`` if the window has too few levels, or has got too few levels since it was last judged.
+        Return ``None`` if the window has fewer than ``least`` levels, if its levels cover too few steps or
+        epochs for the rule, or if it has got too few levels since it was last judged.
+
         If no alarm is active and the newest level is hardly above the oldest, skip the slow, full judgement
         and report that nothing grew. Most calls end this way.
         """

@@ -16,9 +16,9 @@ Growth must last (see `memlog.growth`). The number of steps or epochs over which
 larger of the numbers after ``/`` and ``for``. It is at least 20 steps or three epochs.
 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
-"MB" is 1024² bytes. For a figure of the host, ``%`` refers to the memory that the host's control group
-allows (or that the machine has). For a figure of a device, ``%`` refers to the device's capacity. For
-fragmentation, ``40%`` means 0.4.
+"MB" is 1024² bytes. For a figure of the host, ``%`` refers to the machine's memory or the limit of the
+process's control groups, whichever is smaller. For a figure of a device, ``%`` refers to the device's
+capacity. For fragmentation, ``40%`` means 0.4.
 
 In a YAML file, an unquoted rule that begins with a level, such as ``error:``, is a mapping and not text. To
 avoid this, quote the rule, or write the level at the rule's end: ``as error``.

@@ -10,7 +10,7 @@ after a value on the harmless side of the threshold, at this distance or farther
 
 
 class Trigger:
-    """State of one rule for one series of values.
+    """State of one rule for the values of the host or of one device.
 
     The rule fires at the first value beyond the threshold. If ``rule.hold`` is above 1, it fires when the
     values have been beyond the threshold for that many steps. ``threshold`` is in the values' unit.

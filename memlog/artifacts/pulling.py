@@ -23,8 +23,8 @@ from memlog.sink import ArtifactStore, StoredArtifact
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3
 _SLACK = 64 * 1024**2
-"""Bytes by which a downloaded file may exceed the size in the store's list. A store may list the size of the
-original file and compress the file afterwards."""
+"""Bytes by which a downloaded file may be larger than the size in the store's list. A store may list the size
+of the original file and compress the file afterwards."""
 
 Outcome: TypeAlias = Literal["written", "same", "replaced"]
 
@@ -167,8 +167,8 @@ def _bounded(
 def _file_limit(size: int) -> Iterator[None]:
     """Set a maximum size for each file that this process writes (RLIMIT_FSIZE).
 
-    The maximum is ``size`` bytes, but at least `_SLACK`. The check in `_bounded` is not enough, because the
-    clients of some trackers do not call ``progress``.
+    The maximum is ``size`` or `_SLACK` bytes, whichever is larger. The check in `_bounded` is not enough,
+    because the clients of some trackers do not call ``progress``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1

@@ -25,28 +25,32 @@ from memlog.autolog.trainers import TRAINER, load_package
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
-"""If other optimizers have made this many steps since the clock's last step, the clock is inactive. The next
-optimizer that steps then becomes the clock (`OptimizerClock`)."""
+"""memlog counts only the steps of one optimizer, the clock (`OptimizerClock`). If other optimizers have made
+this many steps since the clock's last step, the clock is inactive. The next optimizer that steps then
+replaces it."""
 _SETTLED = 2
-"""Steps that the clock must have made before a new optimizer can replace it. Before that, memlog doesn't know
-how many steps other optimizers make between two steps of the clock. An inactive or deleted clock is replaced
-at once."""
+"""Steps that the clock (`OptimizerClock`) must have made before a new optimizer can replace it. Before that,
+memlog doesn't know how many steps other optimizers make between two steps of the clock. A clock that is
+deleted, or inactive (`INACTIVE_AFTER`), is replaced at once."""
 _PARTNERS = 32
-"""For each clock (`OptimizerClock`), memlog remembers at most this many optimizers that alternate with it."""
+"""Maximum number of optimizers that memlog remembers as alternating with the optimizer whose steps it
+counts."""
 
 
 class OptimizerClock:
     """Filter that decides which optimizer steps count.
 
-    Only the steps of one optimizer count: the clock. If optimizers alternate, the first is the clock.
+    Only the steps of one optimizer count. This optimizer is the clock. If optimizers alternate, the first is
+    the clock.
 
-    The script may replace the clock by a new optimizer. So the filter counts the steps of other optimizers
-    between two steps of the clock. If a new optimizer's step brings this count above its previous maximum,
-    the new optimizer becomes the clock, and its steps count at once.
+    The script may replace the clock by a new optimizer. To notice this, the filter counts how many steps
+    other optimizers make between two steps of the clock. If a new optimizer's step makes this number higher
+    than between any two earlier steps of the clock, the new optimizer becomes the clock. Its steps
+    count at once.
 
-    If the old clock steps again before `INACTIVE_AFTER` steps of the new clock, the two optimizers alternate,
-    and the old clock becomes the clock again. Its next steps are skipped, one for each counted step of the
-    new optimizer. So the step number is again the number of the old clock's steps.
+    If the old clock steps again before the new clock has made `INACTIVE_AFTER` steps, the two optimizers
+    alternate. The old clock becomes the clock again. Its next steps are skipped, one for each step of the new
+    optimizer that was counted. After that, the step number equals the number of the old clock's steps again.
 
     Args:
         on_step: Function called with the optimizer after each step that counts, on the thread that made the
@@ -63,7 +67,7 @@ class OptimizerClock:
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step.
+        """Handle the beginning of a step of ``optimizer``.
 
         ``backward`` is the number of the backward pass that contains the step; ``None``: no pass contains it.
         """
@@ -124,6 +128,8 @@ class OptimizerClock:
 class _ClockPeriod:
     """Period in which one optimizer is the clock, and counts of all optimizers' steps in that period.
 
+    The clock is the optimizer whose steps memlog counts (`OptimizerClock`).
+
     ``others`` counts the steps of other optimizers since the clock's last step. ``separate`` is the same
     count without nested steps, which are part of another optimizer's step. ``partners`` are the optimizers
     that alternate with the clock.
@@ -139,7 +145,7 @@ class _ClockPeriod:
         self._to_skip = 0
 
     def clock_stepped(self) -> bool:
-        """Note a step of the clock. Return True if this step counts."""
+        """Note a step of this period's optimizer. Return False if the step is to be skipped (`resume`)."""
         self.steps += 1
         self._longest = max(self._longest, self.separate)
         self.others = self.separate = 0
@@ -148,9 +154,9 @@ class _ClockPeriod:
         return counts
 
     def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
-        """Note a step of an optimizer other than the clock.
+        """Note a step of ``optimizer``, which is not the one whose steps memlog counts.
 
-        ``nested`` is true if the step is part of a step of an optimizer that wraps this one.
+        ``nested`` is true if the step is part of a step of another optimizer, which wraps ``optimizer``.
         """
         self.others += 1
         if not nested:
@@ -158,12 +164,15 @@ class _ClockPeriod:
             self.add_partner(optimizer)
 
     def may_be_over(self, newcomer: Any) -> bool:
-        """Return True if ``newcomer``, whose step is not nested, may have replaced the clock."""
+        """Return True if ``newcomer``, whose step is not nested, may have replaced this optimizer."""
         known = any(partner() is newcomer for partner in self.partners)
         return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
     def resume(self, meanwhile: list[_ClockPeriod]) -> None:
-        """Make this optimizer the clock again. ``meanwhile``: periods in which others were the clock."""
+        """Count this optimizer's steps again, but skip as many as were counted in the periods ``meanwhile``.
+
+        In these periods, memlog counted the steps of other optimizers.
+        """
         for period in meanwhile:
             self._to_skip += period.steps
             self.separate += period.steps + period.separate

@@ -29,7 +29,8 @@ from memlog.sink import (
 class RunDetector:
     """Detector of the user's active runs.
 
-    It works on the publishing thread, because MLflow has one active run per thread.
+    Its methods are called on the thread that publishes the events, because MLflow has one active run per
+    thread.
     """
 
     _backends: Mapping[str, Backend]
@@ -39,9 +40,13 @@ class RunDetector:
     _diagnostics: Diagnostics
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
-    """Function called on the publishing thread when the trainer's process itself begins to write to a run."""
+    """Function called when the trainer's process itself begins to write to a run.
+
+    The call is made on the thread that publishes the events."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
-    """Function called on the publishing thread with the backend's name and each run that was joined."""
+    """Function called with the backend's name and the run each time that a run was joined.
+
+    The call is made on the thread that publishes the events."""
     _may_join: Callable[[], bool] = lambda: True
     """Function called when there is a new run. It returns False if only another rank may join the user's
     runs."""
@@ -103,7 +108,7 @@ class RunDetector:
                 self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
-        """Print why ``known`` is not joined, if no backend has this name or its client is not installed."""
+        """Print why ``known`` is not joined, if there is no backend ``name`` or its client is missing."""
         if name in self._looked_for:
             return
         self._looked_for.add(name)
@@ -176,7 +181,10 @@ class RunDetector:
         self._on_joined(name, self._point_to(name, run, offset))
 
     def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:
-        """Assign all events from now on to a run, in the journal and in the helper process."""
+        """Assign all events from now on to a run, in the journal and in the helper process.
+
+        ``offset`` is the session's step number minus the run's step number.
+        """
         binding, writer = binding_of(run, offset), self._writers.get(name)
         if writer is not None:
             writer.count_from(run.run_id, offset)

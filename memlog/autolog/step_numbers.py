@@ -29,7 +29,10 @@ class RunOffsets:
         self._without_step: dict[str, str] = {}
 
     def joined(self, backend: str, run_id: str, next_step: int, *, is_first: bool) -> int:
-        """Return the offset of a run that was joined before the session's step ``next_step``."""
+        """Return the offset of a run that was joined before the session's step ``next_step``.
+
+        ``is_first``: no other run of this backend was joined before.
+        """
         known = self._by_run.get((backend, run_id))
         if known is not None:
             return known

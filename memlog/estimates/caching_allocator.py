@@ -101,7 +101,7 @@ class CachingAllocator:
         self._used: dict[int, _Block] = {}
 
     def allocate(self, key: int, size: int) -> None:
-        """Allocate bytes under a key.
+        """Allocate ``size`` bytes. `free` frees them by ``key``.
 
         Raises:
             OutOfMemoryError: The bytes do not fit below the limit.

@@ -30,7 +30,8 @@ MARGIN = 0.02
 """Safety margin, as a fraction of the estimate. `make estimate-bench` shows how often it is too small."""
 
 _HUGE = 2**31
-"""Maximum batch size that is tried. A larger batch fits only if the step ignores the batch size."""
+"""Batch size limit of `Estimate.largest_batch`. If memlog has to try a larger batch, it raises an error,
+because the step seems to ignore the batch size."""
 
 
 class Estimate:
@@ -71,7 +72,7 @@ class Estimate:
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:
-        """Device memory needed in addition to tensors, as ranges with their sources; empty on the CPU."""
+        """Ranges of the device memory that CUDA's context and libraries need; empty on the CPU."""
         return (CONTEXT, WORKSPACES) if self.device == "cuda" else ()
 
     @property
@@ -288,7 +289,7 @@ def estimate_made_by(
     length: int | None = None,
     device: Device = "cuda",
 ) -> Estimate:
-    """Estimate a step after a function has made the step's model from fake tensors.
+    """Call a function that makes a model and a step with fake tensors, and estimate the step.
 
     The function ``make`` returns arguments of `estimate` by name: ``step``, and if needed ``model``,
     ``optimizer`` and ``expandable_segments``. The other arguments are as for `estimate`.

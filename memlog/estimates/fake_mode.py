@@ -179,7 +179,7 @@ class FakeMode(FakeTensorMode):
         return self.wrap(meta)
 
     def wrap(self, meta: Tensor) -> Tensor:
-        """Return the mode's tensor with the shape of a tensor on the device ``meta``.
+        """Return a fake tensor of this mode with the shape of ``meta``, a tensor on the device ``meta``.
 
         Does what ``FakeTensor()`` does, in a third of the time.
         """

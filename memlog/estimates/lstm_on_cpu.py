@@ -1,9 +1,9 @@
 """Memory that oneDNN's LSTM keeps for its backward pass, and the LSTM's workspace.
 
 Both are measured on a few time steps and extrapolated, because they grow by a constant number of bytes for
-each time step, except for rounding to pages. If the weights or the batch are large, the batch, the inputs and
-the states are cut, too. Weights grow with the square of the states' size. So the bytes are computed from a
-parabola, which needs measurements for three sizes of states.
+each time step, except for rounding to pages. If the weights or the batch are large, the measurements use
+a smaller batch, smaller inputs and smaller states, too. Weights, and so the bytes, grow with the square of
+the states' size. So memlog measures three sizes of states, and computes the bytes from a parabola.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _aten: Final = torch.ops.aten
 _FORWARD: Final = _aten.mkldnn_rnn_layer.default
 _STEPS: Final = (16, 32)
 _LARGE: Final = 4 * MIB
-"""Size limit, in bytes, for each weight matrix, and for the states of 32 time steps together. If one of them
-is larger, the weights or the batch count as large. memlog then cuts the batch, the inputs, the states and the
-time steps. Otherwise it cuts only the time steps."""
+"""Size limit, in bytes, for each weight matrix, and for the states of 32 time steps together.
+
+- If none of them is larger, memlog cuts only the time steps.
+- If a weight matrix or the states are larger, memlog also cuts the batch, the inputs and the states."""
 _LARGE_STEPS, _LARGE_BATCH = (4, 8), (8, 16)
 _SQUARE, _NARROW, _WIDE = (256, 512, 768), (256, 512), (1024, 1280)
-"""Sizes to measure if the weights or the batch are large.
+"""Sizes to measure if a weight matrix or the states exceed `_LARGE`.
 
 - If the inputs are smaller than the states: `_NARROW` for the inputs, `_TALL` for the states.
 - If the inputs are larger than the states: `_WIDE` for the inputs, `_SQUARE` for the states.
@@ -52,7 +53,7 @@ _NUMBERS: Final = range(13, 22)
 
 class _Measured(NamedTuple):
     forward: list[int]
-    """Bytes of the operation's allocations (positive) and frees (negative)."""
+    """Bytes of the forward operation's allocations (positive) and frees (negative)."""
     backward: list[int]
     kept: list[int]
     """Bytes that the forward operation keeps for the backward operation, as a list with one number."""

@@ -1,4 +1,4 @@
-"""Cache of the results of operations on fake tensors. Making an equal result again takes less time.
+"""Cache of the results of operations on fake tensors. memlog makes a known result again faster than torch.
 
 Results follow from the shapes and types of an operation's arguments. Some operations return tensors that
 always have the shapes of their arguments. For them, one result from torch is enough for all shapes.
@@ -101,7 +101,7 @@ def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) ->
 
 
 def _is_row_by_row(tensor: Tensor) -> bool:
-    """Return whether a tensor has the strides of a new tensor of the same shape, also for lengths of 1."""
+    """Return whether a tensor has the strides of a new tensor of its shape, even for lengths of 1."""
     return tensor.stride() == torch.empty(tensor.shape, device=_META).stride()
 
 

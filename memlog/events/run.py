@@ -40,7 +40,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
     git_commit: str | None
     """Commit of the git repository that contains the working directory."""
     git_uncommitted_changes: bool | None
-    """True if files of that commit were changed or removed. Files unknown to git do not count."""
+    """True if files of ``git_commit`` were changed or removed. Files unknown to git do not count."""
     working_directory: str | None
     """Working directory relative to the repository's folder; ``.`` for that folder itself."""
 
@@ -95,7 +95,8 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     unjudged: dict[str, str] = {}
     """Reason why memlog never judged an alert rule, by the rule's text; empty before the end of the run."""
     tracing_ms: float = 0.0
-    """Total milliseconds by which traced steps took longer than others, without ``tracing_set_up_ms``."""
+    """Total milliseconds by which traced steps took longer than untraced steps. ``tracing_set_up_ms`` is not
+    included."""
     tracing_set_up_ms: float = 0.0
     """Extra milliseconds of the first two traced steps, which set up tracing."""
     steps: Int | None = None

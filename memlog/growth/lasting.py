@@ -30,7 +30,7 @@ from typing import NamedTuple
 from memlog.growth.line import BLOCKS, line_through
 
 FEW = 10
-"""Minimum number of levels for four parts. If there are fewer levels, each level is a part."""
+"""Minimum number of levels to split into four parts. If there are fewer levels, each level is a part."""
 _PARTS = 4
 _STEADY = 0.5
 """Fraction for two tests of the rises. A rise is the difference between two neighbouring parts' medians.
@@ -56,7 +56,7 @@ _SIGMAS_OF_FOUR_FIFTHS = 1.2816
 
 
 class Trend(NamedTuple):
-    """Trend of levels, computed from the median of their first part and the median of their last part."""
+    """Trend of levels. `trend` splits them into parts, and compares the first and the last part's medians."""
 
     pace: float
     """Mean growth from one level to the next."""

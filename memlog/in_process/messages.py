@@ -11,7 +11,7 @@ _NAMED = 5
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """Return the message that steps share rows with later steps. It also names the file with every step."""
+    """Return the message that steps share rows with later steps. It names the CSV file with every step."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
         f"{steps} a row of run {run_id} with a later one, because you log less often than you step: the "

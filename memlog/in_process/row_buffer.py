@@ -21,9 +21,9 @@ from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
-"""Number of stored events at which `receive` itself folds them, on the publishing thread.
+"""When this number of events is stored, `receive` itself folds them, on the publishing thread.
 
-Before this number is reached, the writer's thread folds them, or the user's thread at the next row.
+Usually they are folded earlier: by the writer's thread, or by the user's thread at the next row.
 """
 
 
@@ -73,7 +73,7 @@ class UsersRows:
             self.fold_received()
 
     def fold_received(self) -> None:
-        """Fold the events that `receive` stored."""
+        """Fold the values of the events that `receive` stored into the values for the rows."""
         with self._lock:
             while self._received:
                 event = self._received.popleft()
@@ -183,7 +183,7 @@ class UsersRows:
 
 
 class _RowValues:
-    """Points for one row, at most one for each metric. Several points of one metric are folded."""
+    """Points for one row. Several points of one metric are folded into one point."""
 
     def __init__(self) -> None:
         self.points: dict[str, Point] = {}
@@ -205,6 +205,6 @@ class _RowValues:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """Return the point, moved to the newest index on its axis. So a row has one index on each axis."""
+    """Return the point with the newest index on its axis, so that a row has one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

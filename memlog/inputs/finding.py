@@ -19,7 +19,7 @@ makes no forecast, because the relation may no longer hold."""
 
 
 def matters(found: Relation) -> bool:
-    """Return True if the step with the largest input needs far more memory than was usual early on."""
+    """Return True if the largest input needs far more memory than an input of the usual size."""
     needed, usual = found.peak - found.level, found.usual_peak - found.level
     return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 

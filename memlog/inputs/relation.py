@@ -91,7 +91,7 @@ class Relation(NamedTuple):
     peak: int
     """Peak in bytes of ``step``, in which the dimension has its largest value."""
     level: int
-    """Minimum number of bytes in use after a step; 0: unknown."""
+    """Lowest number of bytes in use after a step, over all steps whose peaks are known; 0: unknown."""
     begin: int = 0
     """First of the steps that were compared."""
     per_step: float = 0.0

@@ -15,14 +15,14 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""A step's peak is a record if it is at least this many times the previous record. memlog publishes the
-inputs of such a step."""
+"""Factor. memlog publishes a step's inputs if its peak is a record: at least this factor times the last
+record. The first record is the peak of the last warm-up step (`_WARM_UP`)."""
 _RISEN = 1.01
-"""A step's peak counts as risen if it is at least this many times the previous peak that counted as risen.
-memlog reads the inputs of such a step."""
+"""Factor. memlog always reads a step's inputs if its peak has risen: to at least this factor times the last
+risen peak. The first risen peak is that of the last warm-up step (`_WARM_UP`)."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
-with a risen or record peak."""
+whose peak exceeds the earlier peaks by the factor `_RISEN` or `_RECORD`."""
 _EVENTS = 200
 """Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
@@ -31,8 +31,8 @@ _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
 sum of 1/k² is about `_OF_SQUARES`."""
 _SIGMAS = 3
-"""If the number of rises exceeds the mean for random order by less than this number of standard deviations,
-memlog publishes no finding, because the excess can be chance."""
+"""If the number of risen peaks exceeds the mean for steps in random order by less than this number of
+standard deviations, memlog publishes no finding, because the excess can be chance."""
 
 
 class StepInputsWatch:
@@ -158,7 +158,8 @@ class StepInputsWatch:
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps become far larger and the size of an input explains this.
 
-        If ``at_the_end`` is true, publish the finding a second time, with the largest step of the whole run.
+        If a finding is published already, publish it again only if ``at_the_end`` is true, now with the steps
+        of the whole run.
         """
         if (self._found is not None and not at_the_end) or not self._steps_grow():
             return
@@ -181,7 +182,7 @@ class StepInputsWatch:
             )
 
     def _free(self, peak: int) -> int | None:
-        """Return the bytes between a peak and the limit of the watched memory; ``None``: unknown."""
+        """Return the bytes between a peak and the limit of the device or process; ``None``: unknown."""
         if self._device == "host":
             free = self._host_free()
             limit = None if free is None else free + self._level
@@ -200,10 +201,10 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return the accelerator with the highest peak, or the process if no accelerator has a known peak.
+    """Return a step's figures of the accelerator with the highest peak.
 
-    The result is a name, the bytes in use after the step, the peak in bytes, and whether the peak was reached
-    in this step.
+    If no accelerator has a known peak, return the figures of the process, with the name ``host``. The figures
+    are the name, the bytes in use after the step, the peak in bytes, and whether this step reached the peak.
     """
     known = [each for each in batch.devices if each.peak is not None]
     if known:

@@ -32,7 +32,9 @@ class Progress(msgspec.Struct, frozen=True):
     """Progress of the delivery of one process's segments."""
 
     sent: Position = START
-    """Position in the journal up to which all final points are delivered."""
+    """Position in the journal. All points from before it are delivered, except those of open buckets, which
+    can still change.
+    """
     resume: Position = START
     """Position from which a new uploader reads again, to restore the open buckets of its plan (see
     `memlog.metrics.Plan`). The position is never after ``sent``."""

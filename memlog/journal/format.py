@@ -129,7 +129,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     bindings: dict[str, Binding] = {}
     """The user's run by backend; a backend without a run is missing."""
     fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
-    """Names of the fields of each event, in order, so that other programs can read the journal."""
+    """Names of the fields of each type of event, in order. With them, other programs can read the journal."""
     compaction: Compaction | None = None
 
     @property

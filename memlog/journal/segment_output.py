@@ -157,9 +157,9 @@ class SegmentOutput:
         )
 
     def _leaves(self, queue: WriteQueue) -> bool:
-        """Give up the queue if it is empty and it is time to test the disk again. Return True if so.
+        """End the queue if it is empty and it is time to test the disk again.
 
-        After that, one slow write is enough to start a new queue.
+        Return True if the queue was ended. After that, one slow write is enough to start a new queue.
         """
         if time.monotonic() < self._try_at or not queue.is_idle:
             return False

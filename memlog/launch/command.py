@@ -17,7 +17,7 @@ SITE = Path(__file__).with_name("site")
 """The folder that goes first on ``PYTHONPATH``."""
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-"""Exit codes, the same as a shell's."""
+"""A shell's exit codes for a command that is not found, and for one that can't be executed."""
 
 
 def environment(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,5 @@
 """Detection of growing memory, on by default.
 
-It finds which series grows, since which step, when the series reaches its limit, and what holds the memory.
+memlog finds which memory grows (such as a device's), since which step, at which step it will reach its limit,
+and what holds it.
 """

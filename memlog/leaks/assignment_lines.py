@@ -74,7 +74,8 @@ def _covers(node: ast.stmt, line: int) -> bool:
 def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
     """Return the calls of methods whose name begins with a match of ``method``.
 
-    Calls in loops and functions come first, because they can run repeatedly.
+    Calls in loops and functions come first, because they can run repeatedly. Return nothing if the file does
+    not contain ``word``.
     """
     nodes = list(_nodes(file, word))
     again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}

@@ -31,6 +31,8 @@ _BLOCK: Final = 16
 class KeptGraph(NamedTuple):
     """Storages that the graph of one tensor keeps.
 
+    The watched iterations are those whose new storages `memlog.leaks.holder_search` watches.
+
     Attributes:
         holder: The tensor that keeps the graph, or the Python object of the node that keeps the graph.
         operation: Name of the graph's last node.
@@ -52,8 +54,8 @@ class KeptGraph(NamedTuple):
 class GraphWalk:
     """Walk through the graphs of a program. Each node counts for the first tensor from which it is reached.
 
-    The watched iterations made the nodes with sequence numbers from ``first_node`` up to, but not including,
-    ``end_node``. Older nodes are not visited.
+    The watched iterations (see `KeptGraph`) made the nodes with sequence numbers from ``first_node`` up to,
+    but not including, ``end_node``. Older nodes are not visited.
     """
 
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:

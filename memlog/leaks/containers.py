@@ -167,7 +167,7 @@ def growing(
 class ElementSize(NamedTuple):
     """Mean size, in bytes, of an element that a container gains.
 
-    ``objects`` counts Python objects and arrays, ``storages`` the storages of tensors.
+    ``objects`` is the part in Python objects and arrays, ``storages`` the part in storages of tensors.
     """
 
     objects: float

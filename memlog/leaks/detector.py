@@ -137,8 +137,8 @@ class GrowthDetector:
             Both can be reported, one after the other. Growth of ``host.free_lists`` and of a device's
             fragmented memory often ends by itself. So the detector judges such growth again after it was
             confirmed. Each time that it confirms the growth again, it calls the function again.
-        on_suspicion: Function called earlier, when a series seems to grow. The search for the cause can then
-            begin.
+        on_suspicion: Function called when a series seems to grow, before the growth is confirmed. The search
+            for the cause can then begin.
         on_withdrawn: Function called if the suspected growth has not lasted.
         memory: Function that returns this process's anonymous and shared bytes at the end of the newest step.
             `Batch` events lack these figures, because the journal keeps each step's event small.
@@ -206,8 +206,8 @@ class GrowthDetector:
     def finish(self) -> None:
         """Judge all series a last time, and confirm growth that has lasted until the last step.
 
-        The figures of the last step are used. Since that step, the program's functions have returned, and can
-        have freed everything.
+        Use the figures of the last step, not new ones. After that step, the program's functions have returned
+        and can have freed everything.
         """
         self._is_ending = True
         self._take_host(self._gaps.rest())

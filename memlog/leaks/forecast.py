@@ -17,7 +17,7 @@ does not matter."""
 def steps_left(growth: Growth, free: float) -> tuple[float, float]:
     """Return the lowest and the highest estimate of the number of steps until ``free`` bytes are used.
 
-    The estimates follow from the upper and the lower end of the rate's interval.
+    The estimates follow from the upper and the lower end of the confidence interval of the growth's rate.
     """
     return max(free, 0) / growth.high, max(free, 0) / growth.low
 

@@ -14,6 +14,8 @@ from memlog.leaks.watched_storages import WatchedStorage
 class Held(NamedTuple):
     """Memory from the watched iterations that one owner keeps.
 
+    The watched iterations are those whose new storages `memlog.leaks.holder_search` watches.
+
     Attributes:
         owner: The owner; ``None`` if unknown.
         growth: Growth of the owner's container; ``None`` if the owner has no container that grows.

@@ -73,8 +73,9 @@ class _Measured(NamedTuple):
 class HolderReport:
     """One search for the owners of storages that are still alive after the watched iterations.
 
-    ``censuses`` were taken before and after the watched iterations. ``normal`` has the parameters and
-    optimizers that existed before these iterations. ``steps`` is the number of steps since the first census.
+    The watched iterations are those whose new storages `memlog.leaks.holder_search` watches. ``censuses``
+    were taken before and after them. ``normal`` has the parameters and optimizers that existed before them.
+    ``steps`` is the number of steps since the first census.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class HolderReport:
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return descriptions of the owners, the fastest growth first. Only the first call finds any."""
+        """Return descriptions of the owners, the fastest growth first. Only the first call finds owners."""
         try:
             return self._find()
         finally:

@@ -37,7 +37,8 @@ list that no longer grows.
 _TRACED: Final = 5
 """Number of steps in each half of the trace with ``tracemalloc``."""
 _PART_AT_ONCE: Final = 1 / 3
-"""When the search has taken this fraction of its whole time in one step, it stops its work in this step."""
+"""When the search has taken this fraction of ``budget_seconds`` in one step, it stops its work in this
+step."""
 _MOST_AT_ONCE: Final = 3.0
 """When the search has taken this number of processor seconds in one step, it stops its work in this step."""
 _ENOUGH: Final = 0.5

@@ -30,8 +30,8 @@ _MOST_SEARCHES = 3
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
 _EXPLAINED = 0.5
-"""If all holders together explain less than this fraction of the growth, a second search begins. A cause that
-is found by elimination is reported only if it explains at least this fraction."""
+"""If all holders together explain less than this fraction of the growth, a second search begins. A cause from
+`by_elimination` is reported only if it explains at least this fraction."""
 _WATCHED, _LATER = 12, 13
 """Arguments ``watched`` and ``later`` of a second `HolderSearch`. It watches more iterations than the first
 search, so that it also finds memory that is kept only every few steps."""
@@ -185,7 +185,7 @@ def _figures(step: int) -> _Figures:
 def _by_elimination(
     growth: Suspicion, before: _Figures, explained: float, *, is_ending: bool
 ) -> Holder | None:
-    """Return the cause that remains if no Python object holds the growing memory; ``None`` if there is none.
+    """Return the cause outside Python objects that the allocator's figures show; ``None`` if they show none.
 
     Return ``None`` also if tensors hold the memory. If ``is_ending`` is true, the allocator's free memory is
     not considered, because the program can have freed this memory after the last step.
@@ -269,7 +269,11 @@ def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
 
 
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
-    """Return the finding about one holder. The main finding reports rate and forecast of the whole growth."""
+    """Return the finding about one holder.
+
+    If ``is_main`` is true, the finding reports the rate and the forecast of the whole growth. Otherwise, it
+    reports the rate of the holder, and no forecast.
+    """
     general = finding_of(growth)
     memory = "the process's memory" if general.where is None else f"memory on {general.where}"
     return Finding(

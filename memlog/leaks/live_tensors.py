@@ -81,7 +81,9 @@ _NO_SEQUENCE: Final = 2**62
 
 
 def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
-    """Return the bytes of the storages of all tensors that have a Python object; ``None`` if time runs out.
+    """Return the bytes of the storages of all tensors that have a Python object.
+
+    The result is ``None`` if the time of ``budget`` runs out.
 
     ``objects`` are all objects that the collector tracks.
     """

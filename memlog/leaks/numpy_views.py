@@ -19,8 +19,8 @@ def views_of(
     """Return the arrays that share memory with tensors, by the tensor's identity.
 
     The garbage collector does not track arrays, so a search for referrers does not find arrays as owners.
-    ``objects`` are all objects that the collector tracks. ``huge`` has the identities of containers whose
-    elements are not looked at.
+    ``objects`` are all objects that the collector tracks. ``huge`` has the identities of large
+    containers. Arrays that only these containers refer to are not found.
     """
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     found: dict[int, list[Any]] = {id(tensor): [] for tensor in tensors}

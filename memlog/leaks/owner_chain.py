@@ -33,12 +33,14 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
-"""Number of levels in which only a chain through a growing container ends the search. After these levels, any
-chain of owners ends it."""
+"""Number of levels of owners: direct owners, owners of these, and so on. In these levels, only a chain
+through a growing container ends the search. In later levels, any chain of owners ends the search."""
 _MAX_FRONTIER: Final = 400
-"""Maximum number of objects in a level. Further objects are ignored, and the search counts as cut short."""
+"""Maximum number of objects that are passed to one call of ``gc.get_referrers``. The search ignores further
+objects, and then counts as cut short."""
 _MAX_REFERRERS: Final = 4000
-"""Maximum number of referrers of a level. Further ones are ignored, and the search counts as cut short."""
+"""Maximum number of referrers that the search uses from one call of ``gc.get_referrers``. The search ignores
+further referrers, and then counts as cut short."""
 _LAST_RESORTS: Final = (
     (FunctionType, "__code__"),
     (GeneratorType, "gi_code"),
@@ -76,8 +78,9 @@ class Chain(NamedTuple):
 class OwnerSearch:
     """Search for the owners of objects. The search keeps alive all objects that it reaches.
 
-    ``own`` has containers of memlog that refer to the objects. They are not owners. ``preferred`` has the
-    identities of containers that grow. A chain through one of them is preferred.
+    ``own`` has memlog's own containers that refer to the objects. The search does not count these containers
+    as owners. ``preferred`` has the identities of the program's containers that grow. The search prefers a
+    chain through one of these.
     """
 
     def __init__(
@@ -292,7 +295,7 @@ def _class_root(one: Any) -> Root:
 
 
 def _is_looking(referrer: Any) -> bool:
-    """Return whether a referrer is memlog's own frame, function or object."""
+    """Return True if a referrer is a frame, a function or an object of memlog itself."""
     if type(referrer) is FrameType:
         return is_memlog(referrer.f_code)
     if type(referrer) is FunctionType:

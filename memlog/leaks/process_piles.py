@@ -43,7 +43,7 @@ class _Kind:
     def __init__(self, floor: float, least: int) -> None:
         self.watch = SeriesWatch(floor, least)
         self.began: dict[ProcessKey, tuple[int, int]] = {}
-        """For each living process, the first step at which it was seen, and its newest bytes."""
+        """For each living process, the first step at which it was seen, and its bytes at the newest step."""
         self.ends: list[int] = []
         """For each ended process, the first step at which it was missing."""
         self._newest: list[tuple[int, dict[ProcessKey, int]]] = []
@@ -51,8 +51,8 @@ class _Kind:
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
         """Store a reading: the bytes of each living process. Judge the reading two places before it.
 
-        After its last step, a program ends its child processes. memlog can't know at once that a step was the
-        last one. So the two newest readings are not judged.
+        A program ends its child processes after the program's last step. memlog can't know at once that a
+        step was the last one. So the two newest readings are not judged.
         """
         if self._newest and self._newest[-1][0] == step:
             return None

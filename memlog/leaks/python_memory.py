@@ -1,7 +1,7 @@
 """Lines of the program whose Python memory grows, measured with ``tracemalloc`` for a few steps.
 
-``tracemalloc`` makes Python's allocations about two to four times as slow. So it runs only if nothing else
-explains the growth, and only as long as its traces stay below a limit.
+``tracemalloc`` makes Python's allocations about two to four times as slow. So memlog starts it only if
+memlog has found no other cause of the growth. memlog stops it if its traces exceed `_MOST_TRACED` bytes.
 """
 
 from __future__ import annotations

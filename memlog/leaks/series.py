@@ -8,7 +8,7 @@ Growth is *confirmed* if it continues for long enough after the suspicion, or if
 ends. Otherwise the suspicion is *withdrawn*, for example if a large cache is full, or if the memory falls
 again. If an allocator's unused blocks make the levels too noisy, levels without these blocks are judged.
 
-All waits are shorter if memory will be full soon.
+If memory will be full soon, the second test and the decision come earlier.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from memlog.leaks.forecast import steps_left
 Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 
 _SHARE = 0.02 / 100
-"""Growth per step, as a fraction of the level: 2 % in 100 steps. Slower growth is ignored. `_ENOUGH` and
-`_SOON` are exceptions."""
+"""Growth per step, as a fraction of the level: 2 % in 100 steps. Slower growth is ignored, unless
+it reaches `_ENOUGH` bytes per step, or will fill the memory within `_SOON` steps."""
 _ENOUGH = MIB / 2
 """Growth per step, in bytes, that is never ignored, even if it is less than `_SHARE` of a high level."""
 _SOON = 20_000
-"""Number of steps. Growth that reaches the limit within this number of steps is not ignored at any level."""
+"""Number of steps. Growth that will fill the memory within this number of steps is not ignored as slow."""
 _PART = 16
 """Divisor. A window with ``n`` levels is judged again after ``n / _PART`` new levels, but at least `_NEW`."""
 _NEW = 4
 """Minimum number of new levels before a window is judged again. Also the minimum number of steps from the
 suspicion to the decision, if memory will be full soon."""
 _SLOWEST = 0.5
-"""Minimum ratio of a growth's newer rate to its earlier rate. Below it, the growth has not continued."""
+"""Minimum ratio of a growth's rate in newer levels to its rate before. Below it, the growth has ended."""
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
@@ -95,7 +95,7 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of levels in the finest window, in which each level is one reading."""
+        """Number of readings that the series still keeps one by one, not joined to coarser levels."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:
@@ -238,7 +238,7 @@ class SeriesWatch:
         return News("confirmed", found)
 
     def _growth_since(self, growth: Growth | None, sigmas: float) -> Growth | None:
-        """Return the growth in the finest window that reaches back to the beginning of ``growth``.
+        """Return the growth in the finest of the windows that reach back to the beginning of ``growth``.
 
         If ``growth`` is ``None``, use the finest window of all. Return ``None`` if there is no growth.
         """
@@ -247,7 +247,10 @@ class SeriesWatch:
 
 
 def _wanted(level: float, free: float | None) -> float:
-    """Return the minimum growth in bytes per step. Slower growth at this level is ignored."""
+    """Return the minimum growth in bytes per step: slower growth is ignored.
+
+    ``level`` is the current level in bytes. ``free`` is the number of bytes left until the limit.
+    """
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
@@ -265,9 +268,10 @@ def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
 
 
 def _is_due(window: LevelWindow, least: int) -> bool:
-    """Return True if a window can show new growth.
+    """Return True if a search for growth in a window is worth while.
 
-    For this, the window needs enough new levels, and the newest level must be above an older one.
+    For this, the window needs at least ``least`` levels and enough new levels. The newest level must be
+    above the oldest of the last ``least`` levels.
     """
     levels = window.levels
     held = len(levels)

@@ -9,9 +9,10 @@ class Suspicion(NamedTuple):
     """Growth of one series; sizes are bytes, rates are bytes per step."""
 
     series: str
-    """``host.anon`` (memory of the trainer's process without mapped files and shared memory),
-    ``host.free_lists`` (unused memory of the C library's allocator), ``shared_memory``, ``cuda0.allocated``,
-    ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one kind)."""
+    """Name of the series: ``host.anon`` (memory of the trainer's process without mapped files and shared
+    memory), ``host.free_lists`` (unused memory of the C library's allocator), ``shared_memory``,
+    ``cuda0.allocated``, ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one
+    kind)."""
     since_step: int
     """First step of the growth."""
     rate: float
@@ -19,15 +20,16 @@ class Suspicion(NamedTuple):
     rate_high: float
     """Upper end of the rate's 95 % interval. ``rate_low`` is the lower end."""
     level: int
-    """Level at ``step``."""
+    """Bytes of the series at ``step``."""
     limit: int | None
-    """Level at which memory is full: ``level`` plus the bytes that are still free. ``None`` if unknown."""
+    """Bytes of the series at which memory is full: ``level`` plus the free bytes. ``None`` if unknown."""
     step: int
-    """Newest step."""
+    """Newest step when this object was made."""
     forecast: tuple[int, int] | None = None
-    """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
+    """Earliest and latest step at which memory will be full; ``None`` if unknown or too uncertain."""
     processes: int | None = None
     """Number of processes that were started during the growth and are still alive. ``None`` if such processes
     are not the cause of the growth."""
     others: int = 0
-    """Number of other child processes of the same kind whose growth is included."""
+    """Number of further child processes, of the same kind as the one in ``series``, whose growth is included
+    in ``rate`` and ``level``."""

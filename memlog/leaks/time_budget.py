@@ -48,7 +48,7 @@ class TimeBudget:
 
     @property
     def left_in_all(self) -> float:
-        """Seconds left for this block and later blocks together; negative if the work took too long."""
+        """Seconds left for the running block and later blocks; negative if the work took too long."""
         return self._left - self._taken()
 
     def _taken(self) -> float:
@@ -56,7 +56,7 @@ class TimeBudget:
 
     @property
     def spent(self) -> bool:
-        """True if no time is left, for this block or for all blocks together."""
+        """True if no time is left for the running block, or for all blocks together."""
         return min(self.left_in_all, self._most - self._taken()) <= 0
 
     def batches(self, items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

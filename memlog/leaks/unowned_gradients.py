@@ -7,9 +7,9 @@ unowned if all of this is true:
 - In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
-- Dozens of steps later, iterations are watched again. The gradient is still the same tensor. Its version has
-  risen no more per step than in the first watched iterations. Clearing the gradient would have raised its
-  version, too, so nothing has cleared it.
+- Dozens of steps later, iterations are watched again. The gradient is still the same tensor. Its version
+  (torch's count of in-place changes) has risen no more per step than in the first watched iterations.
+  Clearing the gradient would have raised its version, too, so nothing has cleared it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ class UnownedGradients:
         return bool(self._gradients)
 
     def look(self, step: int) -> None:
-        """Look at all parameters at the end of a step. Begin to watch if enough gradients have no owner."""
+        """Look at all parameters at the end of a step.
+
+        If the gradients that no optimizer owns are large enough, begin to watch iterations.
+        """
         self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
         self._per_step = 0.0
         self._watch_if_it_matters(step)
@@ -240,7 +243,8 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
     """Return the new states of the gradients that are still the same tensors.
 
-    Leave out a gradient if its version is the same as in ``gradients``, or has risen by more than ``most``.
+    Leave out a gradient if its version (torch's count of in-place changes) is the same as in ``gradients``,
+    or has risen by more than ``most``.
     """
     budget = TimeBudget(_SECONDS)
     with budget.running():

@@ -265,7 +265,11 @@ class StorageWatch:
                     )
 
     def _knows(self, storage: Any, *, as_argument: bool) -> bool:
-        """Return whether a storage is watched, or need not be watched."""
+        """Return True if a storage is watched already, or must not be watched.
+
+        A storage must not be watched if `MAX_STORAGES` are watched, or if it is an argument of an operation
+        and has existed since before the watch.
+        """
         known = self._storages.get(storage._cdata)
         if known is not None and known.reference() is storage:
             return True

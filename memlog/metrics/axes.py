@@ -41,9 +41,9 @@ def place(event: Event) -> tuple[Axis, int] | None:
 def in_run(event: Event, offset: int) -> Event | None:
     """Return an event with the step number of a tracker's run instead of the session's.
 
-    ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). An event that
-    lies before the run's first step becomes ``None`` if it is a batch or a loss. A phase gets step 0, and any
-    other event gets no step.
+    ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). If the
+    event lies before the run's first step, the result depends on the event: ``None`` for a batch or a loss,
+    the event with step 0 for a phase, and the event without a step for any other.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:

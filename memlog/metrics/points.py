@@ -21,8 +21,8 @@ def bucket_start(offset: int) -> int:
     """Return the first index of the bucket that contains ``offset``, an index counted from the axis's start.
 
     Below index 10,000, every index is a bucket of its own. From index 10,000, a bucket has ten indices; from
-    100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric, and its chart
-    shows every peak.
+    100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric. Of a peak, a
+    bucket's point has the largest value, so a chart shows every peak.
     """
     width = 1
     while offset >= 10_000 * width:
@@ -117,7 +117,10 @@ class _Bucket(Generic[PositionT]):
 
 
 def replaces(fold: Fold, new: float, held: float) -> bool:
-    """Return True if the newer of two values of a metric replaces the older one."""
+    """Return True if the newer of two values of a metric replaces the older one.
+
+    ``fold`` names the value that a bucket keeps: ``max``, ``min`` or ``last``.
+    """
     if fold == "last":
         return True
     return new > held if fold == "max" else new < held

@@ -27,9 +27,9 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
     Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
-    needs no callback: it calls ``scipy.optimize.minimize``, which reports its iterations to the tracker
+    needs no callback: it calls ``scipy.optimize.minimize``, which reports its iterations to this object
     during the block, and still calls a callback that the program passes. If the program has imported SciPy's
-    ``minimize`` by name before the block, the callback is needed. With other optimisers, call the tracker
+    ``minimize`` by name before the block, the callback is needed. With other optimisers, call this object
     once per iteration. If several problems are solved together, the problem with the most iterations counts.
 
     Args:
@@ -121,7 +121,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
 
 def innermost() -> track_iterations | None:
-    """Return the tracker of the innermost open block; ``None`` if no block is open."""
+    """Return the `track_iterations` of the innermost open block; ``None`` if no block is open."""
     return _entered[-1] if _entered else None
 
 

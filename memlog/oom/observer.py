@@ -1,9 +1,9 @@
 """Detection of a failed allocation on a CUDA device before the stack unwinds.
 
-``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So each process attaches one dispatcher, and
-the dispatcher calls the current watch. torch calls the dispatcher on the allocating thread before it raises
-the error. The allocator's lock is released during the call. An exception in the dispatcher would replace
-``OutOfMemoryError``. The dispatcher must not allocate memory on the device.
+``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So each process attaches one function,
+the dispatcher, which calls the current run's `AllocatorWatch`. torch calls the dispatcher on the allocating
+thread before it raises the error. The allocator's lock is released during the call. An exception
+in the dispatcher would replace ``OutOfMemoryError``. The dispatcher must not allocate memory on the device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class AllocatorWatch:
     _run: RunDirectory
     _tracing: Callable[[], bool]
     _failed_at: int | None = field(default=-1, init=False)
-    """Last completed step at the newest call of `failed`; -1: `failed` has not been called."""
+    """Last completed step at the newest call of `failed`; ``None``: no step had completed; -1: there was no
+    call."""
     _snapshots: int = field(default=0, init=False)
 
     def __call__(self, event: Event) -> None:

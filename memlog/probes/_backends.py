@@ -193,7 +193,9 @@ class OtherBackend(AcceleratorBackend):
         return bool(getattr(torch, self.kind).is_initialized())
 
     def _look(self, torch: Any) -> bool:
-        """Return True if torch supports another kind of device. Check at most every `LOOK_EVERY_S` seconds.
+        """Return True if torch now supports a device of a further kind, and set `kind`.
+
+        Check at most every `LOOK_EVERY_S` seconds; between checks, return False.
 
         The check is repeated, because the device's package can be imported later.
         """

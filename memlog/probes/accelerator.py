@@ -27,8 +27,8 @@ class AcceleratorProbe:
     """Reader of the allocators of all devices in use. One reading queries each device's allocator one time.
 
     The probe never imports torch. It never initialises a device, waits for a device, or resets a device's
-    statistics. Each probe has its own peak windows. A caller that needs the peaks of both epochs and batches
-    uses two probes. Errors are counted in ``diagnostics`` and never raised.
+    statistics. Each probe measures peaks since its own previous reading. So a caller that needs the peaks of
+    both epochs and batches uses two probes. Errors are counted in ``diagnostics`` and never raised.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AcceleratorProbe:
     def read(self) -> tuple[DeviceReading, ...]:
         """Return a reading of each device in use; ``()`` if no device is in use.
 
-        The call ends the devices' peak windows and begins the next ones.
+        The peak in a reading, exact or a bound (``peak_source``), is that since the previous call.
         """
         torch = sys.modules.get("torch")
         if torch is None:
@@ -92,7 +92,9 @@ class _DevicesOfAKind:
     _diagnostics: Diagnostics
     _clock: Callable[[], float]
     _new: list[tuple[_DevicesOfAKind, int]]
-    """Devices that were read for the first time, as tuples: the object for the device's kind, the index."""
+    """Devices read for the first time since the last call of `AcceleratorProbe.new_devices`.
+
+    Each is a tuple: the object for the device's kind, and the device's index."""
     _next_scan: float = field(default=float("-inf"), init=False)
     _windows: dict[int, PeakWindow] = field(default_factory=dict, init=False)
 
@@ -113,8 +115,8 @@ class _DevicesOfAKind:
     def _candidates(self, torch: Any) -> Iterable[int]:
         """Return the devices to read.
 
-        Every few seconds, return all devices. Otherwise return the devices in use and the selected device,
-        because the selected device can come into use next.
+        Every few seconds, return all devices. Otherwise return the devices in use and torch's current
+        device, because the current device can come into use next.
         """
         now = self._clock()
         if now < self._next_scan:

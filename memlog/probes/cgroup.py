@@ -119,9 +119,11 @@ def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
 def _folders(group: _Group) -> list[Path]:
     """Return the group's folder and the folders above it, nearest first.
 
-    Inside a container, the group's path can be the path on the host. Then only the last returned folder
-    exists: the mount's own folder. If the path leaves the namespace with ``..``, only the mount's own folder
-    is returned. In both cases, the mount's own folder belongs to the container's group.
+    The last returned folder is the one where control groups are mounted (``group.mount``).
+
+    Inside a container, the group's path can be the path on the host. Then ``group.mount`` is the only
+    returned folder that exists. If the path leaves the container's namespace with ``..``, only
+    ``group.mount`` is returned. In both cases, ``group.mount`` is the folder of the container's own group.
     """
     parts = group.path.parts[1:]
     if ".." in parts:

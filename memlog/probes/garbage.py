@@ -19,15 +19,15 @@ class Collection(NamedTuple):
 
     freed: int
     left: int
-    """Bytes that are still in use."""
+    """Bytes of the C library's heap that are still in use after the collection."""
 
 
 def collect_garbage(*, old: bool = False) -> Collection | None:
-    """Collect garbage now. Return the bytes that were freed, and the bytes still in use.
+    """Collect garbage now. Return the bytes of the heap that were freed, and those still in use.
 
     Collecting young garbage takes a millisecond. With ``old``, old garbage is collected, too, which takes 0.1
     to 0.3 s for a million objects. The result is ``None`` if garbage collection is switched off, or if the C
-    library has no such figures.
+    library does not tell the bytes in use.
     """
     if not gc.isenabled():
         return None

@@ -30,10 +30,10 @@ class HostReading(NamedTuple):
 
 
 class HostProbe:
-    """Reader of the resident set and its watermark; safe across ``fork``.
+    """Reader of the resident set and its watermark (its largest size so far); safe across ``fork``.
 
-    Each probe has its own peak window. A caller that needs the peaks of both epochs and batches uses two
-    probes. Errors are counted in ``diagnostics`` and never raised.
+    Each probe measures peaks since its own previous reading. So a caller that needs the peaks of both epochs
+    and batches uses two probes. Errors are counted in ``diagnostics`` and never raised.
     """
 
     def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
@@ -43,7 +43,7 @@ class HostProbe:
         self._begin()
 
     def close(self) -> None:
-        """Close the descriptors. From then on, readings are unknown. A second call has no effect."""
+        """Close the files of ``/proc``. From then on, readings are unknown. A second call has no effect."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -55,7 +55,7 @@ class HostProbe:
         self._memory = self._open()
 
     def read(self) -> HostReading:
-        """Read the resident set and its peak. The call ends one peak window and begins the next."""
+        """Read the resident set, and its peak since the previous call."""
         rss, mark = self.figures()
         if rss is None:
             return HostReading(None, None, None)
@@ -64,21 +64,21 @@ class HostProbe:
 
     @property
     def rss_anon(self) -> int | None:
-        """Anonymous bytes of the last resident set, without files and shared memory; ``None`` if unknown."""
+        """Anonymous bytes (no files, no shared memory) in the last reading; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_anon
 
     @property
     def rss_shared(self) -> int | None:
-        """Bytes of the last resident set that are shared memory; ``None`` if unknown."""
+        """Bytes of shared memory in the resident set at the last reading; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_shared
 
     @property
     def rss_file(self) -> int | None:
-        """Bytes of the last resident set that are pages of mapped files; ``None`` if unknown."""
+        """Bytes of mapped files in the resident set at the last reading; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_file
 
     def figures(self) -> tuple[int | None, int | None]:
-        """Return the resident set and its watermark, in bytes, for callers with peak windows of their own."""
+        """Return the resident set and its largest size so far, in bytes. This has no effect on `read`."""
         if fork.generation != self._generation and self._memory is not None:
             # In a forked child, the descriptors still belong to the parent's files in `/proc`.
             self.close()

@@ -17,7 +17,7 @@ FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
 """Signals that can end a rank because another rank has ended. NCCL's watchdog ends a process by SIGABRT."""
 _NAMED = 8
-"""Maximum number of ranks that a text lists. For further ranks, the text gives only their number."""
+"""Maximum number of ranks that a text lists. Of further ranks, the text only says how many there are."""
 
 
 class RankEnd(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Search for the run that a user names.
 
-``latest`` means the run of the training's lowest rank. memlog sends this run to the trackers.
+``latest`` means the run of the lowest rank in the newest training. memlog sends this run to the trackers.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ def find_named_run(root: Path, name: str) -> RunDirectory:
 
 
 def lowest_rank(run: RunDirectory) -> RunDirectory:
-    """Return the run of the lowest rank in the training of ``run``; ``run`` if it is not registered."""
+    """Return the run of the lowest rank in the training of ``run``; ``run`` if it has no registration."""
     return next(iter(ranks_of(run).values()), run)

@@ -174,6 +174,6 @@ def steps_of(file: JournalFile, since: Position = START) -> Iterator[int]:
 
 
 def ranks_of(run: RunDirectory) -> dict[int, RunDirectory]:
-    """Return the runs of all ranks of a run's training, by rank; empty if ``run`` is not registered."""
+    """Return the runs of all ranks of a run's training, by rank; empty if ``run`` has no registration."""
     own = registration_of(run)
     return {} if own is None else Training(run, own).search()

@@ -51,7 +51,7 @@ class Accumulator:
         self.traces = TraceFold()
         self.verdict = VerdictFold()
         self.largest_step: StepInputs | None = None
-        """Inputs of the newest step that, as far as is known, has raised the peak."""
+        """Inputs from the newest `StepInputs` event: of the last step known to have raised the run's peak."""
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -59,7 +59,7 @@ class Accumulator:
         self.alerts: list[Alert] = []
         self._artifacts: dict[str, Artifact] = {}
         self.health: dict[str, tuple[Health, int]] = {}
-        """Newest health event of each process, and the number of steps that this event covers."""
+        """Newest health event of each process, and the number of steps up to this event."""
         self.bindings: dict[str, dict[str, Binding]] = {}
         """The user's runs in trackers, by backend and by id."""
         self.dropped: Counter[str] = Counter()

@@ -65,10 +65,12 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest known limit had room for the request: then another limit stopped it.
+    """Return True if the tightest known limit had room for the request.
 
-    An allocator takes more memory from the system than the program requests. So the result is also False if
-    less than the share `FULL` of the limit was free.
+    In this case, another limit made the request fail.
+
+    The result is also False if less than the share `FULL` of the limit was free, because an allocator takes
+    more memory from the system than the program requests.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
@@ -121,7 +123,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return advice that replaces smaller batches or inputs; ``None`` if smaller ones would help."""
+    """Return the advice to give instead of smaller batches or inputs; ``None`` if those would help."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)
@@ -188,7 +190,7 @@ def _held(moments: LastMoments) -> int:
 def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
     """Return True if the optimizer's state is a negligible part of the memory in use.
 
-    The trace may lack the state. So it counts as at least as large as Adam's: twice the parameters.
+    The trace may lack the state. So the state counts as at least twice the parameters' bytes, as for Adam.
     """
     if trace is None or (failure.requested or 0) >= WORTH * held:
         return False

@@ -115,7 +115,7 @@ class PeakFold:
             self._peaks.setdefault(kind, UNKNOWN)
 
     def take(self, event: Event) -> None:
-        """Add one event's readings of memory. Scopes are left out: they hold changes, not memory in use."""
+        """Add one event's readings of memory. `Scope` events are left out: they hold changes only."""
         if isinstance(event, (Batch, Epoch, Phase)):
             found = _highest(event.rss, event.rss_peak, event.rss_peak_source)
             self._offer(HOST, *found, event.step)

@@ -22,7 +22,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     traced_peak: int | None
     """The worst traced step's own peak, in bytes."""
     trace_peak_from: PeakOrigin | None
-    """Source of ``trace.peak``: the traced peak, or a peak derived from it; ``None``: unknown."""
+    """Source of the figure ``trace.peak``: the traced peak, or a peak derived from it; ``None``: unknown."""
 
 
 class Compared(msgspec.Struct, frozen=True):

@@ -53,9 +53,9 @@ class RunFigures(msgspec.Struct):
     layers: dict[str, int]
     """Bytes of the largest layers at the worst traced step's peak, by path; other layers are unknown."""
     traced_peak: int | None
-    """Peak of the worst traced step, in bytes. ``trace.peak`` can differ if that step was the run's first."""
+    """Peak of the worst traced step, in bytes. The figure ``trace.peak`` can differ (see `PeakOrigin`)."""
     trace_peak_from: PeakOrigin | None
-    """Source of ``trace.peak``; ``None`` if ``trace.peak`` is unknown."""
+    """Source of the figure ``trace.peak``; ``None`` if the figure is unknown."""
 
 
 def run_figures(run: RunDirectory) -> RunFigures:

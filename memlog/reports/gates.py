@@ -50,14 +50,14 @@ class Gate(msgspec.Struct, frozen=True):
     figure: str
     comparison: Comparison
     amount: float
-    """Limit of a run's change. It is a fraction of the first run's figure if ``share`` is True, else an
-    amount in the figure's unit."""
+    """Limit of a run's change against the first run. If ``share`` is True, the limit is a fraction of the
+    first run's figure, else an amount in the figure's unit."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
         """Return True if the gate's condition is true for a run with the figure ``value``.
 
-        ``first`` is the first run's figure. It must not be 0 if ``share`` is True.
+        ``first`` is the first run's figure. ``first`` must not be 0 if ``share`` is True.
         """
         change = (value - first) / first if self.share else value - first
         if self.comparison == ">":

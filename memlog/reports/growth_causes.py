@@ -18,7 +18,8 @@ _LEAST_STEPS = 20
 """If there are fewer steps than this, the growth does not count as kept memory: growth over few steps is too
 common."""
 _MATTERS = 0.1
-"""If memory grew by at most this share of the memory in use before, memlog reports no growth."""
+"""If memory grew by at most this share of the memory in use before the growth, memlog reports
+no growth."""
 _MOST = 0.5
 """If a cause makes up at least this share of the growth, it explains the growth."""
 _SOME = 0.25
@@ -108,9 +109,9 @@ class GrowthCauses:
     def failed_by_chance(self) -> bool:
         """True if the failed request was small compared with the growth before the failure.
 
-        Then the program line that made the request is not the cause: any other line's request would have
-        failed, too. If the size of the request is unknown, as with Python's `MemoryError`, the request counts
-        as small if nearly nothing was free.
+        In this case, the program line that made the request is not the cause: any other line's request would
+        have failed, too. If the size of the request is unknown, as with Python's `MemoryError`, the request
+        counts as small if nearly nothing was free.
         """
         failure = self._moments.failure
         if failure is None or not self._unexplained:
@@ -258,7 +259,10 @@ def _kept(found: GrowthBeforeEnd, grew: str) -> str:
 
 
 def _growth_of_a_step(series: Sequence[StepMemory], freed: int | None) -> int | None:
-    """Return the value of `GrowthBeforeEnd.own`."""
+    """Return the bytes by which the temporary memory of a step grew (see `GrowthBeforeEnd.own`).
+
+    ``freed``: bytes that became free when the failed step ended. ``None``: unknown.
+    """
     quarter = len(series) // 4
     early = [each.own for each in series[:quarter] if each.own is not None]
     late = [each.own for each in series[-quarter:] if each.own is not None]

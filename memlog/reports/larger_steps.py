@@ -20,10 +20,11 @@ from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, mem
 _FEWEST = 6
 """If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Number of standard deviations. Steps count as larger only if the number of records is at least this far
-above the mean for steps in random order."""
+"""Number of standard deviations. A record is a step that peaked higher than every step before. Steps count as
+larger only if the number of records is at least this far above its mean for steps in random order."""
 _MATTERS = 0.1
-"""If memory rose by less than this share of the memory in use, memlog reports no rise."""
+"""memlog reports no growth of steps if they grew by less than this share of a late step's peak. It reports no
+sudden rise if memory rose by at most this share of the memory in use after the last complete step."""
 _MOST = 0.5
 """If larger steps caused less than this share of the rise in peaks, they do not explain the rise."""
 _FAR = 2
@@ -101,7 +102,10 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if there are far more records than ``steps`` steps in random order would have."""
+    """Return True if there are far more records than ``steps`` steps in random order would have.
+
+    ``records`` is the number of steps that peaked higher than every step before.
+    """
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

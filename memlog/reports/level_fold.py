@@ -21,8 +21,8 @@ again from the second to the third. A single jump causes only one such rise."""
 LEAST_STEPS = 10
 """If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4
-"""Divisor of the number of steps, which gives the fewest steps that memory must be steady at the end: a
-quarter of all steps. A shorter steady time can be a pause in the growth."""
+"""Memory counts as steady only if it is steady over the last quarter of all steps or longer. This is the
+divisor that gives the quarter. A shorter steady time can be a pause in the growth."""
 HOST = "host"
 
 

@@ -23,7 +23,8 @@ class StepMemory(NamedTuple):
     step: int
     level: int
     own: int | None
-    """Bytes by which the step's peak was above ``level``; ``None``: unknown."""
+    """Bytes by which the step's peak was above ``level``, the memory in use after the step.
+    ``None``: unknown."""
     mark: int | None
     """Upper bound of the step's peak: the peak counter at the step's end, in bytes; ``None``: unknown."""
 

@@ -22,7 +22,7 @@ class PhaseFold:
         self._makers: dict[str, _Maker] = {}
 
     def take(self, event: Phase) -> None:
-        """Add a phase that has ended. A nested phase ends before the phase that contains it."""
+        """Add a phase that has ended. Nested phases are added before the phase that contains them."""
         if event.label not in self._by_label and len(self._by_label) >= MAX_LABELS:
             self.omitted += 1
             return

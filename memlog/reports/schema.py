@@ -209,7 +209,8 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     exact_step: int | None
     """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
-    """Lower bound of the phases' highest peak: the larger of ``exact_bytes`` and the highest reading."""
+    """Lower bound of the phases' highest peak: the larger of ``exact_bytes`` and the most memory in use
+    that was read in the phases."""
     made_the_peak: bool
     """True if the run's peak was reached in a phase of this label, but in no phase nested in it."""
 
@@ -229,7 +230,7 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A tracker's run to which the points of memlog's run are sent."""
+    """A tracker's run to which memlog sends the metrics of its own run."""
 
     id: str
     uri: str | None
@@ -239,7 +240,8 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Name that the run had in the tracker when memlog found the run; ``None`` if unknown."""
     offset: int = 0
-    """memlog's step number minus the tracker's number of the same step. Both count independently."""
+    """memlog's step number minus the tracker's number of the same step. memlog and the tracker count
+    independently."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):

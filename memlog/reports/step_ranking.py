@@ -23,8 +23,8 @@ _GROWN = 0.1
 """Difference above which a step counts as far larger than the traced step, as a share of all memory in use
 at the traced step. The difference must also exceed `_FURTHER`."""
 _RECENT = 64
-"""Number of newest steps whose events are kept. The event of a traced step is read before the trace's own
-event. So when the trace's event arrives, memlog looks for the step among the kept ones."""
+"""Number of newest steps whose events are kept. The journal has the `Trace` event of a traced step after the
+step's own event. When memlog reads the `Trace` event, it looks for the step's event among the kept ones."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class LargerStep(msgspec.Struct, frozen=True):
 
     step: int
     held: int
-    """Bytes in use."""
+    """Bytes in use at this step's peak; a lower bound."""
     traced: bool
     """True if the larger step was traced, too. In this case, its tensors took no more bytes than the
     tensors of the worst traced step: other memory makes the difference."""
@@ -46,7 +46,8 @@ class Standing(msgspec.Struct, frozen=True):
 
     traced_steps: int
     held: int | None
-    """Bytes in use at the worst traced step, by the process or on the device; ``None``: unknown."""
+    """Lower bound of the bytes in use at the worst traced step's peak, by the process or on the device;
+    ``None``: unknown."""
     larger: LargerStep | None
 
 
@@ -132,7 +133,7 @@ class RankingFold:
 
         If the journal lacks the traced step, return the bounds for the next recorded or failed step. If the
         traced step has no number because it did not end, return the bounds for the newest recorded or failed
-        step. ``device`` is the journal's name of the traced device.
+        step. ``device`` is the name, in the journal, of the traced device.
         """
         moment = self._newest[-1] if self._newest else None
         if event.step is not None:
@@ -146,7 +147,8 @@ class RankingFold:
     def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
         """Return the largest step; ``None`` if it did not need far more memory than the traced step.
 
-        ``at`` and ``advice`` are about the traced step. ``device`` is the journal's name of its device.
+        ``at`` holds bounds on the traced step's peak, and ``advice`` the savings predicted in this step.
+        ``device`` is the name, in the journal, of the traced step's device.
         """
         largest = self._largest.get(device)
         if largest is None:
@@ -167,7 +169,7 @@ class RankingFold:
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Predict savings in a run's worst traced step, and compare it with the steps in the run's journal.
+    """Predict savings in a run's worst traced step, and compare the step with those in the run's journal.
 
     ``event`` is the event that was published about the traced step.
     """
@@ -218,7 +220,10 @@ def held_more(moments: LastMoments, trace: Trace) -> int | None:
 
 
 def _is_far(held: int, at: _Level, tensors: int) -> bool:
-    """Return True if another step held far more than a traced step, whose tensors took ``tensors`` bytes."""
+    """Return True if a step that held ``held`` bytes held far more than the traced step.
+
+    ``at`` holds bounds on the traced step's peak. The traced step's tensors took ``tensors`` bytes.
+    """
     return held - at.most > max(_FURTHER * tensors, _GROWN * at.most)
 
 

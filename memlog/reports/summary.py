@@ -122,7 +122,10 @@ def _of_totals(
 
 
 def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState]) -> Summary:
-    """Add saved states. A backend can have a state of its uploader and a state of its in-process writer."""
+    """Add the saved states of the delivery to a summary.
+
+    A backend can have two states: one of its uploader and one of its in-process writer.
+    """
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
     seen: set[str] = set()
     for state in states:

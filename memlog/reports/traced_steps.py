@@ -5,15 +5,16 @@ from __future__ import annotations
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""If a step's peak exceeds this multiple of the worst step's peak, the step becomes the worst step."""
+"""Factor. A step becomes the worst step if its peak exceeds this factor times the peak of the worst step
+before it."""
 
 
 class TraceFold:
-    """Number of traced steps and the worst of them, chosen as the tracer chooses the step to save.
+    """Number of traced steps, and the worst of them. The tracer saves the worst step, by the same rules.
 
     The worst step is the one with the highest peak. A step with an exact peak takes precedence over all steps
-    without one. The first traced step can lack the optimizer's state, so a later step replaces it even if its
-    peak is slightly lower.
+    without one. A later step replaces the first traced step even if the later step's peak is slightly lower,
+    because the first traced step can lack the optimizer's state.
     """
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ def beyond(verdict: str, alerts: Iterable[AlertFacts]) -> list[AlertFacts]:
 
 
 def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
-    """Return one line on a failed allocation: the place, the last complete step, and the requested size.
+    """Return one line on a failed allocation: its device or worker, the last complete step, and its size.
 
     ``last_step`` is ``None`` if no step was complete.
     """

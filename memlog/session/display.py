@@ -23,7 +23,7 @@ class SessionDisplay:
     _live: Recording | None
 
     def __repr__(self) -> str:
-        """Return the run, its runs in trackers, and the state."""
+        """Return text with memlog's run, the trackers' runs that belong to it, and the session's state."""
         if self.id is None or self.directory is None:
             state = "recording nothing" if self.settings.enabled else "disabled"
             return f"<memlog.Session {state}>"

@@ -25,9 +25,10 @@ _LOOK_EVERY = 0.2
 
 
 class Waiting:
-    """Callback that ``finish`` calls while it waits for delivery, at most ``timeout`` seconds.
+    """Callback that ``finish`` calls again and again while it waits for delivery.
 
-    It prints one line, unless ``quiet`` is True. It ends the waiting early if no tracker can be reached.
+    ``finish`` waits at most ``timeout`` seconds. The callback prints one line, unless ``quiet`` is True. It
+    ends the waiting early if no tracker can be reached.
     """
 
     def __init__(
@@ -150,14 +151,14 @@ def print_undelivered(
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
     """Return a line with the reason for each tracker that refuses runs.
 
-    A tracker is left out while it accepts other runs and still lacks their data.
+    A tracker is left out while it accepts other runs and data of those runs is still to be delivered.
     """
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 
 
 def _problems(run: RunDirectory, diagnostics: Diagnostics) -> str:
-    """Return the reasons for slow delivery that the helper has recorded."""
+    """Return the reasons for slow delivery that the helper process has recorded."""
     problems = [f"{s.backend}: {s.problem}" for s in _states(run, diagnostics) if s.problem]
     return f" ({'; '.join(problems)})" if problems else ""
 

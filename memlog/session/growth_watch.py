@@ -26,11 +26,12 @@ Memory = Callable[[], tuple[int | None, int | None]]
 
 
 class GrowthWatch:
-    """The parts that look for growth in the trainer's process. No method raises.
+    """Detector of memory growth in the trainer's process, with the search for its cause. No method raises.
 
     ``on_alert`` is called with each alert. ``memory`` returns the anonymous and the shared bytes of this
-    process at the end of the newest step. ``is_traced`` returns whether the current step is traced. With
-    ``layers``, steps are searched for gradients that nothing uses, even while memory is steady.
+    process at the end of the newest step. ``is_traced`` returns whether the current step is traced. If
+    ``layers`` is True, memlog also searches steps for gradients that nothing uses, even while memory
+    is steady.
 
     Attributes:
         host_limit: Bytes that the process and its children may use. `verdict` sets it. ``None``: unknown.
@@ -135,7 +136,7 @@ class GrowthWatch:
         return None
 
     def _print_unless_ending(self, finding: Finding) -> None:
-        """Print a finding at once. When the run ends, `print_end` prints the most important one instead."""
+        """Print a finding unless the run is ending: then `print_end` prints the most important finding."""
         if not self._is_ending:
             say(_line(finding))
 

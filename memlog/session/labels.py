@@ -21,9 +21,9 @@ class Labels:
     def with_step(
         self, event: Scope | Recorded | Phase, step: int | None
     ) -> Scope | Recorded | Phase:
-        """Add the step to an event, if its label is one of the first `MAX_LABELS`.
+        """Return the event with the step if the event's label is one of the first `MAX_LABELS`.
 
-        Trackers get no metrics for an event without a step.
+        Return other events unchanged: trackers get no metrics for an event without a step.
         """
         if event.label not in self._known:
             if len(self._known) >= MAX_LABELS:

@@ -34,7 +34,8 @@ class _Peak(NamedTuple):
 class PeakWatch:
     """Subscriber that keeps the highest memory, the largest trace and the failure that ended the run.
 
-    The bus calls this object with every event, on the trainer's thread. So it only compares numbers.
+    The bus calls this object with every event, on the trainer's thread. To take little time,
+    the object only compares numbers.
 
     Attributes:
         failure: Allocation that failed after ``last_step``; ``None``: no allocation failed.

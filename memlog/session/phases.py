@@ -20,7 +20,7 @@ from memlog.probes.peaks import PeakWindow
 class PhaseReader:
     """Reader of memory for the phases of one thread at one depth of nesting.
 
-    At most one such phase is open at a time. Peak counters are read and never reset. A phase's peak is
+    At most one of these phases is open at a time. Peak counters are read and never reset. A phase's peak is
     derived from the change of the counters between two readings (`memlog.probes.peaks`).
     """
 

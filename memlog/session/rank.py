@@ -59,7 +59,7 @@ class SessionRank:
 
     @property
     def settings(self) -> Settings:
-        """Settings of this rank. Above rank 0, they name no tracker; the run's name ends with the rank."""
+        """Settings of this rank. Above rank 0: without trackers, and the run's name ends with the rank."""
         place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
             return wanted
@@ -81,13 +81,14 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True if this rank gets runs in trackers, because no lower rank has a run.
+        """Return True if this rank now gets runs in trackers, because no lower rank has a run.
 
         At most one call returns True. If a lower rank may be on another machine, every call returns False.
 
-        The ranks wait for each other in their first step. So after this step, a rank is registered if it has
-        begun its session before its training loop. Unless the run ends now (``is_final``), the search for
-        lower ranks begins only when `Settings.bind_grace` seconds have passed since the first step.
+        memlog searches for lower ranks only after the first step. The ranks wait for each other in this step,
+        so after it, every rank that began its session before its training loop is registered. The search
+        begins when `Settings.bind_grace` seconds have passed since the first step, or at once if the run ends
+        now (``is_final``).
         """
         own = self.registration
         if self._leads or own is None or own.place.rank == 0 or not has_stepped:

@@ -95,8 +95,8 @@ class Recording(RecordingParts):
         """Let the caller count the steps.
 
         If ``only_first`` is True, the caller is one of memlog's monitors. It counts the steps only if no step
-        was recorded before. Even if one was, the session prints no more lines about batches, because the
-        monitor prints its own.
+        was recorded before. The session prints no more lines about batches, even if the monitor does not
+        count the steps, because the monitor prints lines of its own.
         """
         self.batches.claim(only_first=only_first)
         if only_first and self._console is not None:

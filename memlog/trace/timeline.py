@@ -29,7 +29,8 @@ class LayerMemoryStats:
     total_deallocations: int | None
     """Number of allocations by the layer itself that were freed; ``None`` if the engine is ``sampler``."""
     avg_fragmentation: float | None
-    """Mean of ``(reserved - allocated) / reserved``, 0 to 1; ``None`` on the CPU."""
+    """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits, 0 to 1; ``None`` on the
+    CPU."""
     duration_ms: float
     """Milliseconds in forward and recompute (including children), plus the layer's own time in backward."""
 
@@ -47,7 +48,7 @@ class MemoryEvent:
     layer_name: str | None
     """Layer of the event. For a free: the layer that allocated the storage. ``None`` outside all modules."""
     allocated_bytes: int | None
-    """Bytes that are live after the event, as far as they are known."""
+    """Live bytes after the event, including bytes from before the trace; ``None`` while unknown."""
     reserved_bytes: int | None
     """Reserved bytes at the last reading; ``None`` if no memory was reserved, as on the CPU."""
     fragmentation_ratio: float | None
@@ -124,7 +125,8 @@ def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
 def timeline(trace: RecordedTrace) -> dict[str, Any]:
     """Build a document of events and statistics.
 
-    ``summary`` holds every field of the result except ``layers``, which has a key of its own.
+    The document's key ``summary`` holds all fields of the trace's result except ``layers``. The document has
+    another key for the layers.
     """
     summary = msgspec.to_builtins(trace.result)
     layers = summary.pop("layers")

@@ -10,7 +10,8 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Number of appended events at which the log folds them, once it has kept ``max_events`` events."""
+"""After the log has kept ``max_events`` events, it collects this many further events before it adds them to
+the totals."""
 
 
 class EventLog:
@@ -57,7 +58,10 @@ class EventLog:
         return time.perf_counter_ns() - self._began_ns
 
     def fold_when_full(self) -> None:
-        """Fold the appended events if their number has reached the limit. Finalizers must not call this."""
+        """Fold the appended events if there are enough (first ``max_events``, later `_FOLD_AT_ONCE`).
+
+        Finalizers must not call this.
+        """
         if len(self._appended) >= self._limit:
             self.fold()
 

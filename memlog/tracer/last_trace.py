@@ -91,7 +91,8 @@ class LastTrace:
         """Return the live bytes at the end of each phase of a step, and their maximum during the phase.
 
         ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
-        ``end`` follow if the step reached them. Return ``None`` if the engine was ``sampler``, or if the
+        ``end`` follow if the step reached them. ``end`` begins when a backward pass or an optimizer's step
+        ends, and lasts until another phase begins. Return ``None`` if the engine was ``sampler``, or if the
         trace does not keep every event.
         """
         return phase_levels(self.recording)

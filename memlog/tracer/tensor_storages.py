@@ -45,7 +45,7 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold the bytes of a tensor.
 
     Yield nothing for a parameter of a lazy module before the module's first call. A wrapper of ``torch.func``
-    has no storage of its own, so the tensor inside the wrapper is used.
+    has no storage of its own, so the tensor inside the wrapper is yielded instead.
     """
     if (
         torch_private.is_functorch_wrapper is not None

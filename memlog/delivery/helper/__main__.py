@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Judging:
     """Subscribe the alert rules about the samples, and the growth detector, to the helper's bus.
 
-    Return the functions that end their work, and that take readings of child processes.
+    Return two functions. The first judges growth a last time, and returns the rules that were never judged.
+    The second passes readings of child processes to the growth detector.
     """
     bus.subscribe(FindingAlerts(bus.publish))
     detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
@@ -73,7 +74,7 @@ def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
     """Return the rules that were never judged, each with the reason.
 
     If this helper process has replaced another one, it knows only the time since its own start. Each reason
-    then says so.
+    then says that it holds for this time only.
     """
     since = "not since the helper process was started again: " if begin.again else ""
     return {rule: since + why for rule, why in engine.never_judged().items()}

@@ -18,7 +18,7 @@ from memlog.journal.format import UNDECODABLE
 from memlog.ranks.registration import Registration, Training
 
 HELD_WITHIN = 30.0
-"""Maximum seconds that a rank waits for the helper of the machine's first rank.
+"""Maximum seconds that a rank waits until the helper process of the machine's first rank takes its run.
 
 After these seconds, the rank starts a helper process itself.
 """

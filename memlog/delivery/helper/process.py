@@ -214,7 +214,8 @@ class Helper:
     def _write_what_is_missing(self) -> None:
         """Take over data that the trainer sent because it could not write them to a full disk.
 
-        Publish the end event if the journal lacks it, and note the counts that the journal lacks.
+        Publish the end event if the journal lacks it. To the helper's counts of lost data and of errors,
+        add the trainer's counts that the journal lacks.
         """
         finish, written = self._trainer.finish, self._follower.health
         if finish is None:

@@ -137,7 +137,10 @@ class RankJournal:
         self.news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event, and bind it to the trackers' runs to which rank 0's step ``step`` belongs."""
+        """Write an event for the trackers' runs to which rank 0's step ``step`` belongs.
+
+        If ``step`` is ``None``, the event goes to the same runs as the event written before it.
+        """
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():
                 if self._writer.bindings.get(backend) != binding:
@@ -160,7 +163,7 @@ class RankJournal:
 
 
 class _OwnRuns:
-    """The tracker's runs to which rank 0's steps belong, and the first step of each."""
+    """The trackers' runs to which rank 0's steps belong, and the first step of each run."""
 
     def __init__(self) -> None:
         self._since: list[tuple[int, Mapping[str, Binding]]] = []
@@ -170,7 +173,10 @@ class _OwnRuns:
             self._since.append((step, bindings))
 
     def at(self, step: int) -> Mapping[str, Binding]:
-        """Return the bindings of a step. Callers ask for steps in order."""
+        """Return, for each backend, the run to which ``step`` belongs.
+
+        ``step`` must not be lower than at the call before.
+        """
         while len(self._since) > 1 and self._since[1][0] <= step:
             del self._since[0]
         return self._since[0][1] if self._since and self._since[0][0] <= step else {}

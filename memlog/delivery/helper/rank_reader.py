@@ -23,7 +23,7 @@ class RankReader:
     """Reader of one rank's journal.
 
     Attributes:
-        step: Last completed step; ``None``: none.
+        step: Last completed step of the rank; ``None``: no step is completed.
     """
 
     def __init__(self, run: RunDirectory) -> None:

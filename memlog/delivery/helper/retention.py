@@ -1,10 +1,10 @@
 """Size limit of a run's journal.
 
-To keep the limit, the helper thins one segment after another. It thins only segments that their process has
-closed. Of a thousand consecutive events of one kind, it keeps the peaks and the last event. Rare events (the
-run's begin, alerts, epochs, artifacts, …) all stay. The helper begins with segments that every sink has
-received. If the journal is still too large, for example because no tracker can be reached or the run has no
-tracker, the helper also thins the other segments, the oldest first.
+To keep the limit, the helper thins one segment after another. It thins a segment only if the process that
+wrote the segment has closed it. Of a thousand consecutive events of one kind, the helper keeps the peaks and
+the last event. Rare events (the run's begin, alerts, epochs, artifacts, …) all stay. The helper begins with
+segments that every sink has received. If the journal is still too large, for example because no tracker can
+be reached or the run has no tracker, the helper also thins the other segments, the oldest first.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Retention:
         self._due = 0.0
 
     def enforce_if_due(self) -> None:
-        """Make segments smaller until the journal is small enough, or `_AT_A_TIME` has passed."""
+        """If a check is due, thin segments until the journal is small enough or `_AT_A_TIME` has passed."""
         begun = time.monotonic()
         if begun < self._due:
             return
@@ -100,7 +100,7 @@ class Retention:
         return next(delivered, segments[0] if segments else None)
 
     def _closed(self, files: Collection[JournalFile]) -> Iterator[_Segment]:
-        """Yield the segments that can be made smaller, the oldest of each process first."""
+        """Yield the closed segments that can be made smaller; of each process, the oldest first."""
         states = self._states()
         for file in files:
             for number in file.segments[:-1]:  # the last one is being written

@@ -65,7 +65,7 @@ class DevicesInUse:
         self._devices[device.name] = device
 
     def take_step(self, event: Batch) -> None:
-        """Take the bytes that the allocator holds on each device at a step."""
+        """Store the bytes that the trainer's allocator holds on each device at the end of a step."""
         for reading in event.devices:
             _, before = self._reserved.get(reading.name, (None, None))
             self._reserved[reading.name] = before, reading.reserved
@@ -187,7 +187,7 @@ class Sampler:
                 self._children_not_before = now + _LOOK
 
     def sample_short_run(self) -> None:
-        """At the end of a run, publish a sample if no step has led to a sample. Never raises."""
+        """At the end of a run with steps, publish a sample if no step has made one due. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())

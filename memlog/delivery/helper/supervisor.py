@@ -58,9 +58,9 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None,
     ) -> None:
-        """On a thread, wait for another process to help with the run. If none does in time, start the helper.
+        """On a thread, wait for another rank's helper to serve this run, too. If none does, start a helper.
 
-        ``is_helped`` returns whether another process helps. The thread waits at most ``within`` seconds.
+        ``is_helped`` returns whether a helper serves the run. The thread waits at most ``within`` seconds.
         """
         self._begin, self._listener = begin, listener
         if listener is not None:
@@ -79,7 +79,7 @@ class SupervisedHelper:
             self._waiting.start()
 
     def wait_no_longer(self, join: float = 0.0) -> None:
-        """End the wait of `start_unless`. If no other process helps with the run, start the helper at once.
+        """End the wait of `start_unless`. If no other rank's helper serves the run, start a helper at once.
 
         Wait at most ``join`` seconds for the end of the thread of `start_unless`.
         """
@@ -118,7 +118,7 @@ class SupervisedHelper:
         return changed
 
     def look_at_last(self) -> None:
-        """When the run is over, check whether the helper ended before the run. Start no other helper."""
+        """At the end of the run, report an early end of the helper. Start no other helper."""
         with self._lock:
             self._over.set()
             if not self.is_away and self.current.has_ended_early:
@@ -163,7 +163,7 @@ class SupervisedHelper:
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
 
     def _start_again(self) -> None:
-        """Wait for the next of the `PAUSES`, and try to start a helper. Repeat this until one starts."""
+        """Try to start a helper after each of the remaining `PAUSES`, until a start succeeds."""
         with self._diagnostics.contained("starting the helper process again"):
             for pause in PAUSES[self._starts :]:
                 if self._over.wait(pause):

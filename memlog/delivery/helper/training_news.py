@@ -28,8 +28,8 @@ UNEXPECTED_END = "ended without a word"
 class TrainingNews:
     """The alerts of the other ranks, and alerts about ranks that ended, that stall or that were restarted.
 
-    ``own`` is the registration of rank 0. ``readers`` maps each rank to the reader of the rank's journal. If
-    the caller finds another rank, it adds that rank's reader to ``readers``.
+    ``own`` is the `Registration` of rank 0. ``readers`` maps each rank to the reader of the rank's journal.
+    If the caller finds another rank, it adds that rank's reader to ``readers``.
     """
 
     def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:

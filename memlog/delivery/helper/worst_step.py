@@ -1,4 +1,4 @@
-"""Flame graph of the worst traced step so far. The helper process makes it."""
+"""Flame graph of the traced step that needed most memory so far. The helper process makes the graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ KIND = "flamegraph"
 
 
 class WorstStepGraph:
-    """Flame graph of the worst traced step, and its HTML page. Both are saved again for each worse step."""
+    """Flame graph of the worst traced step, and the graph's HTML page.
+
+    The worst step is the one that needed most memory. Both files are saved again for each worse step.
+    """
 
     def __init__(
         self, run: RunDirectory, publish: Callable[[Event], object], diagnostics: Diagnostics

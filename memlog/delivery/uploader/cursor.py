@@ -1,4 +1,4 @@
-"""Position of an uploader in one process's segments, and the data that the uploader has read but not sent."""
+"""Position of an uploader in one process's journal segments, and the data that it has read but not sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Positi
 
 
 class Cursor:
-    """Position in one process's segments, and the data to send. It begins at the last saved progress."""
+    """Position in one process's journal segments, and the data that was read but not sent.
+
+    The first position is that of the saved progress. A bucket is a group of steps (or epochs,
+    or evaluations) for which the tracker gets one point of each metric.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._saved = progress
@@ -44,12 +48,12 @@ class Cursor:
         """True if events are skipped, because the trainer's process has already written them to the run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
-        """Send to ``target`` with ``offset``, beginning with the segment whose number is ``segment``."""
+        """Set `target` and `offset` for the events from the segment with the number ``segment`` on."""
         self.target, self.since, self.segment = target, segment, segment
         self.plan, self.skipping, self.offset = None, False, offset
 
     def plan_on(self, header: Header, resolution: Resolution, offset: int) -> None:
-        """Set the plan for a segment. If the offset has changed, close the old plan's open buckets first."""
+        """Set the plan for a segment. If the offset has changed, complete the old plan's buckets first."""
         if self.plan is None or offset != self.offset:
             self.finish()
             self.offset, self.plan = offset, plan_for(header, resolution, offset)
@@ -73,7 +77,7 @@ class Cursor:
                 self.parameters.append(parameters)
 
     def _counts(self, entry: Entry) -> bool:
-        """Return whether an event is new, or belongs to a bucket that was open when progress was saved."""
+        """Return whether an event is new, or its bucket was incomplete when progress was saved."""
         known = self._saved
         if entry.end > known.sent or known.open is None:
             return True
@@ -85,7 +89,7 @@ class Cursor:
         return bool(self.pending or self.parameters or self.alerts or self.artifacts)
 
     def finish(self) -> None:
-        """Close the plan's open buckets, and add their final points to the pending ones."""
+        """Complete the plan's buckets, and add the buckets' points to the pending points."""
         if self.plan is not None:
             self.pending += self.plan.flush()
 

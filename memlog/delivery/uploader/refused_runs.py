@@ -55,14 +55,14 @@ class Refusals:
             self.lift(key)
 
     def check(self, target: str | None) -> None:
-        """Raise ``RunRefusedError`` if a target was refused and its next retry is not due."""
+        """Raise ``RunRefusedError`` if the tracker has refused a target's run and no retry is due."""
         key = target or OWN
         if key in self._blocked:
             self._needed.add(key)
             raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
 
     def note(self, target: str | None, error: Exception) -> None:
-        """Block a refused target until the next retry."""
+        """Block a target, whose run the tracker refuses, until the next retry. Store the error's text."""
         key = target or OWN
         self._needed.add(key)
         if key not in self._blocked:

@@ -62,7 +62,7 @@ class SavedProgress:
             self._state.dropped[reason] = self._state.dropped.get(reason, 0) + count
 
     def count_and_save(self, lost: Mapping[str, int]) -> None:
-        """Save that an alert or file of the outbox was sent; add its counts of lost data, by reason."""
+        """Save that alerts or a file were sent. ``lost`` counts the lost items, by reason."""
         self.count(lost)
         self.save()
 

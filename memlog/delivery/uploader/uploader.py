@@ -100,7 +100,8 @@ class Uploader:
     def deliver(self, *, complete: bool = False) -> int:
         """Send everything that is ready, and return the number of points.
 
-        If the journal is complete, points of open buckets are sent, too.
+        Points are made for groups of steps. If the journal is complete, the points of an unfinished group are
+        sent, too.
 
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the remaining data is sent later.
@@ -265,7 +266,7 @@ class Uploader:
         return True
 
     def _binding(self, file: JournalFile, header: Header) -> Binding | None:
-        """Return the user's run that a segment's events go to; ``None``: the sink's own."""
+        """Return the user's run that a segment's events go to; ``None``: the sink's own run."""
         binding = header.bindings.get(self.backend)
         # Events from before the user's first run go to that run, unless a run of the sink's own has been
         # opened for them meanwhile.

@@ -53,7 +53,10 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
 
 
 def _recorded_below(options: str) -> bool:
-    """Return True if a child process has created a run's folder: this changes the folder of all runs."""
+    """Return True if a child process has begun a run.
+
+    A new run's folder changes the modification time of the folder that contains all runs.
+    """
     import json
 
     launch = json.loads(options)

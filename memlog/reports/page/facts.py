@@ -44,7 +44,7 @@ _CHECKPOINT = ("checkpoint", "ckpt", "weights", "state_dict")
 
 
 class ChartMark(msgspec.Struct, frozen=True):
-    """Something that happened at an index of the chart's axis."""
+    """Something that happened at one step, evaluation or epoch, whichever the chart's axis shows."""
 
     kind: MarkKind
     at: int

@@ -31,7 +31,7 @@ class Chart(msgspec.Struct, frozen=True):
     """``host``, the device's name, or ``ranks`` for the chart that compares ranks."""
     title: str
     x: list[int]
-    """First index of each interval."""
+    """First index of each interval; an index is the number of a step, an evaluation or an epoch."""
     width: int
     """Number of indices in an interval."""
     curves: list[Curve]

@@ -38,8 +38,9 @@ class SequenceMap:
     def since(self, number: int, layer: int) -> None:
         """Assign operation ``number`` and all later operations to ``layer``.
 
-        Operations of all spans except the newest one keep their layers, even if they are later than
-        ``number``. If `mark` was never called, do nothing.
+        Only operations of the newest span (the last unbroken range of operations by one layer) get the new
+        layer. Operations of earlier spans keep theirs, even if they are later than ``number``. If `mark` was
+        never called, do nothing.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)

@@ -107,7 +107,7 @@ class Hooks:
 
 
 class OptimizerSubscription:
-    """Subscription to optimizer steps, which `remove` ends.
+    """Subscription to optimizer steps. `remove` ends the subscription.
 
     memlog's optimizer hooks stay in torch while the process has a subscription. Do not create the first
     subscription or remove the last one within an optimizer's step. The listener's errors are counted and not
@@ -124,9 +124,10 @@ class OptimizerSubscription:
     def remove(self) -> None:
         """End the subscription. A second call is harmless.
 
-        Before that, report to the listener that the optimizer steps of this thread have ended. This thread
-        may be inside a step, because a session's own hook can close a window there. Steps of other threads
-        are not reported, because the state of their optimizers is not part of the window.
+        Before the subscription ends, report to the listener that the optimizer steps of this thread have
+        ended. This thread may be inside a step, because a session's own hook can close a window during a
+        step. Steps of other threads are not reported, because the state of their optimizers is not part of
+        the window.
         """
         if not self._removed:
             here = threading.get_ident()

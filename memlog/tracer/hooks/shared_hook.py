@@ -11,7 +11,7 @@ _Holder = TypeVar("_Holder")
 
 
 class SharedHook(Generic[_Holder]):
-    """Hook, patch or filter that is installed once in a process, for any number of holders.
+    """Hook, patch or filter that is installed once in a process, and shared by any number of holders.
 
     A holder is an object that needs the hook. `_install` runs when the first holder is added, `_uninstall`
     when the last one is removed.

@@ -17,7 +17,8 @@ _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 class _CompileWarningFilter(SharedHook[object]):
     """The process's only filter for the warning.
 
-    All hooks share it, because Python treats equal filters as one.
+    All hooks share this filter. Python keeps equal filters only once, so a hook that removed its own filter
+    would also remove the filter of the other hooks.
     """
 
     def __init__(self) -> None:

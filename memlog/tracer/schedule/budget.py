@@ -6,8 +6,9 @@ import statistics
 from collections import deque
 
 SPACING = 20
-"""Minimum number of steps without tracing between two traces, after the first two traces (set-up). If the
-durations of steps vary, the cost of tracing can't be measured. Only this limit then bounds the cost."""
+"""Minimum number of steps without tracing between two traces. The limit does not apply to the first two
+traces (set-up). If the durations of steps vary, the cost of tracing can't be measured. Only this limit then
+bounds the cost."""
 
 _USED = 0.6
 """Maximum of the measured costs, as a fraction of the allowed share of training time. The remainder is left
@@ -38,10 +39,11 @@ class Budget:
     counted separately. Set-up is the first two traced steps. The first one loads code and measures every
     operation. The second one provides the first realistic cost.
 
-    A run may end at any time, and its second half should be traced too. So a trace may cost more if none of
-    the later half of the steps so far was traced: up to five times the share of the time so far. This higher
-    limit applies only each time the number of steps has doubled, so the total cost falls below the share as
-    the run goes on. A run of less than a minute may spend as much as a run of a minute.
+    All traces together may cost ``share`` of the time so far. But a run may end at any time, and its second
+    half should be traced too. So if no step of the later half of the steps so far was traced, a single trace
+    may cost up to five times ``share`` of the time so far. This happens only when the number of steps has
+    doubled since the last trace, so the total cost falls below ``share`` as the run goes on. A run of less
+    than a minute may spend as much as a run of a minute.
 
     ``share``: Share of training time that tracing may cost, 0 to 1.
 

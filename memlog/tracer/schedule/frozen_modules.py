@@ -15,7 +15,8 @@ class FrozenStart:
     """First module that a step calls without training it. The module is held weakly.
 
     Attributes:
-        missed: True if a step called such a module before its window opened. The trace then lacks the call.
+        missed: True if a step called such a module before the step's window opened. The step's trace then
+            lacks the call.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """Optimizers that take part in a training iteration. A window should cover a whole iteration.
 
 The unit of time is a clock step: a step of the optimizer whose steps memlog counts (`memlog.autolog`). The
-interval of an optimizer is the number of clock steps from one of its steps to the next. For example, the
-discriminator's optimizer is the clock, and the generator's optimizer has an interval of 5. A window covers an
-iteration if it has as many clock steps as the longest interval, and a step of every optimizer that takes
-part.
+interval of an optimizer is the number of clock steps from one of its steps to the next. For example, memlog
+counts the steps of the discriminator's optimizer. If the generator's optimizer steps at every fifth of them,
+its interval is 5. A window covers an iteration if it has as many clock steps as the longest interval, and a
+step of every optimizer that takes part.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Maximum number of clock steps in a window. If an optimizer's interval is longer, most windows contain no
-step of that optimizer."""
+"""Maximum number of steps in a window, of the optimizer whose steps memlog counts. If another optimizer's
+interval is longer, most windows contain no step of that optimizer."""
 _MOST = 4096
 """Maximum number of optimizers to track. A program may have one optimizer for each parameter. Beyond the
 maximum, the optimizer whose last step is oldest is dropped."""
@@ -34,7 +34,8 @@ class OptimizerSchedule:
         ends: Function that gets an optimizer whose step has ended, if no other optimizer is stepping.
 
     Attributes:
-        clock_steps: Number of clock steps so far. The session's tracer increases it.
+        clock_steps: Number of steps so far of the optimizer whose steps memlog counts. The session's tracer
+            increases the number.
     """
 
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
@@ -79,10 +80,10 @@ class OptimizerSchedule:
         return [optimizer for _, optimizer in self.of_this_thread()]
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether a new optimizer has joined ``members``.
+        """Return whether an optimizer that is not one of ``members`` now steps together with them.
 
-        This is true if at least one of ``members`` takes part now, and also an optimizer that is not one of
-        them.
+        Return True if at least one of ``members`` takes part in the current iteration, and also an optimizer
+        that is not one of them.
         """
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self.active()]
@@ -127,7 +128,7 @@ class TracedIteration:
 
     @property
     def steps(self) -> int:
-        """Number of clock steps since the window began."""
+        """Number of steps since the window began, of the optimizer whose steps memlog counts."""
         return self._schedule.clock_steps - self._began
 
     @property
@@ -142,7 +143,7 @@ class TracedIteration:
 
     @property
     def too_rare(self) -> bool:
-        """True if the window can't cover an iteration within `LONGEST` clock steps."""
+        """True if an optimizer's interval exceeds `LONGEST`, or if `steps` has reached `LONGEST`."""
         rare = any((part.interval or 1) > LONGEST for part in self._schedule.active())
         return rare or self.steps >= LONGEST
 
@@ -184,8 +185,9 @@ class _OptimizerSteps:
     """Steps of one optimizer, which is held weakly.
 
     Attributes:
-        last: Value of `OptimizerSchedule.clock_steps` when the last step began.
-        interval: Number of clock steps between the last two steps; ``None`` before the second step.
+        last: Value of `OptimizerSchedule.clock_steps` when the optimizer's last step began.
+        interval: Increase of `OptimizerSchedule.clock_steps` between the optimizer's last two steps; ``None``
+            before the optimizer's second step.
         in_window: True if the optimizer stepped in the window.
         had_state: True if the optimizer had state before its first step in the window.
         thread: Thread of the last step.
@@ -200,7 +202,10 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Number of clock steps after which the optimizer no longer takes part, if it does not step."""
+        """Number of steps after which an optimizer that does not step no longer takes part.
+
+        It is compared with `OptimizerSchedule.clock_steps`: steps of the optimizer whose steps memlog counts.
+        """
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

@@ -84,7 +84,7 @@ class KeptTrace:
         The next optimizer step decides whether the trace covers a whole iteration: it does if the optimizer
         of that step also stepped in the trace.
 
-        ``whole``: Guess that is used until then.
+        ``whole``: Guess that is used until that optimizer step.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -134,10 +134,10 @@ class KeptTrace:
         """Keep a trace if it is more representative than the kept one.
 
         A trace of a whole iteration replaces a trace of a part. A trace that began when the optimizers had
-        state replaces a trace in which they created it. But the earlier trace stays if its peak is clearly
-        higher, because its input was larger. Of two equally representative traces, the one with the higher
-        peak is kept. A failed step is the last step of a run. Its trace is kept if its peak is higher than
-        that of the kept trace.
+        state replaces a trace in which the optimizers created their state, unless the kept trace's peak is
+        clearly higher: its input was then larger. Of two equally representative traces, the one with the
+        higher peak is kept. A failed step is the last step of a run. Its trace is kept if its peak is higher
+        than that of the kept trace.
         """
         peak = step_trace.event.peak
         if peak is None:
@@ -150,7 +150,7 @@ class KeptTrace:
             self._keep(step_trace)
 
     def _keep(self, step_trace: StepTrace) -> None:
-        """Write a trace to the file. The helper process makes the flame graph, because that takes long."""
+        """Write a trace to the file. The helper process makes the flame graph, a slow task."""
         self.members = step_trace.members
         self._rank, self._peak = step_trace.rank, step_trace.event.peak or 0
         with replacing(self._file.parent, self._file.name) as file:

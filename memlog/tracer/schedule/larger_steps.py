@@ -8,11 +8,11 @@ from __future__ import annotations
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Factor. A step counts as larger only if its peak exceeds all peaks up to the end of the newest trace by
-this factor."""
+"""Factor. A step counts as larger only if its peak is at least this factor times the highest peak up to the
+end of the newest trace."""
 _LEAST = 16 * 1024**2
-"""Bytes. A step counts as larger only if its peak exceeds these peaks by at least as many bytes. A smaller
-difference may be noise of an allocator."""
+"""Bytes. A step counts as larger only if its peak is at least this many bytes above the highest peak up to
+the end of the newest trace. A smaller difference may be noise of an allocator."""
 
 
 class LargerSteps:
@@ -21,7 +21,8 @@ class LargerSteps:
     The peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if a step after the newest traced step had a clearly higher peak than all steps before.
+        seen: True if a step after the newest trace had a clearly higher peak than all steps up to the end of
+            that trace.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,10 @@ class LargerSteps:
 
 
 def _peaks(batch: Batch) -> list[tuple[str, int, bool]]:
-    """Return each device's name (or ``host``), its highest peak, and whether this step reached that peak."""
+    """Return each device's name, its highest peak so far, and whether this step reached that peak.
+
+    If no device has a peak, return the process as the only device, named ``host``.
+    """
     devices = [
         (each.name, each.peak, each.peak_source == "exact")
         for each in batch.devices

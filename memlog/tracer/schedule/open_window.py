@@ -15,8 +15,8 @@ abandoned, because the step is too long or has no end."""
 MOST_EVENTS = 1_000_000
 """Maximum number of events in a window. Beyond the maximum, the window is abandoned."""
 _MOST_STEPS: Final = 30.0
-"""Maximum duration of a window, as a multiple of the usual duration of a step. One second is added. A window
-that lasts longer is abandoned."""
+"""Factor. A window that lasts longer than this factor times the usual duration of a step, plus one second, is
+abandoned."""
 LIMITS: Final = (
     f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
 )

@@ -72,7 +72,8 @@ class StepCosts:
     def settle(self, now: float) -> None:
         """Charge the time of a trace's steps, from the begin of the first step to ``now``.
 
-        Call this when no window is open. Do nothing if no trace waits to be charged.
+        Call this when no window is open. Do nothing if there was no trace, or if the time of the last trace
+        is charged already.
         """
         began, self._trace_began = self._trace_began, None
         if began is not None:

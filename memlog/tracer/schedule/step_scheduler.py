@@ -52,8 +52,8 @@ class PeriodicTracer:
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
 
     Attributes:
-        larger_steps: Subscriber to the event at the end of a step. It must get the event before `after_step`
-            is called.
+        larger_steps: Subscriber to the event at the end of a step. The subscriber must get a step's event
+            before `after_step` is called for that step.
         costs: Cost of the traces so far.
     """
 

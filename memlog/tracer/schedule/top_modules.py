@@ -13,7 +13,8 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
 
     torch does not protect gradients. If this thread reads ``parameter.grad`` while ``thread`` resets it, the
     process crashes. Return False for a thread that Python has not started, because such a thread belongs to
-    autograd. An optimizer that steps on autograd's thread is one of the thread that trains.
+    autograd. If an optimizer steps on such a thread, it counts as an optimizer of the thread that calls
+    ``backward``.
     """
     if thread is None or thread is threading.current_thread():
         return False

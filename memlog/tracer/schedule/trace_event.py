@@ -7,10 +7,11 @@ from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
-"""Number of the largest layers in a trace event. The event also contains the layers whose figures form
-series."""
+"""Number of the largest layers in a trace event. The event also contains the layers that trackers plot as
+curves (see `MAX_SERIES`)."""
 MAX_SERIES = 12
-"""Maximum number of layers whose figures form series in trackers. Further layers get no series."""
+"""Maximum number of layers that trackers plot as curves over the steps of a run. Further layers get no
+curve."""
 TOP_LINES = 4
 """Maximum number of the program's lines in a trace event."""
 
@@ -27,9 +28,10 @@ def trace_event(
         result: Result of the trace.
         step: Number of the step; ``None`` if the step did not end.
         skipped: Number of traces that were skipped so far.
-        series: Paths of this run's layers whose figures form series. The function adds the largest layers of
-            this trace until there are `MAX_SERIES` paths. It removes no path, so each series continues even
-            if another layer is larger in a later trace. ``None``: this trace is the run's only one.
+        series: Paths of this run's layers that trackers plot as curves over the steps. The function adds the
+            largest layers of this trace until there are `MAX_SERIES` paths. It removes no path, so each curve
+            continues even if another layer is larger in a later trace. ``None``: this trace is the run's only
+            one.
     """
     series = set() if series is None else series
     ranked = sorted(result.layers, key=_rank)

@@ -138,7 +138,7 @@ class AutocastTypes:
     def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """Record that a product reads ``inputs``.
+        """Record that a matrix product or a convolution reads ``inputs``.
 
         Return ``type`` and ``wide_inside``, two attributes of the `TrackedStorage` of each result.
         """
@@ -177,9 +177,10 @@ def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return ``type`` and ``wide_inside`` for the results of an operation that is not a product.
+    """Return ``type`` and ``wide_inside`` for an operation's results.
 
-    They are two attributes of the `TrackedStorage` of each result.
+    They are two attributes of the `TrackedStorage` of each result. The operation is neither a matrix product
+    nor a convolution.
     """
     if role == _LOSS:
         for _, tracked in tensors:

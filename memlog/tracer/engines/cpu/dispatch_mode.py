@@ -53,8 +53,8 @@ class Observer(Protocol):
     ) -> None:
         """Record an operation: ``func`` was called with ``args``, and returned ``out``.
 
-        If the operation may change the storages of its arguments, ``out`` is different: it holds those
-        tensors whose storage was replaced or resized.
+        If the operation may change the storages of its arguments, ``out`` holds other tensors instead: those
+        whose storage the operation has replaced or resized.
 
         ``kind``: Bits of the operation, from `kind_of`. ``inside``: Workspace of the operation; ``None`` if
         it was not measured.
@@ -83,7 +83,7 @@ class ObservingMode(TorchDispatchMode):
         self._observer: Observer | None = observer
         self._diagnostics = diagnostics
         self._thread: threading.Thread | None = None
-        """Thread on whose stack the mode is; ``None`` if it is on none."""
+        """Thread on whose stack the mode is; ``None`` if the mode is on no stack."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -188,7 +188,7 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
-        """Return an operation's bits, and the storages that it may replace or resize.
+        """Return an operation's bits (see `kind_of`), and the storages that it may replace or resize.
 
         If the operation only writes into existing storages, clear the bits of `RESULT`, and return ``None``
         in place of the storages.

@@ -31,8 +31,8 @@ MOST_LIVE = 12_500
 """Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
 storage costs about 700 bytes of memory, during the trace and its analysis together."""
 SMALL = 64 * 1024
-"""Size in bytes. While `MOST_LIVE` storages are tracked, the tracer does not track a new storage that is
-smaller. So the tracer takes 8.8 MB, plus at most 1 % of the live bytes."""
+"""Size in bytes. If `MOST_LIVE` storages are tracked already, the tracer ignores new storages of fewer bytes
+than this. This limits the tracer's own memory to 8.8 MB, plus at most 1 % of the live bytes."""
 
 _BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
@@ -95,8 +95,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if the storage is new.
 
-        ``instead``: Storage into which an untraced step would have written the result. If it is freed before
-        anything else happens, it and the new storage count as one.
+        ``instead``: Storage into which an untraced step would have written the result. If the next event is
+        that ``instead`` is freed, ``instead`` and the new storage count as one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -157,10 +157,10 @@ class LiveStorages:
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a tensor's storage; return True if the storage is newly tracked.
 
-        The storage of a parameter or a buffer keeps its category. An input does not become a gradient,
-        because the indices of an embedding's sparse gradient are the input tokens themselves. An input is
-        left out if torch did not allocate its memory (memory of numpy, or memory that a data loader's workers
-        share).
+        The storage of a parameter or a buffer keeps its category. The category input is never changed to
+        gradient. For example, the indices of an embedding's sparse gradient are the input tokens themselves,
+        and stay input. An input is not tracked if torch did not allocate its memory (memory of numpy, or
+        memory that a data loader's workers share).
 
         A newly tracked storage counts as made in ``phase``. But a storage that is larger than the tensor
         counts as made before the trace. An example is a buffer that collects gradients for several ranks.

@@ -60,8 +60,8 @@ class ModelTensors:
     def repeat_state(self, optimizer: Any) -> None:
         """Write the category of an optimizer's state again, at the first call for this optimizer.
 
-        Predictions assign state to an optimizer step: the step in which the category of the state was last
-        written.
+        memlog's predictions assign each state tensor to the optimizer step in which the tensor's category was
+        last written.
         """
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
@@ -83,8 +83,8 @@ class ModelTensors:
     def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
         """Classify ``gradient``, the gradient of ``parameter``.
 
-        A gradient that is not tracked yet counts as allocated now. But it counts as allocated before the
-        trace if no module of the window has the parameter.
+        A gradient that is not tracked yet counts as allocated now if a module of the window has the
+        parameter, else as allocated before the trace.
         """
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD

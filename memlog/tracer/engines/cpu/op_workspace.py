@@ -74,7 +74,7 @@ positional arguments and the keyword arguments of the call, and the result."""
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement on this thread. Modes that lie above the measuring mode on the stack read it."""
+    """Last measurement on this thread. Modes above the measuring mode on the stack read it."""
 
     func: Any = None
     found: Workspace | None = None
