@@ -41,7 +41,7 @@ class Console:
         self._left = verbose_batches
 
     def announce(self) -> None:
-        """Print that monitoring is on, if lines for batches follow. An error of the stream is raised."""
+        """Print that monitoring is on, if the settings ask for batch lines. Raise an error of the stream."""
         if self._left:
             terminal.out(announcement(self._left))
 

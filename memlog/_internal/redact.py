@@ -56,7 +56,7 @@ _LOOSE = {solid: blank for blank, solid in _SOLID.items()}
 _MAX_ADDRESS = 4096
 """Maximum number of characters of an address that `remember` reads. Longer addresses are ignored."""
 _MAX_PATTERNS = 16
-"""Maximum number of patterns of one address."""
+"""Maximum number of patterns that match the secrets of one address."""
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4

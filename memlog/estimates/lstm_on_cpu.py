@@ -79,7 +79,7 @@ def workspace(func: Any, args: Any) -> Workspace | None:
 
 
 def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Measured | None:
-    """Return the allocations of both operations if some dimensions have chosen lengths.
+    """Return the allocations that the operations would make if some dimensions had the ``chosen`` lengths.
 
     ``forward`` and ``backward`` are the operations' arguments. If ``backward`` is ``None``, only the forward
     operation is measured. ``chosen`` has the lengths of the first dimensions, in the order of `_points`. The

@@ -84,7 +84,7 @@ def _fakes(values: Any) -> list[Tensor]:
 
 
 def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return the key without shapes and strides; empty if one result may not be enough for all shapes."""
+    """Return a key that all shapes share; empty if results for one shape do not tell those for another."""
     if not given or not all(_is_row_by_row(one) for one in given):
         return ()
     shape, name = given[0].shape, func.name().partition(".")[0]

@@ -102,9 +102,9 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if there are far more records than ``steps`` steps in random order would have.
+    """Return True if ``records``, the number of steps with a new highest peak, is far above chance.
 
-    ``records`` is the number of steps that peaked higher than every step before.
+    Chance is the number that as many ``steps`` would have in random order.
     """
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))

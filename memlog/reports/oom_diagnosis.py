@@ -21,7 +21,7 @@ counts as nearly full."""
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """Observations about a training process that ended without an end event, made by another process."""
+    """Another process's observations of a training process that ended without an end event."""
 
     writer: Literal["helper", "sync"]
     oom_kills: int | None = None

@@ -23,8 +23,8 @@ def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Positi
 class Cursor:
     """Position in one process's journal segments, and the data that was read but not sent.
 
-    The first position is that of the saved progress. A bucket is a group of steps (or epochs,
-    or evaluations) for which the tracker gets one point of each metric.
+    The first position is that of the saved progress. Points wait until their bucket is complete. A bucket is
+    a group of steps (or epochs, or evaluations) for which the tracker gets one point of each metric.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -59,7 +59,7 @@ class Cursor:
             self.offset, self.plan = offset, plan_for(header, resolution, offset)
 
     def take(self, entry: Entry) -> None:
-        """Give one event to the plan, and keep the resulting data that was not sent before."""
+        """Take one event. Keep its points, parameters and alerts to be sent, unless they were sent before."""
         if self.plan is None:
             return
         if self.skipping:

@@ -1,8 +1,8 @@
 """Hooks that follow the backward pass from layer to layer, for engines that do not see single operations.
 
-A hook on the graph node that made a module's output runs when the backward pass reaches that module. A hook
-on the node that made the module's input runs when the backward pass leaves the module. Autograd runs a GPU's
-backward pass on threads of its own. The hooks run on these threads, too.
+When the backward pass reaches a module, it runs a hook on the graph node that made the module's output. When
+it leaves the module, it runs a hook on the node that made the module's input. Autograd runs a GPU's backward
+pass on threads of its own. The hooks run on these threads, too.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class KeptTrace:
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
 
-        The trace then began within the step of ``optimizer`` that has just ended.
+        Such a trace began within the step of ``optimizer`` that has just ended.
         """
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
