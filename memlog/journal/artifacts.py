@@ -24,6 +24,7 @@ _OWN = (
     ("postmortem.md", "postmortem"),
     ("worst-step.speedscope.json.gz", "flamegraph"),
     ("worst-step.html", "flamegraph"),
+    ("out-of-memory.pickle", "snapshot"),
     ("out-of-memory.html", "snapshot"),
     (REPORT_FILE, REPORT_KIND),
 )

@@ -9,7 +9,6 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from memlog.console import ProgressLine
@@ -66,12 +65,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
                 self._hooks.enter_context(_listening(self))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the count, also after an exception."""
         with _publishing.HEALTH.contained("ending to count iterations"):
             self._hooks.close()

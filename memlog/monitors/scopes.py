@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from memlog.console import scope_lines
@@ -44,12 +43,7 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
                 self._entered.append((meter, meter.point(self._label), time.perf_counter_ns()))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the block, also after an exception."""
         ended = time.perf_counter_ns()
         with _publishing.HEALTH.contained("leaving a block"):

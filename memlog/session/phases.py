@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import msgspec
 
@@ -169,12 +168,7 @@ class phase:  # noqa: N801 - a context manager, used like a function
         self._entered.append(None if session is None or begun is None else (session, begun))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         entered = self._entered.pop() if self._entered else None
         if entered is not None:
             session, begun = entered

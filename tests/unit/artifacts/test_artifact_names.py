@@ -11,6 +11,7 @@ from memlog.artifacts.names import is_safe
 from memlog.delivery.helper import postmortem, worst_step
 from memlog.journal import find_run
 from memlog.journal.artifacts import Names
+from memlog.oom import allocator_snapshot
 from memlog.reports.summary import summarize
 from memlog.sink import Target
 
@@ -68,6 +69,7 @@ def test_names_of_memlogs_own_files_are_known() -> None:
     names = Names()
     assert names.give(postmortem.FILE, "mine")[0] != postmortem.FILE
     assert names.give(worst_step.FLAME_GRAPH, "mine")[0] != worst_step.FLAME_GRAPH
+    assert names.give(allocator_snapshot.FILE, "mine")[0] != allocator_snapshot.FILE
 
 
 def test_a_file_that_cannot_be_kept_never_harms_training(
