@@ -89,7 +89,7 @@ _LOADED_ON_USE = {
     "MemoryTracer": "memlog.tracer",
     "estimate": "memlog.estimates",
 }
-"""Module of each name that is imported on first use, because not every training script needs the name."""
+"""Public names that are imported only on their first use, each with its module."""
 
 
 def __getattr__(name: str) -> Any:

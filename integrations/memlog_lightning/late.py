@@ -10,7 +10,7 @@ import memlog
 
 
 def watch_fits() -> None:
-    """Wrap ``Trainer.fit``, so that a trainer gets the callback if a session runs when ``fit`` is called."""
+    """Make ``Trainer.fit`` first add the callback to the trainer if a session runs."""
     for package in ("lightning.pytorch", "pytorch_lightning"):
         trainer = getattr(sys.modules.get(f"{package}.trainer.trainer"), "Trainer", None)
         if trainer is not None and not hasattr(trainer.fit, "looks_for_a_session"):

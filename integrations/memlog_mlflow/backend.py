@@ -76,10 +76,10 @@ class MlflowBackend:
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
-        """Build the sink, and import mlflow for it.
+        """Import mlflow, and return a new sink.
 
-        Call it only in a process of memlog's own, because it sets environment variables that limit MLflow's
-        timeouts and retries.
+        Call this method only in a process of memlog's own. The method sets environment variables that limit
+        MLflow's timeouts and retries.
         """
         sink: Sink = self._import("sink", target.connection).MlflowSink(target)
         return sink

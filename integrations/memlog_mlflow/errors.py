@@ -120,5 +120,5 @@ def _http_status(error: Exception) -> int | None:
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials and without the rows in a database's error."""
+    """Return ``text`` on one line, without credentials. Cut off the part that begins with `_NOISE`."""
     return in_short(_NOISE.split(text)[0])

@@ -17,8 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Maximum seconds to wait for a connection. A server's answer may take longer, as long as MLflow's client
-allows. So a slow server counts as reachable, and memlog sends data to it."""
+"""Maximum seconds to wait for a connection. For a server's answer, the time limit of MLflow's client applies.
+So a slow server counts as reachable, and memlog sends data to it."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429

@@ -109,8 +109,8 @@ def find_or_create(client: MlflowClient, target: Target) -> Run:
 def _real(run: Run) -> Run:
     """Return the run; raise if the answer is not from an MLflow server.
 
-    If another kind of server answers, MLflow's client creates an empty run object without an artifact URI. It
-    would then write files to the working directory.
+    MLflow's client makes an empty run object from the answer of another kind of server. With this object, the
+    client would write files to the working directory.
     """
     if not (run.info.run_id and run.info.artifact_uri):
         raise unavailable("another kind of server answers")

@@ -229,7 +229,7 @@ class _OpenRun:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Translate the errors of a request. After a refusal, name the run as the cause if it is unusable."""
+        """Translate a request's errors. After a refusal, the error names the run if the run is unusable."""
         try:
             with translated():
                 yield
@@ -239,10 +239,10 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Return True if the store would keep ``metric`` twice, or refuse it, when memlog sends it again.
+        """Return True if the run's store can't ignore a copy of ``metric``.
 
-        A folder stores each metric again. A database does not. But if the database already has a NaN, older
-        versions of MLflow refuse a batch that repeats it, because a NaN does not equal itself.
+        A folder stores every copy. A database ignores a copy, but older versions of MLflow refuse a batch
+        with a copy of a NaN.
         """
         return self._doubles or math.isnan(metric.value)
 

@@ -22,7 +22,7 @@ from memlog_mlflow.uris import absolute_uri, local_path
 _UNKNOWN = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"})
 """MLflow's error codes for a run id that is unknown or malformed."""
 _MAX_KINDS = 100
-"""Maximum number of folders that are listed; further folders are left out. Each takes one request."""
+"""Maximum number of folders whose files are listed. Each folder takes one request."""
 
 
 class MlflowStore:

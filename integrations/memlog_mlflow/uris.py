@@ -18,7 +18,7 @@ _NAMED = frozenset({"databricks", "databricks-uc", "uc"})
 
 
 def scheme_of(uri: str) -> str:
-    """Return the scheme in lower case, without a driver, such as ``"postgresql"``; ``""`` for a path."""
+    """Return the scheme in lower case; ``""`` for a path. ``postgresql+psycopg2:`` gives ``"postgresql"``."""
     if uri in _NAMED:
         return uri
     match = _SCHEME.match(uri)
@@ -47,7 +47,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def _sqlite_path(uri: str) -> str | None:
-    """Return the path of the SQLite file in ``uri``, as it is written there; ``None`` if there is none."""
+    """Return the path of an SQLite file as written in ``uri``; ``None`` if ``uri`` names no such file."""
     if not uri.startswith(_SQLITE):
         return None
     path = uri[len(_SQLITE) :].partition("?")[0]
@@ -59,8 +59,8 @@ def _sqlite_path(uri: str) -> str | None:
 def link_to(uri: str, experiment_id: str, run_id: str) -> str | None:
     """Return the address of a run's page, or the command that serves the page.
 
-    The result is ``None`` if the page's address does not follow from ``uri`` (Databricks), or if the command
-    would need the password of a database.
+    An HTTP address gives the page's address. A local file or folder gives the command. Any other ``uri``,
+    such as ``databricks``, gives ``None``.
     """
     if scheme_of(uri) in ("http", "https"):
         return f"{bare_address(uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"

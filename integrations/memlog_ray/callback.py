@@ -30,7 +30,7 @@ class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.Trai
 
     The driver is the process that calls ``fit``. Each worker uses the driver's settings, tracker address and
     folder for runs. Settings that are passed here override the driver's settings. memlog joins an MLflow run
-    that is open in the driver when it calls ``fit``. memlog also joins a run that the training loop opens.
+    that is open in the driver at the call of ``fit``. memlog also joins a run that the training loop opens.
 
     Args:
         settings: Settings, named like the arguments of `memlog.init`, such as ``backend`` and ``alerts``.
@@ -111,7 +111,7 @@ def _finish(session: memlog.Session) -> None:
 
 @contextmanager
 def _contained(what: str) -> Iterator[None]:
-    """Print an exception of the block instead of raising it, because it would make Ray end the training."""
+    """Print the block's exception. If this exception were raised, Ray would end the training."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above

@@ -67,9 +67,9 @@ class TrackioBackend:
         importlib.import_module("gradio_client")
 
     def open_sink(self, target: Target) -> Sink:
-        """Build the sink, and import trackio for it.
+        """Import trackio, and return a new sink.
 
-        Call it only in a process of memlog's own, because it sets environment variables for trackio.
+        Call this method only in a process of memlog's own. The method sets environment variables for trackio.
         """
         known = target.joined or target.opened or target.beside
         half = self._import("sink", target.connection, known.uri if known else None)

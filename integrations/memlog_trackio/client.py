@@ -91,7 +91,7 @@ class FolderClient:
             SQLiteStorage.commit_artifact_version(**artifact)
 
     def ask(self, question: str, /, **arguments: Any) -> Any:
-        """Call the function ``question`` of Trackio, which only reads, and return its answer."""
+        """Return the answer of Trackio's read-only function ``question``."""
         with self._asked():
             return self._questions[question](**arguments)
 
@@ -163,7 +163,7 @@ class ServerClient:
         self._call("artifact_log", **artifact, hf_token=self._login)
 
     def ask(self, question: str, /, **arguments: Any) -> Any:
-        """Call the function ``question`` of Trackio, which only reads, and return its answer."""
+        """Return the answer of Trackio's read-only function ``question``."""
         if question == "get_run_artifacts":
             arguments["run"] = arguments.pop("run_name")
         return self._call(question, **arguments)

@@ -58,8 +58,8 @@ class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not rea
 def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
     """Begin a training in which exactly one `MemlogCallback` counts the steps.
 
-    If the Trainer has no `MemlogCallback`, this function adds one after the other callbacks, because some of
-    them open the trackers' runs.
+    If the Trainer has no `MemlogCallback`, this function adds one at the end of the list, after the callbacks
+    that open the trackers' runs.
     """
     if memlog.current_session() is not None:
         ours = [one for one in handler.callbacks if isinstance(one, MemlogCallback)]

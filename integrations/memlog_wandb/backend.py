@@ -99,9 +99,9 @@ class WandbBackend:
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
-        """Build the sink, and import wandb for it.
+        """Import wandb, and return a new sink.
 
-        Call it only in a process of memlog's own, because it sets environment variables for wandb.
+        Call this method only in a process of memlog's own. The method sets environment variables for wandb.
         """
         sink: Sink = self._import("sink", target.connection).WandbSink(target)
         return sink

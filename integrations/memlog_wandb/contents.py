@@ -18,7 +18,7 @@ METADATA = "memlog_name"
 
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
-"""Seconds after an alert in which W&B drops a second alert with the same title. The time is short, because
+"""Seconds during which W&B drops a second alert with the same title. The time is short, because
 memlog itself limits how often a rule fires. It is not zero, because W&B treats zero as one minute."""
 
 
@@ -34,9 +34,9 @@ class Definitions:
     """Definitions of a run's metrics.
 
     A definition names a metric's axis, and the value that W&B shows in the run's summary: maximum or last.
-    Each definition is sent one time, with the exact name of its metric. memlog defines no glob, because W&B
-    uses one at random if several globs match a name. The user, Lightning or Transformers may already have
-    defined the glob ``*``.
+    Each definition is sent one time, with the exact name of its metric. memlog defines no glob. If
+    several globs match a name, W&B uses one of them at random. The user, Lightning or Transformers may
+    already have defined the glob ``*``.
     """
 
     def __init__(self, run: Any) -> None:

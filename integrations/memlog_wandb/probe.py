@@ -17,9 +17,9 @@ _TOO_MANY = 429
 def probe(server: str) -> None:
     """Request the server's health page.
 
-    Any answer except a server error and "too many requests" counts as success. Some servers have no such
-    page, and credentials are checked when a run is opened. A server that accepts the connection, but answers
-    too slowly, also counts as reached. wandb itself waits longer, so it can still deliver to this server.
+    A server error and "too many requests" count as errors. Any other answer counts as success, also "not
+    found" and "unauthorized". A server that accepts the connection, but answers too slowly, also counts as
+    reached. wandb itself waits longer, so wandb can still deliver to this server.
 
     Raises:
         TrackerUnavailableError: the server can't be reached, or answers with an error.

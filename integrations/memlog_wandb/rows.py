@@ -41,7 +41,7 @@ class RowWatch:
         self._users: set[str] = set()
 
     def contents_of(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Return the points as a row's values. Leave out points under whose name the user logs values."""
+        """Return the points as a row's values, without the names that the user logs."""
         kept = [
             point
             for point in points
@@ -52,7 +52,7 @@ class RowWatch:
         return {key: value for key, value in row.items() if key not in self._users}
 
     def put(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Log points by a call of memlog's own: to the open row, or if ``new_row``, to a new row after it."""
+        """Log points to the open row. If ``new_row``, log them to a new row after the open row."""
         if row := self.contents_of(points):
             step = self._run._local_step + 1 if new_row else None  # noqa: SLF001 - `run.step` asks the server
             self._log(row, step, None if new_row else False)
@@ -124,7 +124,7 @@ def watch(run: Any, rows: Rows) -> RowWatch:
 
 
 def _require_known(run: Any) -> None:
-    """Raise if wandb's private parts have changed so that the wrapper would make the user's calls fail."""
+    """Raise if memlog can't wrap the logging method of this version of wandb."""
     method = getattr(run, _METHOD, None)
     known = inspect.signature(_LogWrapper.__call__).parameters
     if (

@@ -166,7 +166,7 @@ class _OpenRun:
         _OpenRun._open += 1
 
     def finish(self, exit_code: int) -> None:
-        """Finish the run, which uploads the remaining data. Raise if wandb gave up uploading rows."""
+        """Upload the remaining data, and finish the run. Raise if wandb gave up uploading rows."""
         _OpenRun._open -= 1
         log = Path(self.run.settings.log_internal)
         try:

@@ -111,7 +111,7 @@ class WandbStore:
 
 @contextmanager
 def _folders_elsewhere() -> Iterator[None]:
-    """Let W&B's client create its folders, one for each run that it reads, in a temporary folder."""
+    """Let W&B's client create its folders in a temporary folder."""
     before = os.environ.get(DIR)
     with tempfile.TemporaryDirectory(prefix="memlog-wandb-") as scratch:
         os.environ[DIR] = scratch

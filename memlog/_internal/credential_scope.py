@@ -52,8 +52,7 @@ def is_same_place(named: str, known: str | None) -> bool:
     """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
     ``named`` is the address that a run names. ``known`` is an address from the user or the environment;
-    ``None``: there is none. If ``named`` contains a user or password, ``known`` must be exactly equal. The
-    function does not remove the user and password from ``named``, because the rest could name another host.
+    ``None``: there is none. If ``named`` contains a user or password, the two must be equal.
     """
     if known is None:
         return False

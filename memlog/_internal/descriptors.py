@@ -19,7 +19,7 @@ class Descriptor:
         self._file = os.fstat(number)
 
     def status(self) -> os.stat_result | None:
-        """Return the file's status; ``None`` if the file is closed or the number refers to another file."""
+        """Return the file's status; ``None`` if ``number`` no longer refers to the file."""
         try:
             status = os.fstat(self.number)
         except OSError:
@@ -27,11 +27,11 @@ class Descriptor:
         return status if os.path.samestat(status, self._file) else None
 
     def close(self) -> None:
-        """Close the file if the number still refers to it. Calling it again is harmless."""
+        """Close the file if ``number`` still refers to it. A second call is harmless."""
         if self.number >= 0 and self.status() is not None:
             os.close(self.number)
         self.number = -1
 
     def __del__(self) -> None:
-        """Close the file if an interruption kept `close` from being called."""
+        """Close the file if `close` was not called, for example because of an interruption."""
         self.close()

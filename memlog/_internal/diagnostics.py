@@ -29,12 +29,10 @@ NOT_NOTICED = (
 
 
 def warn(message: str, to: logging.Logger = logger) -> bool:
-    """Log a warning without raising logging's errors. Raise only exceptions of the user's signal handlers.
+    """Log a warning. Return False if logging failed.
 
-    The user's log handler may fail. Its stream may be closed, full, or a pipe without a reader.
-
-    Returns:
-        False if logging failed.
+    The user's log handler may fail, for example because its stream is closed. An exception of the user's
+    signal handler is raised.
     """
     try:
         to.warning("%s", message)

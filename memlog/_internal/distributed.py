@@ -76,7 +76,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
 
 
 def lower_ranks_are_here(place: Place) -> bool:
-    """Return True if all ranks below this one are certainly on this machine."""
+    """Return True if all ranks below ``place.rank`` are certainly on this machine."""
     return place.rank == place.local_rank or os.environ.get("MASTER_ADDR") in _LOOPBACK
 
 

@@ -33,7 +33,7 @@ def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
 
     If a thread of the parent holds the lock during the fork, no thread of the child could release the copy.
     ``owner`` is the module or object that has the lock; memlog does not keep the owner alive. ``attribute``
-    is the lock's name in it, and ``make`` creates the new lock.
+    is the lock's name in ``owner``. ``make`` creates the new lock.
     """
     _locks.setdefault(owner, {})[attribute] = make
 

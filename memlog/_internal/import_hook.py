@@ -18,7 +18,7 @@ class ImportWatch:
     """A finder on ``sys.meta_path`` that calls back once, right after a module has been imported.
 
     Args:
-        names: Full names of modules. The module that is imported first triggers the callback.
+        names: Full names of modules. The first import of one of these modules triggers the callback.
         callback: Function called with the module. It must not raise, because the exception would reach the
             user's ``import``.
     """

@@ -49,12 +49,12 @@ def shown(text: object) -> str:
 
 
 def container_base(value: object) -> type | None:
-    """Return which of `CONTAINERS` a value is; ``None`` if it is none of them."""
+    """Return the type in `CONTAINERS` of which ``value`` is an instance; ``None`` for other values."""
     return container_kind(type(value))
 
 
 def container_kind(kind: type) -> type | None:
-    """Return which of `CONTAINERS` a class is or inherits from; ``None`` if it is none of them."""
+    """Return the type that `container_base` returns for instances of ``kind``."""
     for base in bases(kind):
         for one in CONTAINERS:  # compared by identity: a metaclass may define __eq__ and __hash__
             if base is one:
@@ -75,7 +75,7 @@ def class_namespace(kind: type) -> Any:
 def own_method(value: object, name: str) -> Any:
     """Return the method ``name`` that a class written in C defines, bound to ``value``.
 
-    Python code in a subclass, or an attribute of the object, may define the same name. It is ignored.
+    The function ignores Python methods and attributes of the same name.
 
     Raises:
         AttributeError: There is no such method.
@@ -88,9 +88,9 @@ def own_method(value: object, name: str) -> Any:
 
 
 def values_in(value: object, limit: int) -> Iterator[object]:
-    """Yield a value or, if it is a tuple, list or dictionary, the values in it at any depth.
+    """Yield the values in a nested tuple, list or dictionary. Yield any other value itself.
 
-    The function stops after ``limit`` values, counting containers.
+    The function visits at most ``limit`` values. Containers count, too.
     """
     waiting = [value]
     while waiting and limit > 0:
@@ -108,7 +108,7 @@ def values_in(value: object, limit: int) -> Iterator[object]:
 
 
 def instance_dict(value: object) -> dict[Any, Any] | None:
-    """Return the ``__dict__`` that CPython gave an object; ``None`` if it has none or a custom one."""
+    """Return the ``__dict__`` that CPython made for an object; ``None`` if there is no such ``__dict__``."""
     for base in bases(type(value)):
         descriptor = class_namespace(base).get("__dict__")
         if descriptor is not None:
@@ -130,7 +130,7 @@ def module_file(name: object) -> str:
 
 
 def attribute_name(owner: object, value: object) -> str | None:
-    """Return the name of the attribute or slot of ``owner`` that is ``value``; ``None`` if there is none."""
+    """Return the name of the attribute or slot of ``owner`` that holds ``value``; ``None`` if none does."""
     attributes = instance_dict(owner)
     if attributes is not None:
         key = key_of(attributes, value)

@@ -79,7 +79,7 @@ class NpmPackage:
                 package, and return ``None`` if it is missing.
 
         Raises:
-            FetchError: npm is not installed, failed, or fetched something else.
+            FetchError: npm is not installed, npm failed, or the fetched package is not the expected one.
             OSError: The cache can't be written.
         """
         cached = cache_directory() / f"{self.name}-{self.version}"
@@ -105,7 +105,7 @@ class NpmPackage:
         """Fetch the files into the folder ``target``, whose parent exists.
 
         Raises:
-            FetchError: npm is not installed, failed, or fetched something else.
+            FetchError: npm is not installed, npm failed, or the fetched package is not the expected one.
             OSError: ``target`` can't be written.
         """
         with tempfile.TemporaryDirectory(prefix=f".{self.name}-", dir=target.parent) as scratch:

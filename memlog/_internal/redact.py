@@ -60,9 +60,8 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Maximum number of patterns of all addresses; the newest are kept."""
 _SHORTEST = 4
-"""Minimum number of characters of a secret with blanks that `remember` stores. `without_credentials` removes
-a stored secret from every text, even from a text without the address. A shorter secret would match too much
-ordinary text."""
+"""Minimum number of characters of a secret with blanks. A shorter secret gets no pattern of its own, because
+the pattern would match too much ordinary text."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped; one string for each library."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
@@ -76,8 +75,8 @@ _known: re.Pattern[str] | None = None
 def without_credentials(text: str) -> str:
     """Return ``text`` without users, passwords, keys and tokens.
 
-    The first blank counts as the end of an address. If a secret in an address contains a blank, the secret is
-    removed only if `remember` was called with the address.
+    An address counts as ended at its first blank. To remove secrets with blanks from an address, first call
+    `remember` with the address.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
@@ -140,7 +139,7 @@ def _patterns(address: str) -> Iterator[str]:
 
 
 def _spellings(rest: str) -> Iterable[str]:
-    """Return an address without its scheme as clients write it: unchanged, unescaped, escaped in two ways."""
+    """Return the spellings of an address (without scheme): unchanged, unescaped, and escaped in two ways."""
     plain = _ESCAPED.sub(_unescaped, rest)
     escaped = (quote(plain, safe=kept, errors="surrogatepass") for kept in _KEPT_BY_CLIENTS)
     return dict.fromkeys((rest, plain, *escaped))
@@ -163,7 +162,7 @@ def _user_patterns(spelling: str) -> Iterator[str]:
 
 
 def _settings(spelling: str) -> Iterator[str]:
-    """Yield the values of secret settings in an address: in its query or in a connection string."""
+    """Yield the secrets in an address's query, and in a connection string inside the address."""
     for pattern in (_QUERY, _PART):
         for found in pattern.finditer(spelling.translate(_SOLID)):
             yield found[0].removeprefix(found["name"]).translate(_LOOSE)

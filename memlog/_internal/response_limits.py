@@ -62,7 +62,7 @@ def waiting_at_most(seconds: float) -> Iterator[None]:
 
 
 def patience(seconds: float) -> float:
-    """Return an answer's time limit in seconds: ``seconds`` or, if lower, that of `waiting_at_most`."""
+    """Return the lower of ``seconds`` and the time limit of `waiting_at_most`."""
     return seconds if _TimedReader.limit is None else min(seconds, _TimedReader.limit)
 
 

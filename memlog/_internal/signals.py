@@ -1,7 +1,7 @@
 """Distinction between memlog's errors and exceptions that a user's signal handler raises inside memlog.
 
-A signal handler can run between any two instructions, also inside memlog. Its exception, for example that a
-time limit has passed, is meant for the training loop and must reach the loop.
+A signal handler can run between any two instructions, also inside memlog. The handler's exception, such as a
+timeout, is meant for the training loop and must reach the loop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ _TAKES_ANY_NUMBER = 0x04
 def raised_by_handler(error: BaseException) -> bool:
     """Return True if a signal handler raised ``error``.
 
-    The function looks for the handler's call in the traceback. Python passes two arguments to a handler: the
-    signal's number, and the frame of the interrupted code. This frame is also the caller in the traceback.
-    No ordinary call gets its caller's frame as an argument.
+    The function looks in the traceback for a call with two arguments: a number, and the frame of the calling
+    code. Python calls a signal handler in this way. An ordinary call has no such arguments.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
