@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def source_name(file: str) -> str:
-    """Return the name of a source file without its folder, or of a notebook's cell, such as ``cell In[3]``.
+    """Return a source file's name without the folder. For a notebook's cell, return text like ``cell In[3]``.
 
     IPython gives a cell a file name made of numbers, which tells a reader nothing.
     """

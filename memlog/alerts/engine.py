@@ -153,7 +153,7 @@ class _Watch:
         self._event_seen = self._device_seen = self._value_read = self._judged = False
 
     def recall(self, alert: Alert) -> None:
-        """Restore an alert about the host that an earlier helper process raised by this rule."""
+        """Restore this rule's alert about the host. An earlier helper process raised the alert."""
         self._judged = True
         series = self._begin("host")
         if series is not None:

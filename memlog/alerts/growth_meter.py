@@ -27,8 +27,7 @@ _GARBAGE = 0.25
 """If a garbage collection frees less than this fraction of the growth, memlog reports the whole growth.
 Otherwise memlog subtracts the freed bytes."""
 _LARGER = 2
-"""If growth becomes at least this many times as fast as at the last alarm, it raises another alarm, even in
-the cooldown."""
+"""If growth gets faster by this factor after an alarm, memlog raises another alarm, even in the cooldown."""
 
 
 class _Look(NamedTuple):
@@ -126,8 +125,8 @@ class GrowthMeter:
         growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
         Some of the freed garbage may have existed before the growth began. Subtracting this part would hide
-        a leak. So the result is at least the growth between two numbers: the bytes in use after the garbage
-        collection before this one, if there was one, and ``left``.
+        a leak. If there was an earlier garbage collection, the result is at least the growth of the bytes in
+        use since that collection.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace

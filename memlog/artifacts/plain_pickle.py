@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Minimum bytes that a pickle must have for each container that it builds after the first `_CONTAINERS`.
+"""Minimum bytes of a pickle for each container. The first `_CONTAINERS` containers do not count.
 memlog refuses a pickle with fewer bytes.
 
 Containers are lists, dictionaries, tuples, and the marks that the opcode MARK puts on the unpickler's stack.

@@ -114,8 +114,7 @@ class Puller:
         ``progress`` is called with the number of new bytes each time that data arrives.
 
         Raises:
-            ArtifactError: The download is too large or no plain file, or ``force`` is true and a folder has
-                the file's name.
+            ArtifactError: The download is too large, is not a plain file, or would replace a folder.
             DeliveryError: The tracker fails.
         """
         limit = MAX_FILE_BYTES if artifact.size is None else artifact.size + _SLACK

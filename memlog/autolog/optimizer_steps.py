@@ -25,16 +25,14 @@ from memlog.autolog.trainers import TRAINER, load_package
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
-"""memlog counts only the steps of one optimizer, the clock (`OptimizerClock`). If other optimizers have made
-this many steps since the clock's last step, the clock is inactive. The next optimizer that steps then
-replaces it."""
+"""If other optimizers have made this many steps since the last step of the clock (`OptimizerClock`), the
+clock is inactive. The next optimizer that makes a step becomes the clock."""
 _SETTLED = 2
 """Steps that the clock (`OptimizerClock`) must have made before a new optimizer can replace it. Before that,
 memlog doesn't know how many steps other optimizers make between two steps of the clock. A clock that is
 deleted, or inactive (`INACTIVE_AFTER`), is replaced at once."""
 _PARTNERS = 32
-"""Maximum number of optimizers that memlog remembers as alternating with the optimizer whose steps it
-counts."""
+"""Maximum number of optimizers that memlog remembers as alternating with the clock (`OptimizerClock`)."""
 
 
 class OptimizerClock:
@@ -43,10 +41,9 @@ class OptimizerClock:
     Only the steps of one optimizer count. This optimizer is the clock. If optimizers alternate, the first is
     the clock.
 
-    The script may replace the clock by a new optimizer. To notice this, the filter counts how many steps
-    other optimizers make between two steps of the clock. If a new optimizer's step makes this number higher
-    than between any two earlier steps of the clock, the new optimizer becomes the clock. Its steps
-    count at once.
+    The script may replace the clock by a new optimizer. To notice this, the filter counts the steps of other
+    optimizers since the clock's last step. If a step of a new optimizer raises this count to a new maximum,
+    the new optimizer becomes the clock, and this step counts.
 
     If the old clock steps again before the new clock has made `INACTIVE_AFTER` steps, the two optimizers
     alternate. The old clock becomes the clock again. Its next steps are skipped, one for each step of the new
@@ -145,7 +142,7 @@ class _ClockPeriod:
         self._to_skip = 0
 
     def clock_stepped(self) -> bool:
-        """Note a step of this period's optimizer. Return False if the step is to be skipped (`resume`)."""
+        """Record a step of this period's optimizer. Return True if the step counts."""
         self.steps += 1
         self._longest = max(self._longest, self.separate)
         self.others = self.separate = 0
@@ -154,9 +151,9 @@ class _ClockPeriod:
         return counts
 
     def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
-        """Note a step of ``optimizer``, which is not the one whose steps memlog counts.
+        """Record a step of an optimizer that is not the clock.
 
-        ``nested`` is true if the step is part of a step of another optimizer, which wraps ``optimizer``.
+        ``nested`` is true if the step is inside another optimizer's step.
         """
         self.others += 1
         if not nested:
@@ -164,14 +161,14 @@ class _ClockPeriod:
             self.add_partner(optimizer)
 
     def may_be_over(self, newcomer: Any) -> bool:
-        """Return True if ``newcomer``, whose step is not nested, may have replaced this optimizer."""
+        """Return True if ``newcomer`` may have replaced this optimizer."""
         known = any(partner() is newcomer for partner in self.partners)
         return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
     def resume(self, meanwhile: list[_ClockPeriod]) -> None:
-        """Count this optimizer's steps again, but skip as many as were counted in the periods ``meanwhile``.
+        """Make this optimizer the clock again, after the periods ``meanwhile`` of other clocks.
 
-        In these periods, memlog counted the steps of other optimizers.
+        The optimizer's next steps are skipped: one for each step of the other clocks in these periods.
         """
         for period in meanwhile:
             self._to_skip += period.steps
@@ -190,9 +187,9 @@ class _ClockPeriod:
 class Autolog:
     """Hooks of torch that pass the optimizers' steps to an `OptimizerClock`.
 
-    The hooks are added when the script imports torch's optimizers, or at once if it has done so. When the
-    script imports Transformers' ``Trainer``, an `Autolog` imports ``memlog_transformers``
-    (`memlog.autolog.trainers`).
+    The hooks are added when the script imports torch's optimizers. If these are imported already, the hooks
+    are added at once. When the script imports Transformers' ``Trainer``, an `Autolog` imports
+    ``memlog_transformers`` (`memlog.autolog.trainers`).
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
@@ -234,7 +231,7 @@ class Autolog:
 
 
 def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
-    """Return an optimizer hook that does nothing while torch compiles, so that it does not break the graph.
+    """Return an optimizer hook that calls ``notice``. While torch compiles, the hook does nothing.
 
     When this function is called, ``torch`` may not be fully imported yet.
     """
@@ -256,10 +253,10 @@ def wait_for_a_session(autolog: Autolog) -> None:
 
 
 def listen(on_step: Callable[[Any], None]) -> Autolog:
-    """Return the `Autolog` that `wait_for_a_session` has kept; if there is none, a new one.
+    """Return the `Autolog` that `wait_for_a_session` has kept. If no `Autolog` was kept, return a new one.
 
-    If an optimizer's step begins the session, a hook of torch calls this function. No hooks can be added
-    then, because torch is running its hooks. The kept `Autolog` is for this case: its hooks exist already.
+    If an optimizer's step begins the session, torch is running its hooks, and no hooks can be added. The kept
+    `Autolog` already has hooks.
     """
     global _waiting
     autolog, _waiting = _waiting, None

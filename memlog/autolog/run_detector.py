@@ -48,8 +48,7 @@ class RunDetector:
 
     The call is made on the thread that publishes the events."""
     _may_join: Callable[[], bool] = lambda: True
-    """Function called when there is a new run. It returns False if only another rank may join the user's
-    runs."""
+    """Function that returns True if this rank may join the user's runs."""
     _opened_own: Callable[[str], bool] = lambda _: False
     """Function that takes a backend's name, and returns whether memlog has opened its own run there."""
     joined: bool = field(default=False, init=False)
@@ -57,9 +56,9 @@ class RunDetector:
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
     """Newest joined run of each backend, by the backend's name."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
-    """Id of the run that memlog must not join although it is active, by the backend's name.
+    """Id of the run that was active at the last call of `join`, by the backend's name; ``None``: no run.
 
-    The run was active already when a different run was passed to `join`. ``None``: no run was active then."""
+    memlog does not join this run until another run has been active."""
     _looked_for: set[str] = field(default_factory=set, init=False)
     """Names of backends that `_look_for` has looked for. It looks for each name only once, because a search
     takes some milliseconds, and a loop may call `join` at each step."""
@@ -81,7 +80,7 @@ class RunDetector:
                 self._diagnostics.fault(f"looking for a run in {name}", error)
 
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
-        """Join ``known``, a run of the backend ``name`` that one of the user's loggers holds. Never raises.
+        """Join the run ``known``, which one of the user's loggers holds. Never raises.
 
         memlog writes to the run until the user opens another one. If the session does not use the backend
         ``name``, nothing is joined. Fields of ``known`` that the caller does not know are ``None``.
@@ -108,7 +107,7 @@ class RunDetector:
                 self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
-        """Print why ``known`` is not joined, if there is no backend ``name`` or its client is missing."""
+        """If the backend can't be loaded, print why the run ``known`` is not joined."""
         if name in self._looked_for:
             return
         self._looked_for.add(name)
@@ -118,7 +117,7 @@ class RunDetector:
             self._diagnostics.say_once(f"join {name}", f"run {known.run_id} is not joined: {error}")
 
     def begin_step(self, step: int, number: int | None) -> bool:
-        """Join new runs at a step. Joined runs that have no step yet begin with this step. Never raises.
+        """Join new runs. Runs joined since the last step begin with ``step``. Never raises.
 
         ``number`` is the trainer's own number of the step; ``None``: the trainer gave none. Return True if a
         run was joined since the last step.
@@ -159,7 +158,7 @@ class RunDetector:
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
-        """Return False if ``run``, the backend's active run, must not be joined (`_not_wanted`)."""
+        """Return True if `_not_wanted` allows memlog to join ``run``, the backend's active run."""
         if name not in self._not_wanted:
             return True
         if run.run_id == self._not_wanted[name]:

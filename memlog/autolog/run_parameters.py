@@ -22,8 +22,8 @@ class RunParameters:
     """Publisher of the run's parameters and of new devices.
 
     Attributes:
-        published: True after the parameters were published. The caller sets it to False if the user opens
-            another run, so that this run gets the parameters too.
+        published: True after the parameters were published. If the user opens another run, the caller sets
+            False, and the new run gets the parameters, too.
     """
 
     _settings: Settings

@@ -13,14 +13,13 @@ MAX_NUMBER = 2**53
 class RunOffsets:
     """Offset of each tracker's run (`memlog.journal.Binding.offset`): the session's step minus the run's.
 
-    The first run of a backend has the session's step numbers, because it also gets the data recorded before
-    memlog joined the run. Each later run begins at step 0. If the user returns to a run, the run keeps its
+    A backend's first run has the session's step numbers. Each later run begins at step 0. If the trainer has
+    its own step numbers, `begin_at` changes the offset. If the user returns to a run, the run keeps its
     offset.
 
     Args:
-        opened_own: Function that takes a backend's name, and returns whether memlog has opened its own run
-            there. If so, memlog's run has the data recorded so far, and the user's first run begins at step
-            0.
+        opened_own: Function that takes a backend's name. It returns True if memlog has opened its own run in
+            this backend. In this case, the user's first run also begins at step 0.
     """
 
     def __init__(self, opened_own: Callable[[str], bool]) -> None:

@@ -70,7 +70,7 @@ def _is_plain(name: str) -> bool:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep warnings and errors, such as those about runs that can't be read, out of the prompt."""
+    """Suppress errors and log messages, so that they do not appear in the prompt."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -49,7 +49,6 @@ def demo(steps: int | None, backend: str) -> None:
 
 
 def _require_client(backend: str) -> None:
-    """Raise an error at once if the tracker's client is not installed, not only after PyTorch is loaded."""
     if backend == LOCAL:
         return
     try:

@@ -10,10 +10,10 @@ from memlog.cli.completing import complete_runs
 from memlog.settings import DEFAULT_DIRECTORY
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Settings that are passed to every command, not only to the group of all commands.
+"""Settings of the group of all commands, and of each command.
 
-click creates a command's help option when the command is first used. Without its own settings, a command that
-is first used without the group would never have ``-h``."""
+If a command is first used without the group, click reads only the command's own settings. These must define
+``-h``, because click creates a command's help option only once."""
 
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 """A run's id, its name or id in a tracker, the unique beginning of its id, or ``latest``."""

@@ -117,7 +117,7 @@ def _changed(directory: str) -> int | None:
 
 
 def _check(settings: Settings) -> None:
-    """Raise an error before the program starts, not only at its first training step."""
+    """Raise an error if the rules, the trackers or the runs' folder can't be used."""
     parse_rules(settings.alerts)
     for name in settings.backends:
         if name != LOCAL:

@@ -84,7 +84,7 @@ def _newest_live(root: Path) -> RunDirectory:
 
 
 class _Follower:
-    """Reader of the new events of a run, and of the runs of all other ranks of the same training."""
+    """Reader of a run's new events. It also reads the runs of the other ranks of the training."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._own = LiveRun(run)

@@ -73,8 +73,8 @@ def _subscribe_rules(
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
     """Return the rules that were never judged, each with the reason.
 
-    If this helper process has replaced another one, it knows only the time since its own start. Each reason
-    then says that it holds for this time only.
+    If this helper process has replaced an earlier one, each reason says that the helper process was started
+    again.
     """
     since = "not since the helper process was started again: " if begin.again else ""
     return {rule: since + why for rule, why in engine.never_judged().items()}

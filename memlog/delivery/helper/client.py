@@ -38,7 +38,7 @@ _outliving: list[subprocess.Popen[bytes]] = []
 
 
 def let_go() -> None:
-    """Suppress Python's warning, at this process's end, about helpers that still run."""
+    """Suppress Python's warning about helpers that still run when this process ends."""
     for process in _outliving:
         if process.poll() is None:
             process.returncode = 0

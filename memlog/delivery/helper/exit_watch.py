@@ -15,16 +15,16 @@ _EXIT_CODE = 49
 """Index of the exit code in ``/proc/PID/stat``, counted after the program's name. `_STATE` is the index of
 the process state. In proc_pid_stat(5), these are the fields 52 and 3."""
 _SOON = 0.5
-"""Maximum seconds that `ExitWatch.result` waits for the thread's record of the end. Without a record, it
-returns the present time without an exit code."""
+"""Maximum seconds that `ExitWatch.result` waits for the exact time of the end. If this time is missing,
+`ExitWatch.result` returns the present time, without an exit code."""
 
 
 class ExitWatch:
     """Watch on a live process. A thread sleeps until the process ends, and records the exact time of the end.
 
     The time must be exact because the rank that ended first is the one that failed. A launcher ends the other
-    ranks only a tenth of a second later. This works on Linux only. On other systems the time is that of the
-    call of `result`, and the exit code is unknown.
+    ranks only a tenth of a second later. The thread works on Linux only. On other systems, `result` returns
+    the present time, without an exit code.
     """
 
     def __init__(self, pid: int) -> None:

@@ -38,8 +38,8 @@ def explain(
     """Publish a report and an alert about a run that is over, if the run ended badly.
 
     ``witness`` holds what this process has observed about the trainer's process. ``diagnostics`` counts the
-    parts of the report that fail; the other parts are written. ``failure`` is the bad end of the training of
-    all ranks. It is ``None`` if the training ended well, if its end is unknown, or if the run trained alone.
+    parts of the report that fail; the other parts are written. ``failure`` tells which ranks ended badly.
+    ``failure`` is ``None`` if all ranks ended well, if their end is unknown, or if the run trained alone.
     """
     moments = last_moments(run)
     moments.failed_with = failure

@@ -184,7 +184,7 @@ class Helper:
             self._publish_health(unjudged)
 
     def report_later(self) -> None:
-        """Make the report of a run without a tracker in a child process, without waiting for that process."""
+        """If the run has no tracker, let a child process make the report. Do not wait for that process."""
         lasted = now_us() - self._begin.begun_us
         if not (self._has_trackers or self._trainer.goes_on or lasted < _WORTH_A_REPORT_US):
             make_later(self._run, self._begin.alerts_fd)
@@ -212,10 +212,9 @@ class Helper:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
-        """Take over data that the trainer sent because it could not write them to a full disk.
+        """Take over the data that the trainer has sent and the journal lacks, as after a full disk.
 
-        Publish the end event if the journal lacks it. To the helper's counts of lost data and of errors,
-        add the trainer's counts that the journal lacks.
+        These are the end event, the counts of lost data and of errors, and the time that memlog took.
         """
         finish, written = self._trainer.finish, self._follower.health
         if finish is None:

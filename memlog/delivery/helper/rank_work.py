@@ -68,12 +68,12 @@ class RankWork:
                 hand_over(self._run, self._as_rank(registration))
 
     def _as_rank(self, registration: Registration) -> protocol.Begin:
-        """Return the first message that the trainer would have sent if it had known its rank at once."""
+        """Return the run's first message, with the rank and without trackers."""
         settings = msgspec.structs.replace(self._begin.settings, backends=())
         return msgspec.structs.replace(self._begin, registration=registration, settings=settings)
 
     def lead(self) -> None:
-        """Begin to read the other ranks' journals. Call it if this is the run that the trackers get."""
+        """Begin to read the other ranks' journals. Call `lead` only for the lowest rank's run."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             if self._registration is not None and self._journal is None:
                 self._training = None  # no lower rank's helper can take the run
@@ -89,8 +89,8 @@ class RankWork:
     def look(self) -> None:
         """Start helpers for other ranks of this machine that have begun.
 
-        If this process has handed its run over (`hand_over`) and a lower rank of this machine has begun, end
-        this process. The lower rank's helper process takes the run.
+        If `take_place` handed the run over, search for a lower rank of this machine. If a lower rank has
+        begun, end this process: the lower rank's helper process takes the run.
         """
         if self._training is not None and self._lower_rank_is_here(self._training):
             os._exit(protocol.HANDED_OVER)

@@ -39,7 +39,7 @@ logger = logging.getLogger("memlog.delivery")
 INTERVAL = 1.0
 """Seconds between checks of the journal's size."""
 _AT_A_TIME = 0.5
-"""Seconds of thinning after which the helper does its other work, before it thins further."""
+"""Seconds of thinning without a pause. In each pause, the helper does its other work."""
 WINDOW = 1_000
 """Size of a group of consecutive events of one kind. Thinning keeps only the peaks and the last event of each
 group."""
@@ -100,7 +100,7 @@ class Retention:
         return next(delivered, segments[0] if segments else None)
 
     def _closed(self, files: Collection[JournalFile]) -> Iterator[_Segment]:
-        """Yield the closed segments that can be made smaller; of each process, the oldest first."""
+        """Yield the closed segments that can be made smaller. The segments of a process come oldest first."""
         states = self._states()
         for file in files:
             for number in file.segments[:-1]:  # the last one is being written

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from memlog.delivery.uploader.uploader import Uploader
 
 _POLL = 0.2
-"""Seconds between two checks by `deliver_rest`: another process, such as ``memlog sync``, may wait to deliver
-the remaining data instead."""
+"""Seconds between two checks. Each check finds out if another process, such as ``memlog sync``, waits to
+deliver the remaining data."""
 
 
 class RunUploaders:
@@ -68,7 +68,7 @@ class RunUploaders:
         self.start_named()
 
     def leave(self) -> None:
-        """Stop delivering. Call it if the trackers get another rank's run."""
+        """Stop delivering. Call `leave` if another rank's run is delivered."""
         self._delivers = False
 
     def deliver_rest(self, stop: StopTime) -> bool:
