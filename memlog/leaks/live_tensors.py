@@ -23,9 +23,9 @@ class LiveTensors:
 
     Attributes:
         by_storage: Tensors of the storages whose identities are in ``wanted``, by the storage's identity.
-        roots: Tensors with a graph, and autograd nodes that have a Python object, the newest first. Each root
-            is a tuple: sequence number of the graph's last node, the tensor or node, and the graph's last
-            node. Graphs whose last node is older than ``first_node`` are left out.
+        roots: Tensors with a graph, and autograd nodes with a Python object. The newest root comes first.
+            Each root is a tuple: sequence number of the graph's last node; the tensor or node; the graph's
+            last node. A root is left out if its last node is older than ``first_node``.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LiveTensors:
 
     @property
     def own(self) -> list[Any]:
-        """Containers that hold the tensors here. A search for the tensors' owners must ignore them."""
+        """Containers of this object that hold tensors. A search for the tensors' owners must ignore them."""
         return [self.by_storage, *self.by_storage.values(), self.roots, *self.roots]
 
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:

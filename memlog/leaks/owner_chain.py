@@ -1,8 +1,8 @@
 """Chains of owners, from an object up to a name in the program.
 
 Each call of ``gc.get_referrers`` looks at all tracked objects. This takes 50 ms for a million objects. So a
-single call finds the referrers of a whole level. A level consists of all objects that are equally far from
-the objects whose owners are searched for.
+single call finds the referrers of a whole level. The first level has the objects whose owners are unknown.
+The next level has their owners, and so on.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _SETTLED: Final = 5
 through a growing container ends the search. In later levels, any chain of owners ends the search."""
 _MAX_FRONTIER: Final = 400
 """Maximum number of objects that are passed to one call of ``gc.get_referrers``. The search ignores further
-objects, and then counts as cut short."""
+objects. Then `OwnerSearch.cut_short` is true."""
 _MAX_REFERRERS: Final = 4000
 """Maximum number of referrers that the search uses from one call of ``gc.get_referrers``. The search ignores
-further referrers, and then counts as cut short."""
+further referrers. Then `OwnerSearch.cut_short` is true."""
 _LAST_RESORTS: Final = (
     (FunctionType, "__code__"),
     (GeneratorType, "gi_code"),
     (CoroutineType, "cr_code"),
     (AsyncGeneratorType, "ag_code"),
 )
-"""Types of objects at which a chain can end if it reaches no name. Each type comes with the attribute that
-holds the code of an object of this type."""
+"""Types of objects, each with the attribute that holds an object's code. If a chain reaches no name, the
+chain can end at an object of these types."""
 
 
 class Root(NamedTuple):
@@ -94,7 +94,7 @@ class OwnerSearch:
         self._reached: list[Any] = []
         self._index: dict[int, int] = {}
         self._owners: list[list[int]] = []
-        """For each reached object, the numbers of the reached objects that refer to it."""
+        """Owners of each reached object, as indexes into `_reached`."""
         self._expanded: set[int] = set()
         self._ignored = {id(one) for one in (*own, self._reached, self._index)}
         self._ignored |= {known for known, name in self._modules.items() if _is_memlog_name(name)}
@@ -137,7 +137,7 @@ class OwnerSearch:
         return self._through_preferred(number) or self._named(number)
 
     def _through_preferred(self, target: int) -> Chain | None:
-        """Return the chain through the growing container nearest to an object; ``None`` if there is none."""
+        """Return a chain through the nearest growing container; ``None`` if there is no such chain."""
         above: dict[int, int | None] = {target: None}
         order = [target]
         for number in order:  # the loop appends to `order`

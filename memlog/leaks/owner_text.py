@@ -21,7 +21,7 @@ from memlog._internal.inert_access import (
 from memlog.leaks.owner_chain import Chain, Root
 
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
-"""Dictionaries of a module whose values a program reads as the module's attributes."""
+"""Dictionaries of a module. A program reads their values as attributes of the module."""
 _CACHE: Final = type(functools.lru_cache(int))
 _UNSAID: Final = (tuple, CellType, MethodType, TracebackType, functools.partial)
 
@@ -142,7 +142,7 @@ def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the last expression, cut before the first attribute name that occurs again later in it.
+    """Return the last expression. If it repeats an attribute name, return the part before that name.
 
     For ``last.before.before.value``, the result is ``last``.
     """

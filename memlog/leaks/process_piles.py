@@ -22,8 +22,8 @@ _ENDED = 0.25
 this kind do end. ``ended`` is the number of processes that ended during the growth. ``new`` is the number of
 processes that were started during the growth and are still alive."""
 _PART = 0.5
-"""Minimum fraction of the growth's bytes that must be in processes that were started during the growth. Below
-it, memlog does not report the growth."""
+"""Minimum fraction of the growth's bytes in processes that were started during the growth. If the fraction is
+lower, memlog does not report the growth."""
 _UNJUDGED = 2
 """Number of the newest readings that wait to be judged."""
 
@@ -49,7 +49,7 @@ class _Kind:
         self._newest: list[tuple[int, dict[ProcessKey, int]]] = []
 
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
-        """Store a reading: the bytes of each living process. Judge the reading two places before it.
+        """Store the bytes of each living process. Judge the third newest reading.
 
         A program ends its child processes after the program's last step. memlog can't know at once that a
         step was the last one. So the two newest readings are not judged.

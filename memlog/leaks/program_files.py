@@ -1,4 +1,4 @@
-"""Source files of the program, to search for the statement that adds objects to their owner."""
+"""Source files of the program. memlog searches them for the statement that adds objects to their owner."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MOST_IN_STEP: Final = 64 * MIB
 """Maximum bytes that ``tracemalloc`` itself uses within a step. If it uses more, the trace ends within the
 step."""
 _LOOK: Final = 0.02
-"""Seconds between checks, within a step, of the bytes that ``tracemalloc`` itself uses."""
+"""Seconds between two checks that ``tracemalloc`` itself uses at most `_MOST_IN_STEP` bytes."""
 
 
 class _Line(NamedTuple):

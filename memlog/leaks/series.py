@@ -2,11 +2,11 @@
 
 Growth is *suspected* if two tests, a few steps apart, find it. The first test needs a few dozen steps. After
 the second test, the search for the cause begins. The search takes time, so a single test is not enough: most
-warm-ups, and most caches that fill, have ended before the second test.
+warm-ups end before the second test, and most caches are full by then.
 
 Growth is *confirmed* if it continues for long enough after the suspicion, or if it still lasts when the run
 ends. Otherwise the suspicion is *withdrawn*, for example if a large cache is full, or if the memory falls
-again. If an allocator's unused blocks make the levels too noisy, levels without these blocks are judged.
+again. If an allocator's unused blocks make the levels too noisy, memlog subtracts these blocks.
 
 If memory will be full soon, the second test and the decision come earlier.
 """
@@ -28,22 +28,22 @@ _SHARE = 0.02 / 100
 """Growth per step, as a fraction of the level: 2 % in 100 steps. Slower growth is ignored, unless
 it reaches `_ENOUGH` bytes per step, or will fill the memory within `_SOON` steps."""
 _ENOUGH = MIB / 2
-"""Growth per step, in bytes, that is never ignored, even if it is less than `_SHARE` of a high level."""
+"""Bytes per step. Growth of this rate or more is judged, however high the level is."""
 _SOON = 20_000
-"""Number of steps. Growth that will fill the memory within this number of steps is not ignored as slow."""
+"""Number of steps. Growth that will fill the memory within this number of steps is judged even if slow."""
 _PART = 16
 """Divisor. A window with ``n`` levels is judged again after ``n / _PART`` new levels, but at least `_NEW`."""
 _NEW = 4
 """Minimum number of new levels before a window is judged again. Also the minimum number of steps from the
 suspicion to the decision, if memory will be full soon."""
 _SLOWEST = 0.5
-"""Minimum ratio of a growth's rate in newer levels to its rate before. Below it, the growth has ended."""
+"""Minimum ratio of a growth's new rate to its old rate. If the ratio is lower, the growth has ended."""
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Number of standard deviations of the levels around the trend. Smaller growth is not suspected. To be
-confirmed, growth must exceed the larger number `SIGMAS`. Because less is required for a suspicion, the search
-for the cause begins early enough even if levels are noisy."""
+"""Number of standard deviations of the levels around the trend. Growth above this number can be suspected.
+Only growth above `SIGMAS`, a larger number, can be confirmed. So the search for the cause begins early enough
+even if levels are noisy."""
 _LATER = 16
 """Minimum number of levels for a separate test of the levels that came after growth was noticed. With fewer,
 this test is skipped."""
@@ -86,7 +86,7 @@ class SeriesWatch:
         self.free: float | None = None
         """Newest known number of bytes left until the limit; ``None`` if unknown."""
         self.in_use: deque[tuple[int, int]] = deque(maxlen=_IN_USE)
-        """Steps since growth was suspected, each with its level without the allocator's unused blocks."""
+        """Steps and levels since growth was suspected. The levels leave out the allocator's unused blocks."""
 
     @property
     def pending(self) -> Growth | None:
@@ -95,7 +95,7 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of readings that the series still keeps one by one, not joined to coarser levels."""
+        """Number of single readings that the series still holds."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:
@@ -190,7 +190,7 @@ class SeriesWatch:
         self._due = step + _wait(growth, self.free, is_told)
 
     def _suspect(self, before: Growth) -> News | None:
-        """Suspect growth that a first test has found, if a second test finds it, too.
+        """Test growth a second time. If the second test finds growth, too, suspect the growth.
 
         The second test uses all levels since the growth began.
         """
@@ -216,10 +216,10 @@ class SeriesWatch:
         return self._decide_by_use(suspected)
 
     def _decide_by_use(self, suspected: Growth) -> News:
-        """Confirm or withdraw suspected growth by the levels without the allocator's unused blocks.
+        """Confirm or withdraw suspected growth by the levels in `in_use`.
 
-        These levels vary less. The method is called if the levels with unused blocks do not confirm the
-        growth.
+        Call this method if the other levels do not confirm the growth. The levels in `in_use` leave out the
+        allocator's unused blocks, so they vary less.
         """
         if len(self.in_use) >= _LATER:
             steps, levels = zip(*self.in_use, strict=True)
@@ -238,9 +238,9 @@ class SeriesWatch:
         return News("confirmed", found)
 
     def _growth_since(self, growth: Growth | None, sigmas: float) -> Growth | None:
-        """Return the growth in the finest of the windows that reach back to the beginning of ``growth``.
+        """Return the growth in all levels since ``growth`` began; ``None`` if there is no growth.
 
-        If ``growth`` is ``None``, use the finest window of all. Return ``None`` if there is no growth.
+        Use the finest window that has all these levels. If ``growth`` is ``None``, use the finest window.
         """
         window = self._levels.covering(None if growth is None else growth.since, self._least)
         return None if window is None else self._judge(window, sigmas)
@@ -270,8 +270,8 @@ def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
 def _is_due(window: LevelWindow, least: int) -> bool:
     """Return True if a search for growth in a window is worth while.
 
-    For this, the window needs at least ``least`` levels and enough new levels. The newest level must be
-    above the oldest of the last ``least`` levels.
+    The window must have at least ``least`` levels and enough new levels. Among the last ``least`` levels, the
+    newest must be above the oldest.
     """
     levels = window.levels
     held = len(levels)

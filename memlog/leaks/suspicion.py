@@ -22,7 +22,7 @@ class Suspicion(NamedTuple):
     level: int
     """Bytes of the series at ``step``."""
     limit: int | None
-    """Bytes of the series at which memory is full: ``level`` plus the free bytes. ``None`` if unknown."""
+    """Bytes of the series when memory is full: ``level`` plus the free bytes. ``None`` if unknown."""
     step: int
     """Newest step when this object was made."""
     forecast: tuple[int, int] | None = None
@@ -31,5 +31,5 @@ class Suspicion(NamedTuple):
     """Number of processes that were started during the growth and are still alive. ``None`` if such processes
     are not the cause of the growth."""
     others: int = 0
-    """Number of further child processes, of the same kind as the one in ``series``, whose growth is included
-    in ``rate`` and ``level``."""
+    """Number of other child processes of the same kind as the process in ``series``. ``rate`` and ``level``
+    include the growth of these processes."""

@@ -7,9 +7,9 @@ unowned if all of this is true:
 - In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
-- Dozens of steps later, iterations are watched again. The gradient is still the same tensor. Its version
-  (torch's count of in-place changes) has risen no more per step than in the first watched iterations.
-  Clearing the gradient would have raised its version, too, so nothing has cleared it.
+- Dozens of steps later, the gradient is still the same tensor. Its version (torch's count of in-place
+  changes) has not risen faster than in the watched iterations. Clearing also raises the version, so nothing
+  has cleared the gradient. Then a few more iterations are watched, with the same result.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class UnownedGradients:
 
     @property
     def pending(self) -> bool:
-        """True if there are gradients without an owner that are still being checked."""
+        """True if gradients without an owner are still being checked."""
         return bool(self._gradients)
 
     def look(self, step: int) -> None:
@@ -198,7 +198,7 @@ def _remedy(name: str) -> str:
 
 
 def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
-    """Return the gradients that no optimizer owns, by their storage's identity, and all gradients' bytes."""
+    """Return the unowned gradients by their storage's identity. Also return the bytes of all gradients."""
     with budget.running():
         parameters, optimizers = _parameters_and_optimizers(budget)
         owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}

@@ -39,11 +39,11 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 _FEWEST: Final = 3
-"""Minimum number of a line's graphs that were freed unused. If there are fewer, the line is not reported."""
+"""Minimum number of graphs that were freed unused. A line of the program with fewer is not reported."""
 _LEAST_BYTES: Final = 4 * MIB
 """Minimum median size of a line's graphs, in bytes. If it is smaller, the line is not reported."""
 _MEASURED: Final = 5
-"""Maximum number of graphs of one line that are measured."""
+"""Maximum number of measured graphs for each line of the program."""
 _SECONDS: Final = 0.1
 """Maximum processor seconds for measuring one graph."""
 _MAX_PENDING: Final = 256
@@ -62,7 +62,7 @@ _base: Any = torch._C.TensorBase
 
 @dataclass
 class _Line:
-    """Forward passes of one class of module that one line of the program has called."""
+    """Forward passes that one line of the program runs, all of one class of module."""
 
     text: str
     module: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
 _FACTOR = 8
-"""Factor between the step numbers of one look at all parameters and the next: steps 8, 64, 512 and so on."""
+"""Factor by which the step number rises from one look to the next: steps 8, 64, 512 and so on."""
 _SHARE = 0.005
 """Maximum fraction of the run's time for looking at all parameters. Above this fraction, no further look
 begins."""

@@ -138,8 +138,8 @@ class StorageWatch:
     A storage that a backward pass made is noticed when a later operation uses it.
 
     Only weak references to storages are kept. ``existing`` has weak references to the storages that exist
-    already, by the storage's identity. The watch begins between two optimizer steps. It also ends between two
-    optimizer steps, or earlier, within an iteration, if it has taken ``most_seconds`` of processor time.
+    already, by the storage's identity. The watch begins and ends between two optimizer steps. If the watch
+    has taken ``most_seconds`` of processor time, it ends earlier, within an iteration.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
@@ -190,9 +190,9 @@ class StorageWatch:
     def iteration_ended(self) -> None:
         """Count an iteration, and forget the storages that are freed already.
 
-        If the watch ended within the iteration, the iteration does not count, and its storages are
-        forgotten. They are only a part of what the iteration made, and would lower the mean of the memory
-        that an iteration keeps. The first iteration always counts.
+        The first iteration always counts. If the watch ended within a later iteration, that iteration does
+        not count, and its storages are forgotten. An incomplete iteration would lower the mean of the memory
+        that an iteration keeps.
         """
         self._storages = self.alive()
         if not self.ended or not self.iteration:
@@ -230,7 +230,7 @@ class StorageWatch:
         """Do nothing: a `StorageMode` never calls this method of an observer."""
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
-        """Watch the new storages of an operation's results, and storages of its arguments not seen before."""
+        """Watch the new storages in an operation's results, and the unknown storages in its arguments."""
         del inside
         if torch_private.tracing_graph():
             return  # sizes would become a part of the traced graph
@@ -267,8 +267,8 @@ class StorageWatch:
     def _knows(self, storage: Any, *, as_argument: bool) -> bool:
         """Return True if a storage is watched already, or must not be watched.
 
-        A storage must not be watched if `MAX_STORAGES` are watched, or if it is an argument of an operation
-        and has existed since before the watch.
+        If `MAX_STORAGES` are watched, no further storage is watched. An argument of an operation is not
+        watched if it existed before the watch.
         """
         known = self._storages.get(storage._cdata)
         if known is not None and known.reference() is storage:

@@ -42,8 +42,8 @@ def in_run(event: Event, offset: int) -> Event | None:
     """Return an event with the step number of a tracker's run instead of the session's.
 
     ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). If the
-    event lies before the run's first step, the result depends on the event: ``None`` for a batch or a loss,
-    the event with step 0 for a phase, and the event without a step for any other.
+    event lies before the run's first step, return ``None`` for a batch or a loss. A phase then gets step 0.
+    Any other event then gets no step.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:

@@ -21,8 +21,8 @@ def bucket_start(offset: int) -> int:
     """Return the first index of the bucket that contains ``offset``, an index counted from the axis's start.
 
     Below index 10,000, every index is a bucket of its own. From index 10,000, a bucket has ten indices; from
-    100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric. Of a peak, a
-    bucket's point has the largest value, so a chart shows every peak.
+    100,000, a hundred; and so on. So a run of a million steps has 28,000 points per metric. For a peak, a
+    bucket keeps the largest value, so a chart shows every peak.
     """
     width = 1
     while offset >= 10_000 * width:
@@ -80,9 +80,9 @@ class Plan(Generic[PositionT]):
 
     @property
     def open_since(self) -> dict[Axis, PositionT]:
-        """Position of the first event in each axis's open bucket, whose points are not final yet.
+        """Position of the first event in each axis's open bucket. The points of an open bucket are not final.
 
-        To get the remaining points, pass the axis's events from this position on to `feed` of a new plan.
+        To get the final points, begin at this position and pass the axis's events to `feed` of a new plan.
         """
         return {axis: bucket.position for axis, bucket in self._buckets.items()}
 

@@ -14,7 +14,7 @@ from memlog.monitors._publishing import HEALTH
 MAX_WAITING = 10_000
 """Maximum number of losses that wait for a device; further losses are dropped."""
 _POLL_S = 0.002
-"""Seconds between two checks whether losses still wait."""
+"""Seconds between two checks for waiting losses."""
 
 
 class DeferredLosses:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memlog._internal.current_session import Publisher
 
 IDLE_EPOCHS = 2
-"""Number of epochs. A second monitor replaces the counting monitor if it ends this number of epochs while the
-counting monitor ends no batch and no epoch. One epoch is not enough, because a validation between two
+"""Number of epochs that a second monitor must end before it replaces the counting monitor. Meanwhile, the
+counting monitor must end no batch and no epoch. One epoch is not enough, because a validation between two
 training epochs is an epoch, too."""
 
 
@@ -30,8 +30,8 @@ class EpochOwner:
     def counts(self, monitor: object, session: Publisher) -> bool:
         """Return True if a batch or an epoch of ``monitor`` counts for the session.
 
-        The first monitor that calls this method is the one that counts, until it is deleted, or idle while
-        another monitor ends `IDLE_EPOCHS` epochs.
+        The first monitor that calls this method counts. Another monitor replaces the counting monitor if the
+        counting monitor is deleted, or is idle while the other monitor ends `IDLE_EPOCHS` epochs.
         """
         if self._session is None or self._session() is not session:
             self._begin()  # epochs of another run begin at 0

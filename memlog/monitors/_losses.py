@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 _NAMES = ("loss", "value", "fun")
-"""Keys of a mapping that hold its loss."""
+"""Keys under which a mapping can hold a loss. The first key that exists is used."""
 _DEPTH = 4
-"""Maximum number of objects that are examined, one inside the other, to find a loss."""
+"""Maximum depth of the search for a loss in nested objects. The outermost object has depth 1."""
 
 
 class LossValue(NamedTuple):

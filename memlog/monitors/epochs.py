@@ -79,7 +79,7 @@ class EpochMemoryMonitor:
             _publishing.print_notice(announcement, self.verbose_batches)
 
     def _claim(self) -> Publisher | None:
-        """Return the running session. At the first call for a session, claim the counting of its steps."""
+        """Return the running session. At the first call for a session, ask to count the session's steps."""
         session = _publishing.session()
         if session is not None and session is not self._claimed:
             session.claim_steps(only_first=True)

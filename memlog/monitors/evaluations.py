@@ -64,7 +64,7 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 class _WatchedLoss:
     """Wrapper of a loss function. It is an object so that optimisers can pickle it for worker processes.
 
-    The class has no ``__get__``, because PhiFlow could not read the function's arguments then.
+    The class has no ``__get__``: with ``__get__``, PhiFlow could not read the function's arguments.
     """
 
     def __init__(self, function: Callable[..., Any], watch: _LossWatch) -> None:
@@ -141,8 +141,8 @@ class _LossWatch:
     def evaluated(self, returned: Any, error: str | None) -> None:
         """Record a call of the loss function: its result, or the type of its exception. Never raises.
 
-        If Ctrl-C or a signal handler's exception arrives while memlog or ``on_alert`` runs, it is not raised
-        either, because some optimisers hang on an exception in their loss function.
+        An exception of Ctrl-C or of a signal handler is ignored while memlog or ``on_alert`` runs. Some
+        optimisers hang on an exception in their loss function.
         """
         if _publishing.silenced():
             return
@@ -186,7 +186,7 @@ class _LossWatch:
 
 
 def _read(returned: Any) -> LossReading:
-    """Read a loss; ``None`` if the reading fails, so that the evaluation is still recorded."""
+    """Read a loss. If the reading fails, return ``None``, because the evaluation must still be recorded."""
     try:
         return read(returned)
     except Exception as error:  # noqa: BLE001 - the optimiser would hang or end on it

@@ -25,11 +25,11 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
         with memlog.track_iterations("L-BFGS-B") as iterations:
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
-    Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
-    needs no callback: it calls ``scipy.optimize.minimize``, which reports its iterations to this object
-    during the block, and still calls a callback that the program passes. If the program has imported SciPy's
-    ``minimize`` by name before the block, the callback is needed. With other optimisers, call this object
-    once per iteration. If several problems are solved together, the problem with the most iterations counts.
+    Every evaluation of a watched loss in the block records its iteration's number. In the block, PhiFlow's
+    ``math.minimize`` and ``scipy.optimize.minimize`` need no callback. A callback of the program is
+    still called. If the program has imported SciPy's ``minimize`` by name before the block, pass this object
+    as the callback. With other optimisers, call this object once per iteration. If several problems are
+    solved together, the problem with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.
@@ -145,7 +145,7 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""Minimum number of positional arguments of ``minimize``. With these, the callback is one of them."""
+"""Position of ``callback`` among the arguments of SciPy's ``minimize``, from 1."""
 
 
 def _combined(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:

@@ -130,8 +130,8 @@ class MemoryTracker:
         """Return the largest figures among the recorded points, in MB of 1024² bytes.
 
         Returns:
-            ``cpu_memory_mb``, ``gpu_memory_allocated_mb`` and ``gpu_memory_reserved_mb``. A figure that no
-            point has is left out. Peaks between points are not included.
+            ``cpu_memory_mb``, ``gpu_memory_allocated_mb`` and ``gpu_memory_reserved_mb``. If no point
+            has a figure, the figure is left out. Peaks between points are not included.
         """
         known: dict[str, float] = {}
         for point in tuple(self._points):

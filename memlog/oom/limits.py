@@ -23,7 +23,7 @@ class Headroom(NamedTuple):
     """Used and free memory under one limit, in bytes; ``None`` if unknown."""
 
     used: int | None
-    """Bytes that all processes under the limit used at the time of this process's highest memory use."""
+    """Bytes in use by all processes under the limit when this process's memory use was highest."""
     free: int | None
     """Bytes that were free at the time of this process's highest memory use."""
     free_after: int | None

@@ -53,10 +53,10 @@ class AllocatorWatch:
                 _attach(self)
 
     def run_ended(self, error: BaseException | None) -> None:
-        """If a failed allocation ended the run, publish an event for it. Never raises.
+        """Publish an event if a failed allocation ended the run. Never raises.
 
-        `failed` publishes an event as soon as an allocation on a CUDA device fails. So if the allocation was
-        on a device, and no step has completed since the last call of `failed`, no second event is published.
+        If `failed` was called after the last completed step, it has already published the failure on a
+        device. Then a failure on a device is not published again.
         """
         with self._diagnostics.contained("describing what ended the run"):
             failed = failed_allocation(error)
@@ -127,9 +127,9 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return a text with the autograd node that this thread runs, such as ``unknown, in AddmmBackward0``.
+    """Return ``unknown, in NAME``, with the name of the autograd node that this thread runs.
 
-    Return ``None`` if the node is unknown, or if the thread runs none.
+    Return ``None`` if the node is unknown, or if the thread runs no node.
     """
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way

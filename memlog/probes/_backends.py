@@ -193,7 +193,7 @@ class OtherBackend(AcceleratorBackend):
         return bool(getattr(torch, self.kind).is_initialized())
 
     def _look(self, torch: Any) -> bool:
-        """Return True if torch now supports a device of a further kind, and set `kind`.
+        """Return True and set `kind` if ``torch.accelerator`` has a device by now.
 
         Check at most every `LOOK_EVERY_S` seconds; between checks, return False.
 
@@ -225,9 +225,9 @@ class OtherBackend(AcceleratorBackend):
 def _has_own_backend(torch: Any) -> bool:
     """Return True if one of the classes above reads the devices of this build of torch.
 
-    In such a build, ``torch.accelerator.current_accelerator`` finds no other device, so memlog does not call
-    it. The function's first versions also query the driver. After such a query, forked children can't use the
-    device.
+    In such a build, memlog does not call ``torch.accelerator.current_accelerator``. The call would find no
+    other device. In older versions of torch, the call also queries the driver. Afterwards, forked children
+    can't use the device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)

@@ -51,7 +51,7 @@ class AcceleratorProbe:
     def read(self) -> tuple[DeviceReading, ...]:
         """Return a reading of each device in use; ``()`` if no device is in use.
 
-        The peak in a reading, exact or a bound (``peak_source``), is that since the previous call.
+        A reading's peak is the peak since the previous call. ``peak_source`` is ``exact`` or names a bound.
         """
         torch = sys.modules.get("torch")
         if torch is None:

@@ -56,8 +56,8 @@ def read_file_pages(
 
     The kernel frees these pages when it needs memory. The arguments are those of `read_cgroup`.
 
-    Both versions list file pages as ``active_file`` and ``inactive_file``. Their figures ``file`` and
-    ``cache`` are not used, because they also include shared memory.
+    Both versions of control groups list file pages as ``active_file`` and ``inactive_file``. The figures
+    ``file`` and ``cache`` are not used, because they also include shared memory.
     """
     group = _memory_group(pid, root, proc)
     for folder in () if group is None else _folders(group):

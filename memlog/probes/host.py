@@ -111,9 +111,9 @@ class _LinuxMemory:
     """Reader of ``/proc`` through open descriptors: 1.4 µs for the resident set, 0.8 µs for the watermark.
 
     The fast watermark, ``ru_maxrss``, can come from another program: ``ru_maxrss`` survives ``exec``, and a
-    child that was started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. So if
-    ``ru_maxrss`` is above ``VmHWM`` at first, ``VmHWM`` is read until ``ru_maxrss`` exceeds this first value.
-    ``VmHWM`` is always right, but reading it takes 8 µs.
+    child that was started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. ``VmHWM`` is
+    always right, but reading it takes 8 µs. If ``ru_maxrss`` is above ``VmHWM`` at first, memlog reads
+    ``VmHWM`` until ``ru_maxrss`` rises.
 
     Raises:
         OSError: ``/proc`` can't be read.
@@ -168,7 +168,7 @@ class _LinuxMemory:
 
 
 class _PortableMemory:
-    """Reader for systems without ``/proc``, such as macOS, which do not tell the kinds of memory apart."""
+    """Reader for macOS and other systems without ``/proc``. The kinds of memory stay unknown."""
 
     rss_file = rss_anon = rss_shared = None
 

@@ -31,10 +31,10 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """Reader of devices by their identity. No method raises.
+    """Reader of the memory of NVIDIA devices. No method raises.
 
-    Errors of NVML are counted in ``diagnostics``. On a machine without NVML, ``load`` raises OSError, which
-    does not count as an error.
+    Errors of NVML are counted in ``diagnostics``. If ``load`` raises OSError, the machine has no NVML, and
+    no error is counted.
     """
 
     def __init__(self, diagnostics: Diagnostics, load: Callable[[str], Any] = ctypes.CDLL) -> None:

@@ -112,7 +112,7 @@ class ProcessTree:
         return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
-        """Return the size of a process; ``None`` if the process has ended, reaped or not."""
+        """Return the size of a process; ``None`` if the process has ended or is a zombie."""
         with suppress(OSError):
             return _proportional(self._proc / str(process.pid) / "smaps_rollup")
         with suppress(psutil.Error):

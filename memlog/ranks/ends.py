@@ -65,7 +65,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Clause about the ends of the other ranks."""
+        """Part of a sentence about the ends of the other ranks."""
         if self.first is None:
             return "no rank failed before: the job was cancelled, preempted or out of time"
         if not self.afterwards:
@@ -103,8 +103,8 @@ def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
     The rank that ended first is the cause. If one signal from outside ended several ranks within a second, no
-    rank is the cause. A rank that crashed counts as first even if other ranks failed up to two seconds
-    earlier: they can have failed because the crashed rank was gone, before a busy machine noticed the crash.
+    rank is the cause. A crashed rank counts as first even if other ranks failed up to two seconds earlier. A
+    busy machine notices a crash late, so the crash can be the reason why the other ranks failed.
     """
     if not ends:
         return None

@@ -16,16 +16,15 @@ from memlog.journal.format import START, UNDECODABLE
 _FILE = "rank.json"
 _MAX_BYTES = 65536
 _TOLERANCE_US = 600_000_000
-"""Maximum microseconds by which another rank's run may have begun before this rank's run. Ranks load their
-data before they begin runs, which can take some ranks longer than others."""
+"""Maximum microseconds from the start of another rank's run to the later start of this rank's run. Before its
+run begins, each rank loads data, and some ranks take longer than others."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
     """An earlier attempt of a training. The launcher begins a new attempt at each restart.
 
     ``run`` is the id of this rank's run in the attempt. ``first`` is the id of this rank's run in the first
-    attempt, from which memlog finds the tracker's run. ``steps`` is the number of steps that the tracker's
-    run had when the attempt ended.
+    attempt. ``steps`` is the number of steps that the tracker's run had when the attempt ended.
     """
 
     run: str
@@ -47,11 +46,11 @@ class Registration(msgspec.Struct, frozen=True):
     before: Attempt | None = None
 
     def is_of_training(self, other: Registration) -> bool:
-        """Return True if this run and another one belong to one training.
+        """Return True if this run and another run belong to one training.
 
-        Their trainings must have the same name and number of ranks. Two runs on one machine must also have
-        the same number of restarts. On different machines, these numbers can differ, because the torchrun of
-        each machine counts only restarts after a failure of its own ranks.
+        Both runs must have the same name of the training and the same number of ranks. Two runs on one
+        machine must also have the same number of restarts. The number of restarts can differ between
+        machines: the torchrun of each machine counts only restarts after a failure of its own ranks.
         """
         mine, its = self.place, other.place
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (

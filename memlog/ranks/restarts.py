@@ -1,4 +1,4 @@
-"""Search for a rank's run before a restart. The new run continues the old run in the tracker."""
+"""Search for the run that a rank had before its restart. The new run continues this run in the tracker."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return the number to add to the session's steps in memlog's own run in the tracker.
+    """Return the step number in memlog's own run in the tracker minus the session's step number.
 
-    After a restart, the tracker's run has the steps of the earlier attempts already. If the session begins at
+    After a restart, the tracker's run already has the steps of the earlier attempts. If the session begins at
     step 0, the result is the number of these steps. If the session begins at a later step, its step numbers
     continue those of the earlier attempts, so the result is 0. Without a restart, the result is 0, too.
     """

@@ -9,19 +9,19 @@ from memlog.events import Batch, DeviceReading, Ranks, RankSpread
 from memlog.metrics import bucket_start
 
 LATE = 30.0
-"""Seconds after which a step is combined without the ranks that have not completed it."""
+"""Maximum seconds that a step waits for slow ranks. Afterwards, the step's figures leave out these ranks."""
 _MAX_OPEN = 10_000
-"""Maximum number of waiting steps. If it is reached, the oldest step is combined without the ranks that have
-not completed it. So memory stays bounded if one rank stops while the others go on."""
+"""Maximum number of steps that wait for slow ranks. At this number, the figures of the oldest step leave out
+these ranks. So memory stays bounded if one rank stops while the others go on."""
 _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 
 class RankSpreads:
-    """Steps of the ranks, combined when every rank has completed them.
+    """Comparison of the ranks' memory at each step.
 
-    From the 10,000th step of a run on, its steps are combined in buckets of ten, later of a hundred, and so
-    on. The trackers' points have the same buckets (`memlog.metrics.bucket_start`). Of each rank, the largest
-    value in the bucket counts.
+    From the 10,000th step of a run on, buckets of ten steps are compared, later buckets of a hundred, and so
+    on. The trackers' points have the same buckets (`memlog.metrics.bucket_start`). In a bucket, the largest
+    value of each rank counts.
 
     ``after`` is the last step that an earlier process published; ``None``: no step was published.
     """
@@ -35,7 +35,7 @@ class RankSpreads:
         self._ended: set[int] = set()
 
     def know(self, rank: int) -> None:
-        """Record that a rank's run was found, even if the rank has not completed a step yet."""
+        """Record that a rank's run was found. The rank can still be before its first step."""
         self._last.setdefault(rank, -1)
 
     def end(self, rank: int) -> None:
@@ -54,10 +54,10 @@ class RankSpreads:
         bucket.add(rank, event)
 
     def take(self, *, final: bool = False) -> Iterator[Ranks]:
-        """Yield the steps that do not wait for further ranks, in order.
+        """Yield the steps that are ready, in order.
 
-        A step waits until every rank has completed it, at most `LATE` seconds. If `_MAX_OPEN` steps wait, the
-        oldest stops waiting.
+        A step is ready if every rank has completed it, or after `LATE` seconds. If `_MAX_OPEN` steps are not
+        ready, the oldest of them is yielded, too.
 
         With ``final``, no rank will complete another step, so all steps are yielded.
         """

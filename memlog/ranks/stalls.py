@@ -42,8 +42,8 @@ class Stalls:
     """Detector of the ranks that stall.
 
     If one rank stalls, all ranks stop at the next exchange of gradients. So a stall is reported only if no
-    rank makes steps. The reported ranks are those whose last step is earlier than another rank's, or whose
-    process is stopped or waits in the kernel. If all ranks are like this, no rank is reported.
+    rank makes steps. A rank is reported if its last step is earlier than another rank's, or if its process is
+    stopped or waits in the kernel. If this is true for all ranks, no rank is reported.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Stalls:
         self._ranks.pop(rank, None)
 
     def look(self, now: float, state_of: Callable[[int], str | None]) -> Iterator[Stall]:
-        """Yield the ranks that have begun to stall, or go on after a stall, since the last call.
+        """Yield the ranks whose stall has begun or ended since the last call.
 
         ``now`` is the monotonic time in seconds. ``state_of`` returns the kernel's letter for the state of a
         rank's process; ``None``: unknown.

@@ -51,7 +51,7 @@ class Accumulator:
         self.traces = TraceFold()
         self.verdict = VerdictFold()
         self.largest_step: StepInputs | None = None
-        """Inputs from the newest `StepInputs` event: of the last step known to have raised the run's peak."""
+        """Newest `StepInputs` event: the inputs of the last step known to have raised the run's peak."""
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -74,7 +74,7 @@ class Accumulator:
     def lost(self, process: str, unreadable: int) -> int:
         """Return the number of a process's events that are missing for an unknown reason.
 
-        ``unreadable`` is the number of missing events whose reason is known, such as an unreadable line.
+        ``unreadable`` is the number of events that are missing for a known reason, such as a damaged line.
         """
         return max(self._missing[process] - unreadable, 0)
 

@@ -65,12 +65,10 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest known limit had room for the request.
+    """Return True if enough memory was free for the request. An unknown limit then made the request fail.
 
-    In this case, another limit made the request fail.
-
-    The result is also False if less than the share `FULL` of the limit was free, because an allocator takes
-    more memory from the system than the program requests.
+    Enough also means at least the share `FULL` of the known limit, because an allocator takes more memory
+    from the system than the program requests.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
@@ -123,7 +121,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
-    """Return the advice to give instead of smaller batches or inputs; ``None`` if those would help."""
+    """Return a line that replaces all other advice on training steps; ``None``: give the other advice."""
     failure, trace = moments.failure, moments.trace
     if failure is None:
         return _another_step(predicted) or _small_tensors(trace, moments)
@@ -242,7 +240,7 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Return a sentence which explains that memlog predicts no saving, because another step was larger.
+    """Return a sentence with the reason why memlog predicts no saving: another step was larger.
 
     Return ``None`` if no larger step is known.
     """

@@ -32,7 +32,7 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 
 def peak_kind(name: str) -> str:
-    """Return the kind of memory that memlog shows as the peak of ``name``: ``host`` or a device."""
+    """Return the kind of memory for the peak of ``host`` or of a device, such as ``cuda0.allocated``."""
     return HOST if name == "host" else name + ALLOCATED
 
 
@@ -148,7 +148,7 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Keep the largest value. Of equal values, keep the one with the best source, or else the first."""
+        """Keep the largest value. Of equal values, keep the best source. Of equal sources, keep the first."""
         if size is None:
             return
         peak = self._peaks.get(kind, UNKNOWN)

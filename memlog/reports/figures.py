@@ -35,8 +35,8 @@ ANY_DEVICE = "device"
 _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
-"""``traced``: the figure is the worst traced step's peak. ``derived``: that step was the run's first, so the
-figure is the peak that the step would have later in the run, as in ``memlog advise``."""
+"""``traced``: the figure is the worst traced step's peak. ``derived``: the worst traced step was the run's
+first. Its peak lacks the optimizer's state, so the figure includes the state, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
@@ -104,7 +104,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
 
 def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
-    """Return the bytes that the worst traced step would need later in the run; ``None``: unknown."""
+    """Return the worst traced step's peak in bytes, with the optimizer's state added; ``None``: unknown."""
     try:
         event, trace = read_worst_step(run)
     except TraceNotFoundError:
@@ -160,7 +160,7 @@ class _Fold:
         self._first_step = step if self._first_step is None else min(step, self._first_step)
 
     def is_first(self, trace: Trace) -> bool:
-        """Return False only if the traced step is known to come after the run's first step."""
+        """Return True if the traced step is, or may be, the run's first step."""
         return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -207,7 +207,7 @@ class _Times:
         self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin with another process's events. The time between events of two processes is not measured."""
+        """Prepare for another process's events. The time between events of two processes is not measured."""
         self._before = None
 
     def take(self, time_us: int, number: int) -> None:

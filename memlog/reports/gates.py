@@ -10,8 +10,8 @@
     COMPARISON  >  >=  <  <=
     CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation only), against the first run
 
-A gate fails if its condition is true: ``device.peak > +5%`` fails if a run needs over 5 % more than the
-first run. ``device.peak > -30%`` fails if a run does not save 30 %.
+A gate fails if its condition is true. ``device.peak > +5%`` fails if a run needs over 5 % more than the
+first run. ``device.peak > -30%`` fails if a run saves less than 30 %.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class GrowthBeforeEnd(NamedTuple):
     idle: int
     """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
-    """Growth since the run's first step, in bytes. ``idle`` is compared with this growth, because blocks may
-    have become unused in any of these steps, not only in the last ones."""
+    """Growth since the run's first step, in bytes. `is_idle` compares ``idle`` with this growth, because
+    blocks can have become unused at any step of the run."""
     lasting: bool
     """True if the memory kept growing over all of the last steps, or over their second half."""
 
@@ -109,9 +109,8 @@ class GrowthCauses:
     def failed_by_chance(self) -> bool:
         """True if the failed request was small compared with the growth before the failure.
 
-        In this case, the program line that made the request is not the cause: any other line's request would
-        have failed, too. If the size of the request is unknown, as with Python's `MemoryError`, the request
-        counts as small if nearly nothing was free.
+        The growth is then the cause. A request by any other program line would also have failed. A request of
+        unknown size, as with Python's `MemoryError`, counts as small if nearly nothing was free.
         """
         failure = self._moments.failure
         if failure is None or not self._unexplained:

@@ -20,16 +20,15 @@ from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, mem
 _FEWEST = 6
 """If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Number of standard deviations. A record is a step that peaked higher than every step before. Steps count as
-larger only if the number of records is at least this far above its mean for steps in random order."""
+"""Number of standard deviations. The number of records (see above) must exceed the mean for steps in random
+order by at least this many. Otherwise, steps do not count as larger."""
 _MATTERS = 0.1
-"""memlog reports no growth of steps if they grew by less than this share of a late step's peak. It reports no
-sudden rise if memory rose by at most this share of the memory in use after the last complete step."""
+"""Smallest growth that memlog reports. For growing steps, it is a share of a late step's peak. For a sudden
+rise, it is a share of the memory in use after the last complete step."""
 _MOST = 0.5
 """If larger steps caused less than this share of the rise in peaks, they do not explain the rise."""
 _FAR = 2
-"""A rise counts as sudden only if it exceeds this multiple of the most memory that an earlier step allocated
-and freed again."""
+"""A rise counts as sudden only if it exceeds this factor times `Sudden.needed`."""
 
 
 class Sudden(NamedTuple):
@@ -68,10 +67,7 @@ def rise(moments: LastMoments) -> str | None:
 
 
 def sudden(moments: LastMoments) -> Sudden | None:
-    """Return the rise of memory after the last complete step, if it is sudden.
-
-    ``None`` if the rise is unknown, or if it is not far above what earlier steps allocated and freed again.
-    """
+    """Return the rise of memory after the last complete step; ``None`` if it is unknown or not sudden."""
     series = levels(moments)
     highest = failing_peak(moments.failure, moments.steps[-1] if moments.steps else None)
     if not series or highest is None or any(each.mark is None for each in series):
@@ -85,7 +81,7 @@ def sudden(moments: LastMoments) -> Sudden | None:
 
 
 def why_steps_grew(moments: LastMoments) -> Iterator[str]:
-    """Yield one line on steps that became larger, or else on a sudden rise; nothing if there was neither."""
+    """Yield at most one line: steps became larger or, if they did not, memory rose suddenly."""
     larger = rise(moments)
     jump = sudden(moments)
     if larger is not None:
@@ -102,10 +98,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if ``records``, the number of steps with a new highest peak, is far above chance.
-
-    Chance is the number that as many ``steps`` would have in random order.
-    """
+    """Return True if ``records`` is far above the number that ``steps`` steps have in random order."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

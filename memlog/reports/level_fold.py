@@ -9,20 +9,20 @@ from memlog.events import Batch
 _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
-"""Maximum difference between steady memory and the memory after the last step, as a share of the latter.
-Memory is steady since a step if no value from that step on differs by more."""
+"""Share of the memory after the last step. Memory is steady since a step if all values from that step on
+differ from the memory after the last step by at most this share."""
 _LEAST_TOLERANCE = 8 * 1024**2
-"""Bytes of difference that are always allowed, even if `_TOLERANCE` allows less: allocators and the
-interpreter take and return pages even if little memory is in use."""
+"""Minimum of the tolerance, in bytes. Allocators and the interpreter take and return pages even if little
+memory is in use."""
 _DRIFT = 1024**2
-"""Bytes of rise above which memory counts as slowly rising, not as steady. memlog divides the steady steps
-into three parts. The median of the memory must rise by more than this from the first part to the second, and
-again from the second to the third. A single jump causes only one such rise."""
+"""Rise in bytes. memlog divides the steady steps into three parts. If the median rises by more than this
+value from the first part to the second, and also from the second to the third, memory does not count as
+steady. A single jump causes only one rise."""
 LEAST_STEPS = 10
 """If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4
-"""Memory counts as steady only if it is steady over the last quarter of all steps or longer. This is the
-divisor that gives the quarter. A shorter steady time can be a pause in the growth."""
+"""Divisor of the number of steps: 4 means that memory must be steady over at least the last quarter of all
+steps. A shorter steady time can be a pause in the growth."""
 HOST = "host"
 
 

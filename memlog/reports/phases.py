@@ -56,7 +56,7 @@ class PhaseFold:
 
 
 class _Maker(NamedTuple):
-    """Innermost phase with the highest exact peak of one kind of memory."""
+    """Phase with the highest exact peak of one kind of memory. Of equal peaks: the innermost phase."""
 
     size: int
     depth: int

@@ -250,7 +250,7 @@ def _shares(trace: Trace) -> Iterator[str]:
 
 
 def _parts(sizes: Iterable[tuple[str, int]], total: int) -> list[tuple[str, str, str]]:
-    """Return a row for each part of the memory, with its share. Shares of 0 % after rounding are left out."""
+    """Return a row for each part of the memory: name, size, share. A part of 0 % (rounded) has no row."""
     return [
         (name, format_bytes(size), f"{size / total:.0%}" if total else "unknown")
         for name, size in sizes

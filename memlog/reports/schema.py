@@ -148,10 +148,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest step known to have raised the run's peak by 5 % or more.
-
-    After the end of the run, it is the newest step known to have raised the peak at all.
-    """
+    """Newest known step that raised the run's peak by 5 % or more. After the run's end, any rise counts."""
 
     step: int
     device: str
@@ -209,10 +206,10 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     exact_step: int | None
     """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
-    """Lower bound of the phases' highest peak: the larger of ``exact_bytes`` and the most memory in use
-    that was read in the phases."""
+    """Lower bound of the phases' highest peak: ``exact_bytes`` or the highest reading of memory in use in
+    the phases. The larger value counts."""
     made_the_peak: bool
-    """True if the run's peak was reached in a phase of this label, but in no phase nested in it."""
+    """True if a phase of this label reached the run's peak, and no phase nested in that phase did."""
 
 
 class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):

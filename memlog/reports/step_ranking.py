@@ -17,11 +17,10 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Difference above which a step counts as far larger than the traced step, as a share of the bytes that
-tensors held at the traced step's peak. The difference must also exceed `_GROWN`."""
+"""Share of the bytes that tensors held at the traced step's peak. A step counts as far larger than the traced
+step if the difference in memory exceeds both this share and the share `_GROWN`."""
 _GROWN = 0.1
-"""Difference above which a step counts as far larger than the traced step, as a share of all memory in use
-at the traced step. The difference must also exceed `_FURTHER`."""
+"""Share of all memory in use at the traced step's peak; see `_FURTHER`."""
 _RECENT = 64
 """Number of newest steps whose events are kept. The journal has the `Trace` event of a traced step after the
 step's own event. When memlog reads the `Trace` event, it looks for the step's event among the kept ones."""
@@ -34,11 +33,11 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use at this step's peak; a lower bound."""
     traced: bool
-    """True if the larger step was traced, too. In this case, its tensors took no more bytes than the
-    tensors of the worst traced step: other memory makes the difference."""
+    """True if the larger step was traced, too. In this case, memory outside tensors makes the step larger:
+    its tensors took no more bytes than the worst traced step's tensors."""
     inputs: str | None = None
-    """The larger step's inputs and their shapes, as text. If they are unknown, the text names the newest
-    earlier step with known inputs, and the inputs of that step. ``None`` if no such step exists."""
+    """The larger step's inputs and their shapes, as text. If these inputs are unknown, the text has the last
+    known inputs before the larger step, and the number of their step. ``None``: no inputs are known."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -46,8 +45,8 @@ class Standing(msgspec.Struct, frozen=True):
 
     traced_steps: int
     held: int | None
-    """Lower bound of the bytes in use at the worst traced step's peak, by the process or on the device;
-    ``None``: unknown."""
+    """Bytes in use at the worst traced step's peak (a lower bound): on the traced device, or in the process
+    if the device is the CPU. ``None``: unknown."""
     larger: LargerStep | None
 
 
@@ -145,10 +144,10 @@ class RankingFold:
         return None if moment is None else _level(moment, device)
 
     def larger(self, at: _Level, device: str, advice: Advice) -> LargerStep | None:
-        """Return the largest step; ``None`` if it did not need far more memory than the traced step.
+        """Return the largest step if it needed far more memory than the traced step; else ``None``.
 
-        ``at`` holds bounds on the traced step's peak, and ``advice`` the savings predicted in this step.
-        ``device`` is the name, in the journal, of the traced step's device.
+        ``at`` holds bounds on the traced step's peak. ``advice`` holds the savings predicted for the traced
+        step. ``device`` is the device's name in the journal.
         """
         largest = self._largest.get(device)
         if largest is None:

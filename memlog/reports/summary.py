@@ -291,7 +291,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return an empty delivery for each tracker that `init` got, or in which the user opened a run."""
+    """Return an empty delivery for each tracker of `init` and for each tracker with a run of the user."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):

@@ -12,9 +12,9 @@ before it."""
 class TraceFold:
     """Number of traced steps, and the worst of them. The tracer saves the worst step, by the same rules.
 
-    The worst step is the one with the highest peak. A step with an exact peak takes precedence over all steps
-    without one. A later step replaces the first traced step even if the later step's peak is slightly lower,
-    because the first traced step can lack the optimizer's state.
+    The worst step has the highest peak. An exact peak takes precedence over a peak that is not exact. The
+    first traced step can lack the optimizer's state. So a later step replaces the first traced step even if
+    the later step's peak is slightly lower.
     """
 
     def __init__(self) -> None:

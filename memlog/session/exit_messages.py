@@ -42,7 +42,7 @@ class Waiting:
         self._failed = {state.backend: state.failed_attempts for state in _states(run, diagnostics)}
 
     def __call__(self, waited: float) -> bool:
-        """Return True, which ends the waiting, if every tracker that still lacks data is unreachable.
+        """Return True if no tracker that still lacks data can be reached. True ends the waiting.
 
         ``waited`` is the number of seconds since the waiting began.
         """
@@ -72,9 +72,9 @@ def print_end(
 ) -> None:
     """Print the last lines: the verdict or the peak, and how to view the run.
 
-    This function is also called while the interpreter exits. It imports nothing unless memory ran out: some
-    imports at exit make Python forget that Ctrl-C ended the program, and so change the exit code. These are
-    imports of modules that evaluate text, for example to define a named tuple.
+    This function also runs while the interpreter exits. At exit, the import of a module that evaluates text,
+    for example to define a named tuple, can make Python forget that Ctrl-C ended the program. Then the exit
+    code is wrong. So this function imports a module only if memory ran out.
 
     ``verdict`` is the most important finding. It is printed even if ``silent``. ``host_limit`` is the number
     of bytes that the process may use; ``None``: unknown.
@@ -97,9 +97,9 @@ def print_end(
 
 
 def _links(run: RunDirectory, *, has_data: bool) -> list[str]:
-    """Return a line for each tracker's run.
+    """Return a line for each tracker's run. If no tracker has a run, return the command to show memlog's run.
 
-    If there is no such run but memlog's run has data, return the command that shows memlog's run.
+    If memlog's run has no data, the command is left out.
     """
     runs = tracker_runs(run) if run.path.exists() else {}
     if runs:
@@ -151,7 +151,7 @@ def print_undelivered(
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
     """Return a line with the reason for each tracker that refuses runs.
 
-    A tracker is left out while it accepts other runs and data of those runs is still to be delivered.
+    A tracker is listed only when all data of its other runs is delivered.
     """
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]

@@ -18,9 +18,9 @@ def status_of(error: BaseException | None) -> Status:
 def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
-    Errors in an interactive shell do not count. At exit, Python does not report that a script has called
-    ``sys.exit(1)``. So such a script counts as finished. It counts as failed if the ``SystemExit`` leaves a
-    session's ``with`` block.
+    Errors in an interactive shell do not count. At exit, Python does not report ``sys.exit(1)``. A script
+    that ends with ``sys.exit(1)`` therefore counts as finished. If ``SystemExit`` leaves a session's ``with``
+    block, the script counts as failed.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
@@ -31,7 +31,7 @@ def is_a_child_of_multiprocessing() -> bool:
 
 
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
-    """Make a ``multiprocessing`` child call ``finish``, because the child may skip Python's exit handlers.
+    """Call ``finish`` when this ``multiprocessing`` child ends. The child may skip Python's exit handlers.
 
     ``finish`` gets the child's status. The status is known because the child's finalizers run while its
     exception, or its ``sys.exit``, is being raised.

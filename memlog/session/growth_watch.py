@@ -136,7 +136,7 @@ class GrowthWatch:
         return None
 
     def _print_unless_ending(self, finding: Finding) -> None:
-        """Print a finding unless the run is ending: then `print_end` prints the most important finding."""
+        """Print a finding. At the run's end, print nothing: `print_end` prints the main finding."""
         if not self._is_ending:
             say(_line(finding))
 

@@ -80,8 +80,8 @@ class PeakWatch:
     ) -> None:
         """Keep a reading if it is higher than all earlier readings of its kind of memory.
 
-        A phase's exact peak also replaces an equal reading that is not a phase's, because the phase shows
-        where the peak was. Of equal peaks of phases, the first is kept. It is the innermost phase's peak,
+        If a phase's exact peak equals a reading from another event, keep the phase's peak, because the phase
+        shows where the peak was. Of equal peaks of phases, keep the first. It is the innermost phase's peak,
         because nested phases end before the phases that contain them.
         """
         if peak is None:

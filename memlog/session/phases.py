@@ -94,12 +94,12 @@ class Phases:
         return phase
 
     def end_innermost(self, label: object) -> None:
-        """End this thread's innermost phase named ``label``, if there is one, and the phases within it."""
+        """End this thread's newest open phase named ``label``, if any, and the phases nested in it."""
         stack, wanted = self._open.get(threading.get_ident(), []), _text(label)
         self.end(next((each for each in reversed(stack) if each.label == wanted), None))
 
     def end(self, phase: object, error: str | None = None) -> None:
-        """End a phase that `begin` returned and the phases within it; do nothing if it has ended.
+        """End a phase and the phases nested in the phase. Ignore a phase that has already ended.
 
         ``error`` is the type of the exception that ended the phase; ``None``: no exception.
         """

@@ -81,14 +81,14 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True if this rank now gets runs in trackers, because no lower rank has a run.
+        """Return True if this rank now gets runs in trackers. The reason is that no lower rank has a run.
 
         At most one call returns True. If a lower rank may be on another machine, every call returns False.
 
-        memlog searches for lower ranks only after the first step. The ranks wait for each other in this step,
-        so after it, every rank that began its session before its training loop is registered. The search
-        begins when `Settings.bind_grace` seconds have passed since the first step, or at once if the run ends
-        now (``is_final``).
+        The search for lower ranks begins `Settings.bind_grace` seconds after the first step. If the run ends
+        (``is_final``), the search begins at once. No search begins before the first step is complete. In the
+        first step, the ranks wait for each other. After the first step, every rank that began its session
+        before the training loop is registered.
         """
         own = self.registration
         if self._leads or own is None or own.place.rank == 0 or not has_stepped:

@@ -94,9 +94,9 @@ class Recording(RecordingParts):
     def claim_steps(self, *, only_first: bool) -> None:
         """Let the caller count the steps.
 
-        If ``only_first`` is True, the caller is one of memlog's monitors. It counts the steps only if no step
-        was recorded before. The session prints no more lines about batches, even if the monitor does not
-        count the steps, because the monitor prints lines of its own.
+        memlog's monitors pass ``only_first=True``. A monitor counts the steps only if no step was recorded
+        before. After a monitor's call, the session prints no more lines about batches, because the monitor
+        prints lines of its own.
         """
         self.batches.claim(only_first=only_first)
         if only_first and self._console is not None:
@@ -152,10 +152,10 @@ class Recording(RecordingParts):
         return end, health
 
     def finish_after_interruption(self, status: Status) -> None:
-        """Send the helper process the end of the run, if an interruption kept `finish` from doing so.
+        """Send the run's end to the helper process if an interruption stopped `finish` too early.
 
-        The journal then lacks the run's end. An interruption is Ctrl-C or an exception of a signal handler,
-        and it can be raised at any call.
+        An interruption is Ctrl-C or an exception of a signal handler. After an interruption, the journal may
+        lack the run's end.
         """
         if self._closed or fork.generation != self.generation:
             return

@@ -93,7 +93,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 
 def curve_class(curve: Curve, number: int) -> str:
-    """Return a line's CSS class: from ``number`` if the line shows a rank or a run, else the line's kind."""
+    """Return a line's CSS class: by ``number`` for the line of a rank or run, by kind for other lines."""
     if curve.label.startswith(("rank ", "run ")):
         return f"n{number % 8}"
     return curve.kind

@@ -44,7 +44,7 @@ _CHECKPOINT = ("checkpoint", "ckpt", "weights", "state_dict")
 
 
 class ChartMark(msgspec.Struct, frozen=True):
-    """Something that happened at one step, evaluation or epoch, whichever the chart's axis shows."""
+    """Mark on the charts at one index. An index is the number of a step, an evaluation or an epoch."""
 
     kind: MarkKind
     at: int

@@ -114,7 +114,7 @@ def _side(
 
 
 def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int | None) -> Chart:
-    """Return a chart with the main line of each of several charts, labelled with the keys of ``charts``.
+    """Return one chart with the main line of each chart. The keys of ``charts`` label the lines.
 
     If a main line has a lowest and a highest value for each interval, the highest is shown.
     """
