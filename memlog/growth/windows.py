@@ -8,10 +8,10 @@ from itertools import islice
 MOST = 128
 """Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
 _SCALES = 3
-"""Default number of windows of a series. The first covers 128 readings, each further one four times as many
-as the window before it: the third covers 2,048."""
+"""Default number of windows of a series. The first window covers 128 readings. Each later window covers four
+times as many readings as the window before it."""
 JOINED = 4
-"""Number of levels in a window that give one level of the next, longer window: the lowest of them."""
+"""Number of levels that are joined to one level of the next, longer window. The lowest level is used."""
 
 
 class LevelWindow:

@@ -205,6 +205,6 @@ class _RowValues:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """Return the point with the newest index on its axis, so that a row has one index on each axis."""
+    """Return ``point`` with the newest index of its axis. A row has only one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

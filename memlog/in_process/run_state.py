@@ -63,9 +63,9 @@ class RunState:
             self.is_watched = True
 
     def receive(self, event: Event) -> None:
-        """Add an event's values to the data that waits for the run's rows.
+        """Add the values of a new event of this process to the data that waits for the run's rows.
 
-        Call it when this process publishes an event while the run is the newest of the user's runs.
+        Call this method only on the user's newest run.
         """
         own = in_run(event, self.offset)
         if own is not None and self._is_wanted(own):
@@ -74,8 +74,7 @@ class RunState:
     def take(self, event: Event, *, received: bool) -> None:
         """Add an event from the journal to the data that waits for the run.
 
-        If `receive` got the event when it was published, ``received`` is True, and its values are not added
-        again.
+        If ``received`` is True, `receive` has already got the event, so leave the event's values out.
         """
         own = in_run(event, self.offset)
         if own is None or not self._is_wanted(own):
@@ -119,7 +118,7 @@ class RunState:
                 self.user_run.leave_rows()
 
     def log_series(self, artifact: Artifact, run: RunDirectory) -> None:
-        """Write the CSV file of the series, which has every event so far."""
+        """Write ``artifact`` to the user's run: a CSV file with every point so far."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.rows.folded
 

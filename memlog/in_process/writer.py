@@ -2,8 +2,8 @@
 
 When the user logs a row, the values of this process's own events are added to that row
 (`memlog.in_process.row_buffer`). This happens on the user's thread, because another thread can't know which
-of the user's rows is open. A thread of memlog's reads all other data (samples by the helper process, alerts,
-files) from the journal, as an uploader does. This thread serves all runs that the user opens in turn.
+of the user's rows is open. memlog's own thread reads all other data (samples by the helper process, alerts,
+files) from the journal, as an uploader does. One thread serves all runs that the user opens.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ class WrittenRuns:
         return self._by_id.get(run_id)
 
     def current(self, user_run: InProcessRun) -> RunState | None:
-        """Return the state of the run that ``user_run`` writes to.
+        """Return the state of a user's run.
 
-        Return ``None`` if the user has reopened the run as another object, or if this writer does not write
-        to the run.
+        Return ``None`` if this writer does not write to the run. Return ``None`` also if ``user_run`` is out
+        of date, because the user has reopened the run.
         """
         run_state = self._by_id.get(user_run.run_id)
         return run_state if run_state is not None and run_state.user_run is user_run else None
@@ -76,10 +76,10 @@ class WrittenRuns:
             self.state.joined = [*self.state.joined, run_id]
 
     def target(self, header: Header) -> str | None:
-        """Return the id of the user's run that a segment's events go to, or ``None`` if they go to none.
+        """Return the id of the user's run that gets a segment's events; ``None`` if there is no such run.
 
-        Events published before the user opened a run go to the first run that the user opens. But if the
-        helper process has already opened memlog's own run for these events, they go to no run of the user's.
+        The user's first run also gets the events that were published before the user opened it. But if the
+        helper process has already opened memlog's own run, memlog's own run gets these events.
         """
         binding = header.bindings.get(self.state.backend)
         if binding is not None:

@@ -8,9 +8,8 @@ A dimension of an input explains the peaks if all of these hold:
 - The dimension has at least six different values in steps whose peaks are known.
 - A line or parabola that rises with the dimension fits all known peaks. Its distance from each is at most
   10 % of the peaks' range, or 15 % for a parabola with many values.
-- The line or parabola does not exceed the upper bound of any other step by more than this distance. So a
-  larger input whose peak was not higher refutes the relation.
-- A fit without the largest input predicts that input's peak.
+- For every other step, the line or parabola is at most this distance above the upper bound of the peak.
+- A second fit, made without the largest input, predicts the peak of the largest input.
 - The memory in use after the steps did not rise with the peaks. If it did, memory grows for another reason.
 
 If several independent dimensions explain the peaks, no relation is found.
@@ -30,14 +29,14 @@ _TOLERANCE = 0.1
 """If a known peak differs from the fit by more than this fraction of the peaks' range, memlog rejects the
 fit."""
 _MANY, _TOLERANCE_OF_MANY = 12, 0.15
-"""If a dimension has at least `_MANY` different values, `_TOLERANCE_OF_MANY` replaces `_TOLERANCE` for a
-parabola."""
+"""A parabola may have the larger error `_TOLERANCE_OF_MANY` if the dimension has at least `_MANY` different
+values."""
 _FALLS = 0.05
 """If the fit falls by more than this fraction of the peaks' range, memlog rejects the fit. A smaller fall is
 accepted, because a parabola falls a little if the peaks of all small inputs are equal."""
 _PREDICTED = 0.2
-"""A fit without the largest input predicts this input's peak. If the prediction is wrong by more than this
-fraction of the peaks' range, memlog rejects the fit."""
+"""memlog makes a second fit without the largest input. If the second fit misses the largest input's peak by
+more than this fraction of the peaks' range, memlog rejects the first fit."""
 _KEPT = 0.4
 """If the memory in use after the steps rose by more than this fraction of the peaks' rise, the program keeps
 memory from step to step, and memlog finds no relation."""
@@ -73,7 +72,7 @@ class Relation(NamedTuple):
     """The input's name in the program."""
     dimension: int
     is_length: bool
-    """True for the second dimension of a matrix of whole numbers, such as token ids: the sequence length."""
+    """True for a sequence length (the second dimension of an integer matrix, such as token ids)."""
     is_linear: bool
     slope: float
     """Bytes by which the fitted peak rises if the dimension grows from ``largest - 1`` to ``largest``."""
@@ -220,9 +219,9 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
 
 
 def _per_step(sizes: Sequence[tuple[int, int]]) -> float:
-    """Return the mean rise per step in the second half of ``sizes``, which are pairs of a step and a size.
+    """Return the mean rise per step in the second half of ``sizes``; 0 if the growth is not steady.
 
-    The result is 0 if the sizes often fall, or if they rise less than half as fast as in the first half.
+    ``sizes`` are pairs of a step and a size. `_FALLING` and `_STEADY` define steady growth.
     """
     falls = sum(after < before for (_, before), (_, after) in pairwise(sizes))
     if falls > _FALLING * len(sizes):

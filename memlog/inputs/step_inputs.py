@@ -99,7 +99,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
-    """Yield those of the first `_FRAMES` frames that run neither torch's code nor memlog's code."""
+    """Look at the first `_FRAMES` frames. Yield those that run neither torch's code nor memlog's code."""
     torch: Any = sys.modules.get("torch")
     foreign = (_MEMLOG,) if torch is None else (_MEMLOG, str(Path(torch.__file__).parent) + "/")
     for frame in islice(frames, _FRAMES):

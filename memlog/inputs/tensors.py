@@ -19,8 +19,7 @@ from memlog.events import TensorInput
 _DEPTH = 3
 """Maximum depth of containers in containers. Deeper values are not looked at."""
 _ITEMS = 16
-"""Maximum number of items of a container that is searched. A longer container is a data set or a history, not
-a batch."""
+"""Containers with more items than this are not searched: they are data sets or histories, not batches."""
 _VALUES = 2_000
 """Maximum number of values to look at in one search."""
 _FOUND = 32

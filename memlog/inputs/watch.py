@@ -18,11 +18,11 @@ _RECORD = 1.05
 """Factor. memlog publishes a step's inputs if its peak is a record: at least this factor times the last
 record. The first record is the peak of the last warm-up step (`_WARM_UP`)."""
 _RISEN = 1.01
-"""Factor. memlog always reads a step's inputs if its peak has risen: to at least this factor times the last
-risen peak. The first risen peak is that of the last warm-up step (`_WARM_UP`)."""
+"""Factor. If a step's peak is at least this factor times the last risen peak, the peak has risen, and memlog
+reads the step's inputs. The first risen peak is the peak of the last warm-up step (`_WARM_UP`)."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
-whose peak exceeds the earlier peaks by the factor `_RISEN` or `_RECORD`."""
+whose peak has risen (`_RISEN`) or is a record (`_RECORD`)."""
 _EVENTS = 200
 """Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
@@ -31,8 +31,8 @@ _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
 sum of 1/k² is about `_OF_SQUARES`."""
 _SIGMAS = 3
-"""If the number of risen peaks exceeds the mean for steps in random order by less than this number of
-standard deviations, memlog publishes no finding, because the excess can be chance."""
+"""Number of standard deviations. A finding needs at least this excess of risen peaks over the mean for steps
+in random order, because a smaller excess can be chance."""
 
 
 class StepInputsWatch:
@@ -191,7 +191,7 @@ class StepInputsWatch:
         return None if limit is None else max(limit - peak, 0)
 
     def _steps_grow(self) -> bool:
-        """Return True if the peak rose at far more steps than it would if steps came in random order.
+        """Return True if the peak rose too often for chance.
 
         In random order the k-th step is the largest so far with probability 1/k (Foster and Stuart 1954).
         """
@@ -201,10 +201,10 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return a step's figures of the accelerator with the highest peak.
+    """Return a device, its bytes after the step, its peak in bytes, and True if the step reached the peak.
 
-    If no accelerator has a known peak, return the figures of the process, with the name ``host``. The figures
-    are the name, the bytes in use after the step, the peak in bytes, and whether this step reached the peak.
+    The device is the accelerator with the highest peak. If no accelerator has a known peak, return ``host``
+    and the process's figures.
     """
     known = [each for each in batch.devices if each.peak is not None]
     if known:

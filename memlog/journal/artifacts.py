@@ -36,16 +36,16 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 def keep(
     run: RunDirectory, source: Path, name: str | None, kind: str, names: Names | None = None
 ) -> Artifact:
-    """Copy a file into the run's folder, replacing an earlier one of the same name; return the copy's event.
+    """Copy a file into the run's folder, and return the event that describes the copy.
 
-    ``name`` is the name of the copy; ``None``: the file's own name. ``kind`` is one word for the file's
-    content, such as ``flamegraph``. In both, characters other than letters, digits, ``.``, ``_`` and ``-``
-    become ``_``. ``names`` makes the name unique, so that the copy never replaces a file that was saved with
-    another name or kind. Pass ``None`` if the name is memlog's own and already unique.
+    ``name`` is the name of the copy; ``None``: the file's own name. An older copy with this name is replaced.
+    ``kind`` is one word for the file's content, such as ``flamegraph``. In ``name`` and ``kind``, characters
+    other than letters, digits, ``.``, ``_`` and ``-`` become ``_``. ``names`` changes a name that a file of
+    another name or kind has already; ``None``: the name is memlog's own and already unique.
 
     Raises:
         OSError: The file can't be read, or the copy can't be written.
-        ValueError: ``source`` is no plain file, or no usable character is left of the name.
+        ValueError: ``source`` is no plain file, or no usable character is left of the name or kind.
     """
     _require_a_file(source)
     wanted = source.name if name is None else name

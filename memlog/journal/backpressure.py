@@ -16,7 +16,7 @@ EVERY = 1_000
 
 
 class Backpressure:
-    """Filter that drops most steps without a new peak while the journal is too large.
+    """Filter that drops most steps while the journal is too large. Steps with a new peak are always kept.
 
     Above ``limit`` bytes, the helper process makes the run's journal smaller. Above 1.5 times the limit, the
     journal is too large. If ``limit`` is ``None``, the journal is never too large.

@@ -32,18 +32,14 @@ class Progress(msgspec.Struct, frozen=True):
     """Progress of the delivery of one process's segments."""
 
     sent: Position = START
-    """Position in the journal. All points from before it are delivered, except those of open buckets, which
-    can still change.
-    """
+    """Position in the journal. All earlier points are delivered, except points of open buckets."""
     resume: Position = START
     """Position from which a new uploader reads again, to restore the open buckets of its plan (see
     `memlog.metrics.Plan`). The position is never after ``sent``."""
     open: dict[Axis, Position] | None = None
     """Position at which the open bucket of each axis begins; an axis without an open bucket is missing.
 
-    A new uploader passes no event of the axis before this position to its plan, because the event could open
-    a bucket whose points were already sent. These points would be sent a second time if the event that had
-    closed the bucket was removed from the journal.
+    A new uploader ignores the axis's events before this position, because their points were already sent.
     """
 
 
@@ -149,7 +145,7 @@ class UploadState(msgspec.Struct, kw_only=True):
 def held_name(process: str, segment: int) -> str:
     """Return the key, in `UploadState.held`, of the deferred range that begins with a segment.
 
-    No process has such a name, so `UploadState.progress` accepts both keys and names.
+    The key differs from the names of all processes, because `UploadState.progress` accepts keys and names.
     """
     return f"{process}@{segment}"
 
@@ -213,7 +209,7 @@ class UploadLock(_Lock):
 class TakenOver(UploadLock):
     """An uploader's lock that this process takes over from the helper process of a finished run.
 
-    This process asks the helper process to release the lock, and waits until it has done so.
+    This process asks the helper process to release the lock, and waits for the release.
 
     Raises:
         DeliveryError: The run is not over, or the helper process did not release the lock within ``timeout``

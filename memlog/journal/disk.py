@@ -9,7 +9,7 @@ import time
 SLOW_WRITE_NS = 1_000_000
 """Nanoseconds above which a write counts as slow."""
 SLOW_WRITES = 20
-"""If at least this number of `WINDOW` consecutive writes are slow, the disk counts as slow."""
+"""If at least this number of writes are slow among `WINDOW` consecutive writes, the disk counts as slow."""
 WINDOW = 200
 
 _write = ctypes.PyDLL(None).write

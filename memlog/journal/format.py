@@ -55,8 +55,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Start of the process, Unix time in seconds. If the system's clock is set, this time changes."""
     host: str
     boot: str | None = None
-    """Id of the machine's boot, on Linux only. With ``ticks`` it gives the process's start independently of
-    the clock. See `Birth`."""
+    """Id of the machine's boot, on Linux only. ``boot`` and ``ticks`` give the process's start without
+    use of the clock. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
     """Digest that only earlier versions of memlog wrote."""

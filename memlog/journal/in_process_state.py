@@ -53,7 +53,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def load(run: RunDirectory, backend: str) -> InProcessState | None:
-        """Read the saved state; ``None`` if nothing was written in process.
+        """Return the saved state; ``None`` if no state can be read.
 
         If the trainer died before the writing had ended, `problem` says that the run may lack data.
         """

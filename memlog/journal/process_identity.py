@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 _STATE = 0
 _START = 19
-"""Indices of two fields of ``/proc/PID/stat`` (proc_pid_stat(5)): `_STATE` is the index of field 3, `_START`
-that of field 22. The first field after the program's name has index 0."""
+"""Indices of field 3 (`_STATE`) and field 22 (`_START`) of ``/proc/PID/stat``, see proc_pid_stat(5). The
+first field after the program's name has index 0."""
 _DEAD = frozenset("ZXx")
-"""States of a dead process, including one that its parent has not waited for."""
+"""States of a dead process. A process that its parent has not waited for is dead, too."""
 
 
 class Birth(NamedTuple):

@@ -12,13 +12,13 @@ from memlog.journal.format import Binding
 from memlog.journal.runs import RunDirectory
 
 _FIRST_EVENTS = 5
-"""Maximum number of the trainer's events that are searched for the `Run` event, normally the first one."""
+"""Number of the trainer's first events among which memlog looks for the `Run` event."""
 
 
 def names_of(run: RunDirectory) -> list[str]:
-    """Return each name of a run once, except memlog's id; ids in trackers come last.
+    """Return the name passed to ``init``, then the run's names in trackers, then its ids in trackers.
 
-    These are the name passed to ``init``, and the name and id that memlog found in each tracker.
+    Each text is returned only once.
     """
     opened = [state.own_run for state in read_states(run) if state.own_run is not None]
     bindings = [*_joined(run), *opened]

@@ -33,7 +33,7 @@ _CANDIDATES = 5
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""If two readings of a process's start differ by fewer seconds than this, memlog treats them as one start."""
+"""If two readings of a process's start time differ by fewer seconds than this, they count as equal."""
 
 
 class RunDirectory:
@@ -72,7 +72,7 @@ class RunDirectory:
         return line if is_default else f"{line} --dir {shlex.quote(str(self.path.parent))}"
 
     def files(self, role: Role | None = None) -> list[JournalFile]:
-        """Return a reader for each process of this role, the trainer's first; ``None``: all processes."""
+        """Return a reader for each process, the trainer's first. If ``role`` is given, skip other roles."""
         found = {name for name, _ in segments_in(self.path) if name.startswith(role or "")}
         ordered = sorted(found, key=lambda name: (not name.startswith("trainer"), name))
         return [JournalFile(self.path, process) for process in ordered]
@@ -110,8 +110,8 @@ class RunDirectory:
     def is_alive(self) -> bool:
         """Return True if the trainer's process lives.
 
-        If the process is on another machine, or the system hides it because it is another user's, the run
-        counts as alive if its journal has changed within the last two minutes.
+        memlog sees no processes on other machines, and on some systems no processes of other users. The
+        run then counts as alive if its journal has changed within the last two minutes.
         """
         header = self.trainer()
         if header is None:

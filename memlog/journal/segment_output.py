@@ -24,8 +24,8 @@ Put: TypeAlias = Callable[[int, bytes], int]
 CHECK_EVERY = 200
 """Number of writes between checks that the file still exists."""
 TRY_AGAIN_S = 5.0
-"""Seconds from the start of the first queue until a write bypasses the queue to test the disk's speed. Each
-new queue doubles this time."""
+"""Minimum seconds that the first queue lasts. Then memlog tests the disk's speed by writes without a queue.
+Each further queue doubles the seconds, up to `MAX_TRY_AGAIN_S`."""
 MAX_TRY_AGAIN_S = 320.0
 
 
@@ -157,7 +157,7 @@ class SegmentOutput:
         )
 
     def _leaves(self, queue: WriteQueue) -> bool:
-        """End the queue if it is empty and it is time to test the disk again.
+        """End an empty queue when the time has come to test the disk again.
 
         Return True if the queue was ended. After that, one slow write is enough to start a new queue.
         """

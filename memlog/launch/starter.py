@@ -61,9 +61,9 @@ class Starter:
                 current_session.begin_on_demand(None)
 
     def forked(self) -> None:
-        """Wait for the first step again in the child of a fork. If the child trains, it gets its own run.
+        """After a fork, wait for the child's own first step. If the child trains, it gets its own run.
 
-        If the script itself began a session, this method does nothing.
+        Do nothing if the script itself began a session.
         """
         if self._began or current_session.on_demand():
             self._autolog.remove()

@@ -20,7 +20,7 @@ from memlog.leaks.time_budget import TimeBudget
 
 _MAX_NODES: Final = 30_000
 _MAX_PACKED: Final = 200
-"""Maximum number of objects that are searched for tensors in the value that a pack hook returned."""
+"""Maximum number of objects that one call of `_add_packed` visits."""
 _STOPS: Final = (type, ModuleType, FrameType, CodeType)
 NODE_BYTES: Final = 450
 """Approximate bytes of a graph's node without its saved tensors."""
@@ -29,12 +29,12 @@ _BLOCK: Final = 16
 
 
 class KeptGraph(NamedTuple):
-    """Storages that the graph of one tensor keeps.
+    """Storages that the graph of one tensor or node keeps.
 
-    The watched iterations are those whose new storages `memlog.leaks.holder_search` watches.
+    `memlog.leaks.holder_search` watches the new storages of the watched iterations.
 
     Attributes:
-        holder: The tensor that keeps the graph, or the Python object of the node that keeps the graph.
+        holder: The tensor or node that keeps the graph.
         operation: Name of the graph's last node.
         storages: Bytes of each storage that nodes of the watched iterations have saved, by the storage's
             identity.
@@ -160,7 +160,7 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 
 
 def _add_packed(values: list[Any], storages: dict[int, int]) -> None:
-    """Add the storages of tensors that a pack hook returned or a custom function saved."""
+    """Add the storages of the tensors to which ``values`` refer, directly or through other objects."""
     waiting, seen = list(values), dict[int, Any]()
     while waiting and len(seen) < _MAX_PACKED:
         value = waiting.pop()

@@ -1,11 +1,11 @@
 """Detector of growth: a subscriber that judges every series of the memory readings it receives.
 
-In the trainer's process, the detector judges at each step the process's anonymous memory, its shared memory
-and the memory of each device. In the helper process, it judges at each `Sample` event the memory of each
-child process, and the shared memory of all child processes together. No series includes mapped files.
+In the trainer's process, the detector judges these series at each step: anonymous memory, shared memory, and
+the memory of each device. In the helper process, it judges these series at each `Sample` event: the memory of
+each child process, and the shared memory of all child processes together. No series includes mapped files.
 
-Garbage can look like growth of the trainer's process. So the detector collects young garbage, which has not
-survived two collections yet, before it suspects such growth. Before it confirms such growth, it collects all
+Garbage can look like growth of the trainer's process. Before the detector suspects such growth, it collects
+young garbage, which has not survived two collections yet. Before it confirms such growth, it collects all
 garbage.
 """
 
@@ -53,20 +53,18 @@ steps lie between two such readings."""
 _GARBAGE = 0.25
 """If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
 _COLLECTING = 2.0
-"""Processor seconds that collections of old garbage may take, or 1 % of the run's time if this is more. After
-that, only young garbage is collected."""
+"""Processor seconds for collecting old garbage, or 1 % of the run's time if 1 % is more. When these seconds
+are spent, the detector collects only young garbage."""
 _UNUSED = 0.6
 """If the growth of the allocator's unused memory exceeds this fraction of the whole growth, the detector
 reports the growth as `FREE_LISTS`."""
 _LONG = 64
-"""If a child process ends after it has grown for fewer steps than this, its growth is confirmed only if an
-earlier process of the same role grew, too."""
+"""Minimum steps of growth that `GrowthDetector._end_child` counts as long."""
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is suspected. Each reading takes 5 to 500 µs."""
 _ALONE = 6
-"""If a child process ends after fewer readings than this, its growth is confirmed only if an earlier process
-of the same role grew, too."""
+"""Minimum readings of a child process whose growth `GrowthDetector._end_child` counts as long."""
 
 Receiver = Callable[[Suspicion], object]
 
@@ -102,7 +100,7 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
 
 
 def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
-    """Return ``growth``, with the growth of the other processes in ``alike`` added."""
+    """Return the sum of ``growth`` and of the growth of other processes, ``alike``."""
     for other in alike:
         growth = growth._replace(
             rate=growth.rate + other.rate,
@@ -135,8 +133,8 @@ class GrowthDetector:
         on_confirmed: Function called if growth has lasted. Growth of the trainer's process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
             Both can be reported, one after the other. Growth of ``host.free_lists`` and of a device's
-            fragmented memory often ends by itself. So the detector judges such growth again after it was
-            confirmed. Each time that it confirms the growth again, it calls the function again.
+            fragmented memory often ends by itself. So the detector continues to judge such growth. Each new
+            confirmation of such growth calls the function again.
         on_suspicion: Function called when a series seems to grow, before the growth is confirmed. The search
             for the cause can then begin.
         on_withdrawn: Function called if the suspected growth has not lasted.
@@ -280,7 +278,7 @@ class GrowthDetector:
         """Report a child process's growth, unless growth of a process of the same kind was reported before.
 
         Processes of one kind, such as all workers of a DataLoader, share the cause of growth. Growth that is
-        `LARGER` times as fast as the reported growth is reported again.
+        much faster (`LARGER`) than the reported growth gets a new report.
         """
         if news is None:
             return
@@ -326,9 +324,9 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Much garbage can hide a leak. So the bytes in use after this collection are compared with those after
-        the previous one. If they rose per step by at least half the growth's rate, the result is False.
-        If ``old`` is true, collect old garbage, too, unless such collections have used up their time.
+        Much garbage can hide a leak. So the result is False if the bytes in use have risen from the previous
+        collection to this collection at half the growth's rate or faster. If ``old`` is true, collect old
+        garbage, too, unless such collections have used up their time.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()

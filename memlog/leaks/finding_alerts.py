@@ -14,8 +14,8 @@ _FASTER = 2
 class FindingAlerts:
     """Subscriber that publishes an alert for each new finding.
 
-    Trackers get these alerts and the alerts of rules in the same way. The calls for a new finding are,
-    in this order: ``on_new`` with the finding, ``publish`` with its alert, ``on_alert`` with its alert.
+    Trackers get these alerts and the alerts of rules in the same way. For a new finding, the subscriber calls
+    ``on_new`` with the finding, then ``publish`` with the alert, then ``on_alert`` with the alert.
     """
 
     def __init__(

@@ -38,16 +38,16 @@ class Gaps:
         self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """One pair of numbers for the start of the series, and one for each gap: the last shifted step before
-        the gap, and the number to subtract from each measured step after the gap."""
+        """A pair of numbers for the start of the series, and for each gap. From the first number (a shifted
+        step) on, measured steps are larger than shifted steps by the second number."""
         self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
-        """The newest shifted levels. During a gap, these are the levels before the gap."""
+        """The newest levels, minus `_shift`. During a gap, these are the last levels before the gap."""
         self._waiting: list[StepLevel] = []
-        """Levels in the current gap and after it, as measured. They are held back until the gap is closed."""
+        """Measured levels of the current gap and of the steps after the gap, until the gap is closed."""
         self._after = 0
 
     def take(self, step: int, level: int, *, left_out: bool) -> Sequence[StepLevel]:
-        """Take a level. Return the levels that can be judged after this call, shifted to close the gaps.
+        """Take a measured level. Return the levels that can be judged now. These levels have no gaps.
 
         ``left_out`` is true if the step belongs to a gap.
         """
@@ -61,16 +61,16 @@ class Gaps:
         return self._close(self._waiting[-_ENOUGH:])
 
     def rest(self) -> Sequence[StepLevel]:
-        """Return the levels that are held back. Call this method when the series ends."""
+        """Return the levels that wait for the end of a gap. Call this method when the series ends."""
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return growth with its first step and its level as measured; both were found in shifted levels."""
+        """Return ``growth`` with the shift of its first step and of its level undone."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 
     def _close(self, after: list[StepLevel]) -> list[StepLevel]:
-        """Close the gap, and return the levels after it, shifted to continue the levels before it.
+        """Compute the shift that closes the gap. Return the shifted levels after the gap.
 
         The shift is the difference of two medians: the median of the first levels after the gap, minus the
         median of the last levels before the gap. Single levels are not compared, because they can be spikes.

@@ -12,9 +12,9 @@ from memlog.leaks.watched_storages import WatchedStorage
 
 
 class Held(NamedTuple):
-    """Memory from the watched iterations that one owner keeps.
+    """Memory that one owner keeps from the watched iterations.
 
-    The watched iterations are those whose new storages `memlog.leaks.holder_search` watches.
+    `memlog.leaks.holder_search` watches the new storages of these iterations.
 
     Attributes:
         owner: The owner; ``None`` if unknown.

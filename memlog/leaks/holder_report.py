@@ -24,31 +24,29 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Maximum number of graphs whose owners are searched for. The same maximum applies to sites and to
-containers. The graphs and sites that keep the most memory are chosen, and the containers that gain the most.
-"""
+"""Maximum number (each) of graphs, sites and containers whose owners memlog searches for. memlog chooses the
+ones with the most bytes."""
 _MAX_VIEWS: Final = 4
-"""Maximum number of tensors, among those that share one storage, whose owners are searched for."""
+"""memlog searches for the owners of at most this number of tensors per storage."""
 _MAX_SHARERS: Final = 64
-"""Maximum number of tensors, among those that share one graph, whose owners are searched for."""
+"""Maximum length of `_Target.sharers`."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
 _LEAST: Final = 64.0
 """If an owner gains fewer bytes per step than this, it is not reported."""
 _SEVERAL: Final = 2
-"""If the storages that an owner keeps come from fewer watched iterations than this, the owner is reported
-only if it keeps graphs or has a container that grows."""
+"""If fewer watched iterations than this made an owner's storages, the storages alone show no growth."""
 
 
 class _Target(NamedTuple):
-    """An object whose owner is searched for, and all memory that similar objects keep.
+    """An object whose owner memlog searches for, together with the memory of all similar objects.
 
-    Similar objects have graphs with the same last operation and number of nodes, or storages that were made
-    at the same `Site`.
+    Graphs are similar if they have the same last operation and the same number of nodes. Storages are similar
+    if they were made at the same `Site`.
 
-    The search begins at ``holders``, which are tensors or one autograd node. The first owner found for one of
-    them is the target's owner. ``sharers`` are tensors and nodes whose graphs have nodes in common with the
+    The search begins at ``holders``, which are tensors or one autograd node. The target's owner is the first
+    owner found for a holder. ``sharers`` are tensors and nodes whose graphs have nodes in common with the
     object's graph. ``storages``, ``sizes``, ``nodes``, ``traceback_bytes`` and ``is_gradient`` have the same
     meanings as in `Held`.
     """
@@ -73,9 +71,9 @@ class _Measured(NamedTuple):
 class HolderReport:
     """One search for the owners of storages that are still alive after the watched iterations.
 
-    The watched iterations are those whose new storages `memlog.leaks.holder_search` watches. ``censuses``
-    were taken before and after them. ``normal`` has the parameters and optimizers that existed before them.
-    ``steps`` is the number of steps since the first census.
+    ``watch`` has recorded the new storages of the watched iterations. ``censuses`` were taken before and
+    after the watched iterations. ``normal`` has the parameters and optimizers that existed at the first
+    census. ``steps`` is the number of steps since the first census.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class HolderReport:
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return descriptions of the owners, the fastest growth first. Only the first call finds owners."""
+        """Return descriptions of the owners, the fastest growth first. Call this method only once."""
         try:
             return self._find()
         finally:
@@ -204,10 +202,10 @@ class HolderReport:
         ]
 
     def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
-        """Return the variable that carries a graph from step to step; ``owner`` if there is none.
+        """Return the variable through which a graph grows in each step; ``owner`` if none is found.
 
-        For example, after steps with ``out, state = cell(x, state)``, a kept loss keeps all older graphs. The
-        variable is then ``state``.
+        For example, in a loop with ``out, state = cell(x, state)``, the owner can be a variable with a loss.
+        The returned variable is then ``state``.
         """
         if self._growth_of(owner) is not None or addition(owner) is not None:
             return owner
@@ -302,10 +300,9 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return the items of ``held`` with their ``element_rate`` filled in, and items for other containers.
+        """Fill in ``element_rate`` in the items of ``held``. Add an item for each container without an item.
 
-        The other containers are those of ``containers`` that belong to no item of ``held`` and whose owner is
-        found.
+        A container whose owner is not found gets no item.
         """
         measured = {id(one.growth.container): one for one in containers}
         found = []

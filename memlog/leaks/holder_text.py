@@ -161,7 +161,7 @@ def _made_at(held: Held) -> str:
 
 
 def _cached_at(held: Held) -> str | None:
-    """Return the line of the function whose results a cache keeps; ``None`` if the owner is no cache."""
+    """Return the line of the cached function if the owner is a cache; otherwise ``None``."""
     function = None if held.owner is None else held.owner.cached_function
     code = None if function is None else function.__code__
     return None if code is None else assignment_lines.shown(code.co_filename, code.co_firstlineno)

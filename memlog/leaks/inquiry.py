@@ -127,7 +127,7 @@ class GrowthInquiry:
             self._report(self._confirmed)
 
     def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
-        """Begin a search. ``lengths`` can be the arguments ``watched`` and ``later`` of `HolderSearch`."""
+        """Begin a search. Pass ``lengths`` (``watched`` and ``later``, or nothing) to `HolderSearch`."""
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
         from memlog.leaks.holder_search import HolderSearch  # noqa: PLC0415 - it loads parts of torch
@@ -185,7 +185,7 @@ def _figures(step: int) -> _Figures:
 def _by_elimination(
     growth: Suspicion, before: _Figures, explained: float, *, is_ending: bool
 ) -> Holder | None:
-    """Return the cause outside Python objects that the allocator's figures show; ``None`` if they show none.
+    """Return a cause outside Python objects if the allocator's figures show a cause; otherwise ``None``.
 
     Return ``None`` also if tensors hold the memory. If ``is_ending`` is true, the allocator's free memory is
     not considered, because the program can have freed this memory after the last step.
