@@ -182,12 +182,12 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
 
     Args:
         arguments: Arguments of ``init`` by the names of `Settings`; the value ``None`` means not passed.
-        config: Mapping with memlog's own keys or the keys of the replaced monitors. The keys are at the top
-            level, or in a section named ``memlog`` or ``trainer_params``. Other keys are ignored.
+        config: Mapping with memlog's own keys or the keys in `_MONITOR_KEYS`. The keys are at the top level,
+            or in a section named ``memlog`` or ``trainer_params``. Other keys are ignored.
 
     Raises:
-        ConfigurationError: A value has the wrong type or is out of range; a key in the section ``memlog`` is
-            unknown; or another key is a misspelling of a key of the replaced monitors.
+        ConfigurationError: A value has the wrong type or is out of range. Or a key in the section ``memlog``
+            is unknown. Or a key outside this section is a misspelling of a key in `_MONITOR_KEYS`.
     """
     launcher = launcher_options()
     values = {**launcher, **_from_config(config or {}), **_without_none(arguments)}

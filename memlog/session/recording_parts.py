@@ -83,7 +83,7 @@ class RecordingParts:
         on_in_process: Callable[[], object],
         undo: ExitStack,
     ) -> None:
-        """Start the parts. Add to ``undo`` a function that stops each part, in case a later part fails."""
+        """Start the parts. For each started part, add to ``undo`` the function that stops the part."""
         begun_us = now_us()
         self._begin_journal(begun_us, undo)
         self._begin_alerts(undo)

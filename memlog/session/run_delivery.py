@@ -90,8 +90,8 @@ class RunDelivery:
     ) -> bool:
         """Begin to deliver this rank's run if this rank is not 0 and no lower rank has a run.
 
-        ``is_final`` is True if the run ends now. Return True if this call begins the delivery. At most one
-        call does so.
+        ``is_final`` is True if the run ends now. Return True if this call begins the delivery. After that,
+        every call returns False.
         """
         if not rank.takes_lead(has_stepped=has_stepped, is_final=is_final):
             return False

@@ -131,11 +131,11 @@ class Session(TrainerInterface, SessionDisplay):
         """Save a file with the run and upload it to every backend; ``memlog pull`` fetches it again.
 
         memlog copies the file into the run's folder before the call returns, so the original can be changed
-        or deleted afterwards. A later file of the same name and kind replaces the earlier one. memlog
-        replaces characters of the name other than letters, digits, ``.``, ``_`` and ``-`` by ``_``. If
-        another file already has the resulting name, memlog adds the kind or a short digest to it. memlog
-        prints each changed name. Never raises: if a file can't be saved, memlog prints the reason once and
-        counts the file in `health`.
+        or deleted afterwards. A later file of the same name and kind replaces the earlier file. A name can
+        hold ASCII letters, digits, ``.``, ``_`` and ``-``. memlog replaces each other character by ``_``. If
+        another file already has this name, memlog adds the kind or a short digest to the name. memlog prints
+        each changed name. Never raises: if a file can't be saved, memlog prints the reason once and counts
+        the file in `health`.
 
         Args:
             path: The file.

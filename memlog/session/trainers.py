@@ -19,15 +19,15 @@ class TrainerInterface:
     _live: Recording | None
 
     def step(self, step: int | None = None) -> None:
-        """Report the end of a training step, if memlog can't or should not detect it.
+        """Report the end of a training step that memlog can't or should not detect.
 
-        After the first call only these calls count: memlog no longer counts optimizer steps. Call this method
-        once per step, after the optimizer's step. Never raises.
+        From the first call on, memlog no longer counts optimizer steps. Call this method once per step, after
+        the optimizer's step. Never raises.
 
         Args:
-            step: The trainer's own number of this step, under which the tracker gets the step's points. If
-                this number jumps ahead, the session's step number does, too. If it goes back, the session
-                continues with its own next number. ``None``: memlog numbers the step.
+            step: The trainer's own number of this step. The tracker gets the step's points under this number.
+                If the number jumps ahead, the session's step number also jumps ahead. If the number goes
+                back, the session continues with its own next number. ``None``: memlog numbers the step.
         """
         if self._live is not None:
             self._live.batches.step_by_hand(step)
@@ -41,15 +41,14 @@ class TrainerInterface:
         return None if self._live is None else self._live.batches.count(step)
 
     def claim_steps(self, *, only_first: bool = False) -> None:
-        """Let the caller count the steps: memlog no longer counts optimizer steps. Never raises.
+        """Let the caller count the steps. memlog then counts no optimizer steps. Never raises.
 
         For code that runs inside the loop, such as a trainer's callbacks. Call this method between two steps.
         Afterwards call `count_step` or `step` once per step.
 
         Args:
-            only_first: True: let the caller count the steps only if the session has recorded no step yet.
-                Otherwise memlog continues to count optimizer steps. Pass True if the optimizer may already
-                have stepped in the current step.
+            only_first: True: if the session has already recorded a step, memlog continues to count optimizer
+                steps. Pass True if the optimizer may already have stepped in the current step.
         """
         if self._live is not None:
             self._live.claim_steps(only_first=only_first)

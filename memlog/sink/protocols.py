@@ -137,22 +137,22 @@ class Backend(Protocol):
     """True if only the trainer's own process can write to a run that the user has opened."""
 
     def active_run(self) -> TrackerRun | None:
-        """Return the run that the user has open on this thread, within microseconds and without imports."""
+        """Return the user's open run on this thread. The call takes microseconds and imports nothing."""
 
     def connection(self) -> Connection:
         """Return the address and environment with which the client would connect from this process."""
 
     def prepare(self) -> None:
-        """Do slow work in the helper process that needs no connection, such as importing the client."""
+        """Do slow work without a connection, such as importing the client. Runs in the helper process."""
 
     def open_sink(self, target: Target) -> Sink:
-        """Build the sink, in a process of memlog's own.
+        """Build the sink. memlog never calls this in the trainer's process.
 
-        Only this method and `prepare` may import the client.
+        Only this method, `open_store` and `prepare` may import the client.
         """
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the reader of the tracker's files, in a process of memlog's own."""
+        """Build the reader of the tracker's files. memlog never calls this in the trainer's process."""
 
 
 @runtime_checkable

@@ -15,8 +15,7 @@ OFFLINE = "offline:"
 folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
 """Parameters that each session sends at its end. Sessions that write to the same run send different
-values. If the tracker never changes a parameter, it keeps the first session's values, and memlog prints no
-warning."""
+values. A tracker that never changes a parameter keeps the first values. The sink then prints no warning."""
 DISABLED = "disabled:"
 """Address of a run that the user has disabled. The tracker stores no data of such a run."""
 
@@ -92,9 +91,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """`own_id`, followed by a digest of the id of ``beside`` if ``beside`` is not ``None``.
+        """`own_id`. If ``beside`` is a run, a digest of this run's id follows.
 
-        So two runs of memlog have different ids if they are beside different runs of the user.
+        So memlog's runs have different ids if ``beside`` names different runs.
         """
         if self.beside is None:
             return self.own_id

@@ -19,10 +19,10 @@ ENTRY_POINT_GROUP = "memlog.sinks"
 
 
 def home_of(backend: Backend) -> Home:
-    """Return the address of the backend's tracker, and the names of the environment's credentials for it.
+    """Return the tracker's address, and the names of the tracker's credentials in the environment.
 
-    A variable of `Backend.connection` counts as a credential if its name looks like one. If this rule does
-    not fit the tracker, the backend defines a method ``home`` that returns the `Home`.
+    A variable of `Backend.connection` counts as a credential if its name looks like a credential's name. If
+    this rule does not fit the tracker, the backend defines a method ``home`` that returns the `Home`.
     """
     if (own := getattr(backend, "home", None)) is not None:
         home: Home = own()

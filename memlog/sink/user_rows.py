@@ -1,4 +1,4 @@
-"""Protocols of an integration that adds points to the rows of the user's run, in the trainer's process."""
+"""Protocols of an integration that runs in the trainer's process and adds points to the user's rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Rows(Protocol):
         """
 
     def leave(self) -> None:
-        """Note that the user has committed the row. The user's next values are in another row."""
+        """Record that the user has committed the row. The user's next values are in another row."""
 
     def give_back(self, points: Sequence[Point]) -> None:
-        """Take back points that are not in the row, because the tracker's client raised an exception."""
+        """Accept points of `enter` again. The client raised an exception, so the points are in no row."""
 
     def failed(self, error: Exception) -> None:
         """Count an error of the integration. The user's values are then logged without memlog's points."""

@@ -68,7 +68,7 @@ class TrackerAccess:
         raise NotImplementedError
 
     def process_ends(self) -> None:
-        """Reset the client as if its process had ended, if the client remembers open runs."""
+        """Make the client forget open runs, as at the start of a new process. The default does nothing."""
 
 
 class TrackerReading(TrackerAccess):
@@ -104,7 +104,7 @@ class TrackerReading(TrackerAccess):
         raise NotImplementedError(_remedy("parameters"))
 
     def alerts(self, run_id: str) -> Sequence[str]:
-        """Return the titles of the alerts that the tracker shows for a run, each as often as it is shown."""
+        """Return the title of each alert that the tracker shows for a run. Keep duplicates."""
         raise NotImplementedError(_remedy("alerts"))
 
     def files(self, run_id: str) -> Mapping[tuple[str, str], bytes]:

@@ -72,7 +72,7 @@ class OpeningContract(TrackerChecks):
         assert len(opened) == len(statuses)
 
     def test_another_sink_finds_the_run_again(self) -> None:
-        """If an uploader dies, the next uploader continues the same run, even if its id was not stored."""
+        """The next uploader continues an interrupted uploader's run, even if the run's id was not stored."""
         first = self._own()
         run = first.open()
         _log(first, points(5))
@@ -244,7 +244,7 @@ class UsersRunContract(TrackerChecks):
     """Tests that memlog's data gets into a user's run, and that the user's own rows stay."""
 
     def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
-        """A sink joins the user's run, or the trainer's process writes to it. The user's rows stay."""
+        """Points arrive from a sink or (`in_process`) from the trainer's process. The user's rows stay."""
         run = self.user_run()
         if self.in_process:
             self._check_refused(run)
@@ -312,7 +312,7 @@ class SinkContract(
     FailureContract,
     DeliveryContract,
 ):
-    """Tests that a sink keeps the promises of `memlog.sink.Sink`, against its real tracker.
+    """Tests that a sink does what `memlog.sink.Sink` describes. The tests use the sink's real tracker.
 
     Subclasses implement the methods of `memlog.testing.readback.TrackerReading`. Each test has its own
     tracker, or at least its own runs.

@@ -19,7 +19,7 @@ FILES: Mapping[tuple[str, str], bytes] = {
 
 
 class ArtifactStoreContract:
-    """Tests that a store keeps the promises of `memlog.sink.ArtifactStore`, against its real tracker.
+    """Tests that a store does what `memlog.sink.ArtifactStore` describes. The tests use its real tracker.
 
     Subclasses implement the methods that raise `NotImplementedError`.
     """
@@ -51,7 +51,7 @@ class ArtifactStoreContract:
         assert self.open_store().list_artifacts(self.run_with({})) == []
 
     def test_every_file_comes_back_as_it_was(self, tmp_path: Path) -> None:
-        """Fetched files get their own names in the given folder, also when they are fetched again."""
+        """A fetched file has the name and the content of the stored file. A second fetch gives the same."""
         run, store = self.run_with(FILES), self.open_store()
         for attempt in range(2):
             for number, artifact in enumerate(store.list_artifacts(run)):

@@ -49,7 +49,7 @@ class LiveStorage:
 
     @property
     def final_category(self) -> int:
-        """Category of the storage; if ``category`` is undecided, the category that results from its phase."""
+        """Category of the storage. If ``category`` is undecided, the storage's phase decides."""
         if self.category != UNDECIDED:
             return self.category
         if self.phase == BEFORE:
@@ -102,7 +102,7 @@ class _Frame:
 
 
 class _Frames:
-    """The running modules of each thread. For ``added``, see `Accountant`."""
+    """The running modules of each thread. `Accountant` describes the attribute ``added``."""
 
     def __init__(
         self, rows: defaultdict[tuple[int, int], Row], layers_around: LayersAround
@@ -265,7 +265,7 @@ class Accountant:
         self.at_peak += [storage for storage in self._created[replayed:] if storage.phase == BEFORE]
 
     def _replay(self, live: dict[int, LiveStorage], piece: bytes) -> tuple[list[LiveStorage], int]:
-        """Apply ``piece`` to ``live``. Return the live storages and the number of the piece's allocations."""
+        """Apply the events in ``piece`` to ``live``. Return the live storages and the number of ALLOCs."""
         count = 0
         for event in encoding.decode(piece):
             if event.kind == encoding.ALLOC:

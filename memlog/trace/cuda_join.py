@@ -1,9 +1,9 @@
-"""Join of two records: the history of a device's allocator, and the changes of layer that hooks record.
+"""Join of two records: the history of a device's allocator, and the marks that hooks record.
 
-A mark is a recorded change of layer. Hooks number the marks, and pass the newest number to the allocator as a
-note. The allocator attaches the note to every later event of the thread. So each allocation names exactly the
-last mark before it. If an allocator takes no notes (XPU), the mark is found by time. In this case, marks
-within one microsecond can be confused.
+A mark tells which layer and phase run from this moment on, or which category a storage has. Hooks number the
+marks, and pass the newest number to the allocator as a note. The allocator attaches the note to every later
+event of the thread. So each allocation names the last mark before the allocation. If an allocator takes no
+notes (XPU), memlog finds marks by time, and can confuse marks within one microsecond.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def rounded(size: int) -> int:
 
 
 def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
-    """Return the first allocation or free in the history, by address.
+    """Return the first allocation or free at each address.
 
-    If it is a free, its storage was allocated before the history began.
+    If the first entry is a free, the storage was allocated before the history began.
     """
     first: dict[int, Any] = {}
     for entry in history:

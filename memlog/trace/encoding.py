@@ -1,25 +1,25 @@
 """Encoding of the event stream that every engine records, 32 bytes per event.
 
-An event is one `bytes` object of fixed size. So one atomic call, without a lock, appends an event to a
-``bytearray``. A finalizer needs this, because it can run at any point of the program.
+An event is one `bytes` object of fixed size. One atomic call appends the event to a ``bytearray``, without a
+lock. So a finalizer can append an event at any point of the program.
 
 ============  =================  ===================  ==============================================
 kind          key                size                 meaning
 ============  =================  ===================  ==============================================
 ALLOC         serial             bytes                ``layer`` allocated a storage in ``phase``.
-FREE          serial             uses                 The storage was freed. The other fields hold its
-                                                      type and uses (`memlog.trace.storage_uses`), or 0.
-ENTER         serial             serial               A module's ``forward`` begins. The serials are those
-                                                      of its two largest positional tensor arguments.
+FREE          serial             uses                 The storage was freed. `memlog.trace.storage_uses`
+                                                      describes the other fields; all 0: unknown.
+ENTER         serial             serial               A module's ``forward`` begins. These storages are
+                                                      the two largest positional tensor arguments.
                                                       A serial of 0: unknown. A key of -1: no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
-PHASE_CHANGE  (unused)           (unused)             After this event, events outside ``forward`` belong to
-                                                      ``layer`` and ``phase`` (operations of the backward
-                                                      pass, the optimizer's step).
+PHASE_CHANGE  (unused)           (unused)             Later events outside ``forward`` belong to ``layer``
+                                                      and ``phase``. Such events come from a backward pass
+                                                      or an optimizer's step.
 CLASSIFY      serial             (unused)             The storage has ``category`` and belongs to ``layer``.
 READING       allocated bytes    reserved bytes       A reading of the allocator's own statistics.
-USES          serial             uses                 Type and uses, in the fields of FREE, for a storage that
-                                                      is live when the trace ends.
+USES          serial             uses                 The storage is live when the trace ends. The fields are
+                                                      those of FREE.
 LINE          serial             number               A line of the program made the storage outside all
                                                       modules; ``number`` 1: the first of ``lines``.
                                                       LINE follows the storage's ALLOC.

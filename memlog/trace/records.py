@@ -90,7 +90,7 @@ class LayerFigures(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Bytes live at the peak that have the same layer, phase, category and line."""
+    """Live bytes at the peak, for one layer, phase, category and line."""
 
     path: str
     phase: str
@@ -189,7 +189,7 @@ class TraceResult(msgspec.Struct, frozen=True):
 
 
 class RecordedTrace(msgspec.Struct, frozen=True):
-    """A trace's result and the events behind it, which exporters read."""
+    """Result and stored events of a trace."""
 
     result: TraceResult
     paths: tuple[str, ...]

@@ -38,7 +38,7 @@ def sampled(
     frames: Frames,
     max_samples: int = _MAX_SAMPLES,
 ) -> dict[str, Any] | None:
-    """Build a profile from pairs of a stack (outermost frame first) and bytes; ``None`` if there is no pair.
+    """Build a profile from stacks (outermost frame first) and their bytes; ``None`` if there are no stacks.
 
     If there are more than ``max_samples`` samples or ten million frames, the remaining bytes become one
     additional sample. So the sum of all samples is right.

@@ -42,8 +42,8 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Upper edge of the drawing. Each item is a number of changes, and the live bytes after these
-            changes. Storages without a band of their own are included.
+        top: Upper edge of the drawing, as pairs: a number of changes, and the live bytes after these changes.
+            Storages without a band of their own are included.
     """
 
     def __init__(self, changes: list[Change]) -> None:
@@ -110,7 +110,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
 
 
 def _changes(device: DeviceSnapshot) -> list[Change]:
-    """Return a device's history. An allocation for each storage from before the history comes first."""
+    """Return an allocation for each storage that is older than the history, and then the history."""
     before = [
         Change(address, size, True, source or {})
         for address, (source, size) in device.before().items()

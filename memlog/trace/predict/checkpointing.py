@@ -26,10 +26,10 @@ _MIN_SHARE = 0.02
 """If checkpointing a group of modules frees less than this fraction of the peak, memlog ignores the group."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""Largest ratio of two sizes: the largest storage that outlives a call, and the call's result.
+"""Divisor of the size of the largest storage that outlives a call.
 
-memlog takes the newest storage that outlives the call as the result, but ignores storages that are too small
-for this ratio. For example, it ignores the small statistics that a norm allocates after its result.
+memlog ignores storages smaller than the quotient, such as the statistics that a norm allocates after its
+result. Of the other storages that outlive the call, the newest is the call's result.
 """
 _RNG_STATE_BYTES = 5056
 """Bytes of the state of the CPU's random number generator. Each checkpointed call keeps this state."""
@@ -41,10 +41,9 @@ class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """Storages that checkpointing frees in the forward pass, each with the moment of the free. The result of
-    the checkpointed call is freed at the end of the last forward that reads it. Every other storage is freed
-    at the end of the call that allocated it. If this call returns the storage, it is freed at the end of the
-    next outer call that does not return it."""
+    """Storages that checkpointing frees in the forward pass, each with the moment of the free. For the result
+    of the call, the moment is the end of the last forward that reads the result. For every other storage, see
+    `_forward_ends`."""
     recompute_at: int
     """Moment at which the second forward begins."""
     recompute_bytes: float
@@ -157,10 +156,9 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return the storages that autograd keeps after a forward, each with the moment of the forward's end.
+    """Return the storages that autograd keeps, each with the moment of the free without autograd.
 
-    These storages are allocated in the forward and are not its result. So without autograd, they would be
-    freed at this moment. If a storage is kept after several nested forwards, the innermost forward counts.
+    The moment is the end of the innermost forward that allocates the storage but does not return it.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -252,11 +250,10 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass has left ``later`` and enters the module's previous call.
+    """Return the moment at which the backward pass enters the module's call before ``later``.
 
-    The backward pass reaches the two calls in reverse order, ``later`` first. It enters both calls at the
-    layer that ran last in the module's forward. If the backward pass does not enter this layer again after
-    ``later``, return the `released_at` of ``later``.
+    The backward pass enters each call at the layer that ran last in the module's forward. If the backward
+    pass does not enter this layer again after ``later``, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

@@ -250,10 +250,9 @@ class TracedStep:
         return found
 
     def optimizer_step_at(self, at: int) -> int:
-        """Return the index of the optimizer step that contains the moment ``at``.
+        """Return the index of the first optimizer step that ends after the moment ``at``.
 
-        If no optimizer step contains it, return the index of the first optimizer step after ``at``. If there
-        is none, return the number of optimizer steps.
+        If all optimizer steps have ended, return the number of optimizer steps.
         """
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
@@ -301,9 +300,9 @@ class TracedStep:
         sizes: Mapping[StorageLifetime, float] | None = None,
         ends: Mapping[StorageLifetime, int] | None = None,
     ) -> list[SizedInterval]:
-        """Return each storage's interval and bytes, as if optimizer state existed from the step's start.
+        """Return each storage's interval and bytes. Optimizer state always begins at the step's start.
 
-        ``sizes`` and ``ends`` replace the bytes and the ends of the storages that they contain.
+        ``sizes`` holds new bytes for some storages, and ``ends`` holds new ends for some storages.
         """
         sizes, ends = sizes or {}, ends or {}
         return [
@@ -320,7 +319,7 @@ _moment = attrgetter("at")
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return the moment at which a storage begins, as if optimizer state existed from the step's start."""
+    """Return the moment at which a storage begins. Optimizer state always begins at the step's start."""
     return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 

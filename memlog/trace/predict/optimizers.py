@@ -26,11 +26,11 @@ _ALLOCATOR_BLOCK = 512
 """Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
 round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
-"""Minimum of two fractions. If one is lower, memlog predicts no peak with another optimizer.
+"""Minimum of two fractions. If one fraction is lower, memlog predicts no peak with another optimizer.
 
-* Fraction of a state's bytes in storages with the same whole number of values per parameter.
-* Fraction of the parameters' bytes that belongs to parameters with such state. Only parameters that have
-  gradients and are in layers with state count.
+* Bytes of the largest group that `_whole_values` finds, as a fraction of the state's bytes.
+* Bytes of the parameters in these groups, as a fraction of the bytes of all parameters with gradients.
+  Layers without state do not count.
 """
 
 
@@ -103,8 +103,8 @@ def kept_states(traced: TracedStep) -> list[State]:
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
     """Compute the peak in bytes if other optimizers replace optimizers of the traced step.
 
-    The computation assumes that the steps of the new optimizers allocate nothing but state. ``sizes`` holds
-    the bytes of each new state, by the `State.step` of the state that it replaces.
+    The computation assumes that the steps of the new optimizers allocate only state. ``sizes`` holds the
+    bytes of each new state, by the `State.step` of the replaced state.
     """
     intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))
@@ -120,10 +120,9 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
     """Return the first step of the optimizer that the storage belongs to.
 
-    ``known`` holds the first step of each optimizer, sorted. A storage's own step is the step that classified
-    it as state, or allocated it as a temporary. The result is the latest step in ``known`` up to the
-    storage's own step. It can be earlier than the own step, because an optimizer (for example, of a critic)
-    can step several times in one trace.
+    ``known`` holds the first step of each optimizer, sorted. An optimizer (for example, of a critic) can step
+    several times in one trace. So a step between two steps in ``known`` belongs to the optimizer of the
+    earlier step.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -132,7 +131,7 @@ def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[in
 
 
 class _Whole(NamedTuple):
-    """State whose size is the same whole multiple of the size of each parameter that has the state."""
+    """Storages of one state. Each parameter of ``keys`` has ``values`` of these storages."""
 
     values: int
     size: int
@@ -177,10 +176,11 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Group the storages of a state by their number per parameter, and return the largest group.
+    """Group a state's storages by the number of storages per parameter. Return the largest group.
 
-    ``kept`` counts the storages, and ``stepped`` counts the parameters. Storages whose number is not whole
-    are in no group. Return ``None`` if the largest group holds less than `_ALMOST_ALL` of the state's bytes.
+    ``kept`` counts the storages, and ``stepped`` counts the parameters. If the number is
+    no whole number, the storages are in no group. Return ``None`` if the largest group holds less than
+    `_ALMOST_ALL` of the state's bytes.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
@@ -236,7 +236,7 @@ def _is_in_use(traced: TracedStep, storage: StorageLifetime) -> bool:
 
 
 def _is_idle(traced: TracedStep, storage: StorageLifetime) -> bool:
-    """Return True for the state of an optimizer that existed before the trace but did not step in it."""
+    """Return True for the state of an optimizer that did not step, if another optimizer stepped."""
     known_before = storage.begin == START and storage.classified_at < traced.first_activity
     return bool(traced.optimizer_steps) and _is_state(storage) and known_before
 

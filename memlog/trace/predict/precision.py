@@ -51,7 +51,7 @@ _OTHERS = frozenset(
         *(f"InstanceNorm{dimensions}d" for dimensions in (1, 2, 3)),
     )
 )
-"""Classes of layers that use their parameters in no product. Their results have the type of their input, or
+"""Classes of layers whose parameters autocast does not copy. Their results have the type of their input, or
 float32. RMSNorm is missing, because the type of its result on a GPU depends on torch's version. LSTM, GRU and
 RNN are missing, because the storages that these layers keep depend on the library that runs them."""
 
@@ -59,7 +59,7 @@ RNN are missing, because the storages that these layers keep depend on the libra
 def with_autocast(traced: TracedStep) -> int | None:
     """Compute the peak under bfloat16 autocast, in bytes.
 
-    Return ``None`` if `why_not` gives a reason, the traced step used autocast, or there is nothing to cast.
+    Return ``None`` if `why_not` returns a reason, if the step used autocast, or if autocast casts nothing.
     """
     if (
         why_not(traced) is not None
@@ -104,7 +104,7 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
 
 
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
-    """Yield the intervals and bytes under autocast of a storage and of its copies, which products use."""
+    """Yield the intervals and bytes that a storage and the storage's copies have under autocast."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
     if uses.type == HALF and _varies(storage) and "Loss" not in traced.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)
@@ -133,7 +133,7 @@ def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterva
 def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: int) -> bool:
     """Return True if a storage is freed in the first backward pass after ``at``.
 
-    If so, only autograd kept the storage. A model's input lives longer if the program keeps it.
+    The result is False for a model's input that the program keeps.
     """
     backward = traced.backward_after(at)
     changes = traced.phase_changes_from(backward)

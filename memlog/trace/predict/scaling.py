@@ -33,10 +33,10 @@ def with_half_batch(traced: TracedStep) -> int:
 def accumulated(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
-    The result is the peak of the second batch and of each later batch. In these batches, accumulated
-    gradients are live from the end of the previous optimizer step on. If the traced step still held gradients
-    of an earlier step then, the accumulated gradients replace them. The backward pass allocates new gradients
-    in addition, adds them to the accumulated gradients, and frees the new gradients.
+    The result is the peak of the second batch and of each later batch. Accumulated gradients are live from
+    the end of the previous optimizer step on. If the traced step still held gradients of an earlier step,
+    accumulated gradients replace these gradients. The backward pass allocates new gradients, adds the new
+    gradients to the accumulated gradients, and frees the new gradients.
     """
     gradients = [
         storage
@@ -58,10 +58,10 @@ def accumulated(traced: TracedStep) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the earlier step's gradients, each with the moment when an accumulated gradient replaces it.
+    """Return the gradients that accumulated gradients replace, each with the moment of the replacement.
 
-    The earlier step's gradients are those that were freed before the backward pass allocated a new gradient
-    of the same parameter.
+    The replaced gradients belong to an earlier step. The program freed the replaced gradients before the
+    backward pass allocated a new gradient of the same parameter.
     """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
@@ -95,10 +95,9 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     """Return, by layer and phase, the sizes of storages that do not shrink with the batch.
 
-    The sizes depend on the parameters. In the backward pass, a storage of such a size is a new gradient that
-    is added to an older one. Under autocast, it can also be a copy of a parameter with half the bytes, or the
-    gradient of this copy. A layer of `PRODUCTS` that is called once per step allocates only the final
-    gradient. So the layer's other storages shrink with the batch, even if they are as large as a gradient.
+    Half a parameter's size: under autocast, a copy of the parameter, or the copy's gradient. A parameter's
+    full size, in the backward pass only: a new gradient that is added to an older gradient. A layer of
+    `PRODUCTS` that is called once per step adds no gradients. So the full size is left out for this layer.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
