@@ -88,7 +88,7 @@ class MemlogCallback(Callback):
         self.teardown(trainer)
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Restore ``save_checkpoint`` if `setup` replaced it. Then memlog counts optimizer steps again."""
+        """If `setup` replaced ``save_checkpoint``, restore it, and let memlog count optimizer steps again."""
         if getattr(vars(trainer).get("save_checkpoint"), "func", None) is _save:
             del trainer.save_checkpoint
             if (session := memlog.current_session()) is not None:

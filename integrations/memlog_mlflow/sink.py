@@ -229,7 +229,7 @@ class _OpenRun:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Translate a request's errors. After a refusal, the error names the run if the run is unusable."""
+        """Translate a request's errors. If MLflow refuses an unusable run, raise `RunRefusedError`."""
         try:
             with translated():
                 yield
@@ -239,10 +239,10 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Return True if the run's store can't ignore a copy of ``metric``.
+        """Return True if memlog must never send ``metric`` to the run's store twice.
 
-        A folder stores every copy. A database ignores a copy, but older versions of MLflow refuse a batch
-        with a copy of a NaN.
+        A folder stores every copy. A database ignores copies, but older versions of MLflow refuse a batch
+        with a copied NaN.
         """
         return self._doubles or math.isnan(metric.value)
 

@@ -37,10 +37,7 @@ class TrackioBackend:
         return self._seen
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
-        """Return the open run if its id is ``run_id``; otherwise the run at the address ``uri``.
-
-        The result is ``None`` if ``uri`` does not name the run's project.
-        """
+        """Return the run ``run_id``; ``None`` if the run is not open here and ``uri`` names no project."""
         active = self.active_run()
         if active is not None and active.run_id == run_id:
             return active

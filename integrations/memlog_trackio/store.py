@@ -37,7 +37,7 @@ class TrackioStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Download one file into ``directory``, under its name."""
+        """Download one file to ``directory / artifact.name``."""
         for stored, digest in self._found(run_id):
             if (stored.name, stored.kind) == (artifact.name, artifact.kind):
                 file = directory / stored.name

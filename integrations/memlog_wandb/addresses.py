@@ -73,7 +73,7 @@ def offline_folder(address: str | None) -> str | None:
 
 
 def run_path(run: str) -> RunPath:
-    """Parse a run's address, ``entity/project/id``, ``project/id`` or the id alone."""
+    """Parse ``run``: an address, or the text ``entity/project/id``, ``project/id`` or ``id``."""
     found = _RUN.fullmatch(run) or _OFFLINE_RUN.fullmatch(run)
     path = f"{found['path'].rstrip('/')}/{found['run_id']}" if found else run
     parts = path.lstrip("/").split("/")

@@ -1,9 +1,9 @@
 """Write to a user's run from the trainer's process, and keep the user's rows unchanged.
 
-memlog can't simply call ``run.log(values)``. If the user passes ``step=``, this call would close the user's
-row, and W&B would drop further values that the user logs for this row. With ``commit=False``, memlog's values
-would go into the row that is open at that moment. memlog's thread can't know which row that is. So memlog
-adds its values to the user's own calls (`memlog_wandb.rows`).
+memlog can't simply call ``run.log(values)``. If the user logs with ``step=``, memlog's call would close the
+user's row, and W&B would drop the user's further values for this row. If memlog passed ``commit=False``,
+memlog's values would go into the row that is open at that moment. memlog's thread can't know which row that
+is. So memlog adds its values to the user's own calls (`memlog_wandb.rows`).
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class _LogWrapper:
 
 
 def watch(run: Any, rows: Rows) -> RowWatch:
-    """Begin to add the points of ``rows`` to the rows that the user logs to a run.
+    """Add memlog's points to the user's rows from now on. ``rows`` provides the points.
 
     Raises:
         TypeError: this version of wandb makes rows in an unknown way. The run is not changed.

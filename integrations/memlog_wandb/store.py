@@ -23,9 +23,9 @@ from memlog_wandb.errors import LOG_IN, translated, unavailable
 from memlog_wandb.probe import probe
 
 _QUIET = 2.0
-"""Seconds without a byte after which memlog itself checks the server. wandb would retry for hours."""
+"""Seconds to wait for the next byte before memlog checks the server. wandb would retry for hours."""
 _PATIENCE = 60.0
-"""Seconds without a byte after which a download fails, even if the server can be reached."""
+"""Maximum seconds to wait for a download's next byte, even if the server can be reached."""
 _API_TIMEOUT = 20
 """Maximum seconds that W&B's client waits for an answer."""
 
@@ -58,7 +58,7 @@ class WandbStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Download one file into ``directory``, under its name."""
+        """Download one file to ``directory / artifact.name``."""
         for stored, version in self._found(run_id):
             if (stored.name, stored.kind) == (artifact.name, artifact.kind):
                 with translated():

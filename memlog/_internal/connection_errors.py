@@ -72,6 +72,6 @@ def in_full(text: str) -> str:
 
 
 def in_short(text: str) -> str:
-    """Return the beginning of `in_full`, for a line in a terminal."""
+    """Return the same as `in_full`, cut to `_MAX_TEXT` characters."""
     line = in_full(text)
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

@@ -31,8 +31,8 @@ NOT_NOTICED = (
 def warn(message: str, to: logging.Logger = logger) -> bool:
     """Log a warning. Return False if logging failed.
 
-    The user's log handler may fail, for example because its stream is closed. An exception of the user's
-    signal handler is raised.
+    Logging fails, for example, if the user's log handler writes to a closed stream. If a signal handler of
+    the user raises an exception, `warn` raises it, too.
     """
     try:
         to.warning("%s", message)

@@ -1,7 +1,7 @@
 """Local variables of running functions, read without an effect on the program.
 
-Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary. The frame keeps this
-dictionary, and so the values, alive. Therefore, up to Python 3.12:
+Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary. The frame keeps the
+dictionary and its values alive. Therefore, up to Python 3.12:
 
 * The dictionary is emptied after it was read.
 * A function that may call ``locals()`` is not read, because ``locals()`` returns the same dictionary to it.

@@ -57,7 +57,7 @@ class ImportWatch:
 
 
 class _CallbackLoader:
-    """A module's own loader, followed by a call of the callback."""
+    """Loader that runs a module's own loader, and then calls the callback."""
 
     def __init__(self, loader: "Any", callback: "Callable[[ModuleType], object]") -> None:
         self._loader = loader

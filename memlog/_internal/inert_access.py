@@ -21,7 +21,7 @@ _class_name: Any = type.__dict__["__name__"].__get__
 CONTAINERS: Final[tuple[type, ...]] = (list, dict, set, deque, bytearray)
 """Types that can grow in place. A subclass counts as its base."""
 _LONGEST: Final = 60
-"""Maximum number of characters of a key or a name that are shown."""
+"""Maximum number of characters of a shown key or name."""
 
 
 def bases(kind: type) -> tuple[type, ...]:
@@ -88,7 +88,7 @@ def own_method(value: object, name: str) -> Any:
 
 
 def values_in(value: object, limit: int) -> Iterator[object]:
-    """Yield the values in a nested tuple, list or dictionary. Yield any other value itself.
+    """Yield the values in a nested tuple, list or dictionary. If ``value`` is none of these, yield ``value``.
 
     The function visits at most ``limit`` values. Containers count, too.
     """

@@ -88,8 +88,8 @@ class _TimedReader(io.RawIOBase):
     """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long."""
 
     limit: float | None = None
-    """Seconds that `waiting_at_most` allows for an answer in this process; ``None``: no block of
-    `waiting_at_most` runs."""
+    """Seconds that `waiting_at_most` allows for an answer in this process; ``None``: `waiting_at_most` is
+    not active."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
