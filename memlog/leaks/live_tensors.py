@@ -53,8 +53,8 @@ class LiveTensors:
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:
         """Insert tensors at the front of `roots`.
 
-        Each tensor comes with the last node of the graph that it keeps. Tensors whose last node is older than
-        ``first_node`` are left out.
+        ``holders`` has tuples of a tensor and the last node of the tensor's graph. Leave out tensors whose
+        last node is older than ``first_node``.
         """
         added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]
         self.roots[:0] = [one for one in added if _number(one[2]) >= first_node]

@@ -22,8 +22,8 @@ _ENDED = 0.25
 this kind do end. ``ended`` is the number of processes that ended during the growth. ``new`` is the number of
 processes that were started during the growth and are still alive."""
 _PART = 0.5
-"""Minimum fraction of the growth's bytes in processes that were started during the growth. If the fraction is
-lower, memlog does not report the growth."""
+"""Minimum of ``new / total``. Below it, memlog does not report the growth. ``new`` is the size of the living
+processes that were started during the growth. ``total`` is the size of the growth."""
 _UNJUDGED = 2
 """Number of the newest readings that wait to be judged."""
 

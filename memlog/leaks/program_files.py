@@ -14,8 +14,8 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 def program_files(owner: Owner) -> list[str]:
     """Return source files of the program, the likeliest first.
 
-    A file is in the list if it defines a class of an owner, the function or module of the root, or a function
-    that is running now.
+    These files define the classes of the objects in ``owner.above``, the function or module of
+    ``owner.root``, and the functions that are running now.
     """
     lines = CallingLines()
     modules = (class_namespace(type(one)).get("__module__") for one in reversed(owner.above))

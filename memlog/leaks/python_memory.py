@@ -129,9 +129,9 @@ class AllocationTrace:
         return dict(held)
 
     def _program_line(self, traceback: tracemalloc.Traceback) -> _Line | None:
-        """Return the innermost line of the program; ``None`` if memlog is in the traceback.
+        """Return the program's innermost line in a traceback; ``None`` if memlog is in the traceback.
 
-        If no line of the traceback is the program's, return the innermost line.
+        If the program is not in the traceback, return the traceback's innermost line.
         """
         frames = [frame for frame in reversed(traceback) if not frame.filename.startswith(MEMLOG)]
         if not frames or len(frames) < len(traceback):

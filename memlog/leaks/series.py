@@ -95,7 +95,7 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of single readings that the series still holds."""
+        """Number of levels that the series still holds, each of one step."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:
@@ -218,8 +218,8 @@ class SeriesWatch:
     def _decide_by_use(self, suspected: Growth) -> News:
         """Confirm or withdraw suspected growth by the levels in `in_use`.
 
-        Call this method if the other levels do not confirm the growth. The levels in `in_use` leave out the
-        allocator's unused blocks, so they vary less.
+        These levels vary less, because they leave out the allocator's unused blocks. Call this method if the
+        levels passed to `take` do not confirm the growth.
         """
         if len(self.in_use) >= _LATER:
             steps, levels = zip(*self.in_use, strict=True)
@@ -238,9 +238,9 @@ class SeriesWatch:
         return News("confirmed", found)
 
     def _growth_since(self, growth: Growth | None, sigmas: float) -> Growth | None:
-        """Return the growth in all levels since ``growth`` began; ``None`` if there is no growth.
+        """Return the growth that lasts until the newest level; ``None`` if there is none.
 
-        Use the finest window that has all these levels. If ``growth`` is ``None``, use the finest window.
+        Search all levels since ``growth`` began. If ``growth`` is ``None``, search the newest levels.
         """
         window = self._levels.covering(None if growth is None else growth.since, self._least)
         return None if window is None else self._judge(window, sigmas)
@@ -270,8 +270,7 @@ def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
 def _is_due(window: LevelWindow, least: int) -> bool:
     """Return True if a search for growth in a window is worth while.
 
-    The window must have at least ``least`` levels and enough new levels. Among the last ``least`` levels, the
-    newest must be above the oldest.
+    The window must have ``least`` levels, enough new levels, and a rise over the last ``least`` levels.
     """
     levels = window.levels
     held = len(levels)

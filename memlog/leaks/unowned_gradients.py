@@ -241,10 +241,9 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
-    """Return the new states of the gradients that are still the same tensors.
+    """Return the new states of the gradients that are still the same tensors, and have changed in place.
 
-    Leave out a gradient if its version (torch's count of in-place changes) is the same as in ``gradients``,
-    or has risen by more than ``most``.
+    Leave out a gradient if the number of in-place changes (torch's version) has risen by more than ``most``.
     """
     budget = TimeBudget(_SECONDS)
     with budget.running():

@@ -62,7 +62,7 @@ _base: Any = torch._C.TensorBase
 
 @dataclass
 class _Line:
-    """Forward passes that one line of the program runs, all of one class of module."""
+    """Forward passes that one line of the program runs, through modules of one class."""
 
     text: str
     module: str

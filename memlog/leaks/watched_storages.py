@@ -230,7 +230,7 @@ class StorageWatch:
         """Do nothing: a `StorageMode` never calls this method of an observer."""
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
-        """Watch the new storages in an operation's results, and the unknown storages in its arguments."""
+        """Watch the new storages in an operation's results and arguments."""
         del inside
         if torch_private.tracing_graph():
             return  # sizes would become a part of the traced graph

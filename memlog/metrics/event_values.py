@@ -209,8 +209,8 @@ def _phase(event: Phase) -> Iterator[Value]:
 def safe_label(label: str) -> str:
     """Return a user's label as one part of a metric's name: ``loading dataset`` becomes ``loading_dataset``.
 
-    If characters other than blanks change, a short digest of the label is appended. So two labels never
-    become one metric.
+    If the label is too long, or has unsafe characters other than spaces, append a short digest of the label.
+    So two such labels do not become one metric.
     """
     plain = label.strip().replace(" ", "_")
     cleaned = _UNSAFE_IN_LABEL.sub("_", plain)[:_MAX_LABEL]

@@ -37,8 +37,8 @@ class DeferredLosses:
     def deliver(self, reading: LossReading, then: Callable[[LossValue | None], None]) -> None:
         """Call ``then`` with a loss's value, or with ``None`` if ``reading`` is ``None`` (there is no loss).
 
-        If a device still computes this loss or an earlier one, the thread makes the call later. The calls are
-        made in the order of the losses.
+        If a device still computes this loss or an earlier loss, a background thread calls ``then`` later.
+        The calls are made in the order of the losses.
         """
         if fork.generation != self._generation:
             self._begin()

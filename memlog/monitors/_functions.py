@@ -111,7 +111,7 @@ def require_function(decorator: str, function: Any) -> None:
 
 
 def body_of(function: Any) -> Any:
-    """Return the function that a call runs; for a callable object, its class's ``__call__``."""
+    """Return the function that runs when ``function`` is called, such as an object's ``__call__`` method."""
     if isinstance(function, functools.partial):
         return body_of(function.func)
     if inspect.isroutine(function) or inspect.isclass(function):

@@ -45,7 +45,7 @@ LossReading: TypeAlias = LossValue | Pending | None
 
 
 def known(number: Any) -> LossValue:
-    """Return the value of a number in host memory; of a complex number, the real part."""
+    """Return the loss value of a number. A complex number counts with its real part."""
     value = float(number.real if isinstance(number, complex) else number)
     return LossValue(value if math.isfinite(value) else None, f"{value:.6f}")
 

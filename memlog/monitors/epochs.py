@@ -20,9 +20,9 @@ class EpochMemoryMonitor:
 
     The monitor takes over the counting of steps. `on_batch_end` creates the batch events, and optimizer steps
     are no longer counted. So no step is counted twice. If there are several monitors, for example for
-    training and validation, only the first one that ends a batch or an epoch counts steps and epochs. The
-    others print lines but publish nothing. A second monitor takes over if the counting monitor is deleted, or
-    if the second monitor ends two epochs while the counting monitor ends no batch and no epoch.
+    training and validation, the first monitor that ends a batch or an epoch counts steps and epochs. The
+    other monitors print lines but publish nothing. If the counting monitor is deleted, or is idle while
+    another monitor ends two epochs, the other monitor counts instead.
 
     Args:
         enabled: ``False``: calls do nothing.

@@ -2,7 +2,7 @@
 
 ``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So each process attaches one function,
 the dispatcher, which calls the current run's `AllocatorWatch`. torch calls the dispatcher on the allocating
-thread before it raises the error. The allocator's lock is released during the call. An exception
+thread and then raises ``OutOfMemoryError``. The allocator's lock is released during the call. An exception
 in the dispatcher would replace ``OutOfMemoryError``. The dispatcher must not allocate memory on the device.
 """
 
@@ -33,8 +33,8 @@ _attached = False
 class AllocatorWatch:
     """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
-    The object is called with each event of the run. At the first event of a CUDA device, it attaches itself
-    to torch. To attach earlier would initialise CUDA.
+    Call the object with each event of the run. When the run's first CUDA device is reported
+    (`memlog.events.Device`), the object attaches itself to torch. To attach earlier would initialise CUDA.
     """
 
     _publish: Callable[[Event], object]
@@ -55,8 +55,7 @@ class AllocatorWatch:
     def run_ended(self, error: BaseException | None) -> None:
         """Publish an event if a failed allocation ended the run. Never raises.
 
-        If `failed` was called after the last completed step, it has already published the failure on a
-        device. Then a failure on a device is not published again.
+        A failure on a device is left out if `failed` was called since the last completed step.
         """
         with self._diagnostics.contained("describing what ended the run"):
             failed = failed_allocation(error)
@@ -127,9 +126,9 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return ``unknown, in NAME``, with the name of the autograd node that this thread runs.
+    """Return a text for the layer of the autograd node that this thread runs: ``unknown, in NODE``.
 
-    Return ``None`` if the node is unknown, or if the thread runs no node.
+    Return ``None`` if the thread runs no node, or if this version of torch can't name the node.
     """
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way

@@ -117,13 +117,10 @@ def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
 
 
 def _folders(group: _Group) -> list[Path]:
-    """Return the group's folder and the folders above it, nearest first.
+    """Return the group's folder and the folders above it, nearest first. ``group.mount`` is the last.
 
-    The last returned folder is the one where control groups are mounted (``group.mount``).
-
-    Inside a container, the group's path can be the path on the host. Then ``group.mount`` is the only
-    returned folder that exists. If the path leaves the container's namespace with ``..``, only
-    ``group.mount`` is returned. In both cases, ``group.mount`` is the folder of the container's own group.
+    Inside a container, the group's path can be a path on the host. Then only ``group.mount`` exists, and is
+    the folder of the container's own group. If the path contains ``..``, return only ``group.mount``.
     """
     parts = group.path.parts[1:]
     if ".." in parts:

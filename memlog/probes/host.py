@@ -108,12 +108,12 @@ class HostProbe:
 
 
 class _LinuxMemory:
-    """Reader of ``/proc`` through open descriptors: 1.4 µs for the resident set, 0.8 µs for the watermark.
+    """Reader for Linux: 1.4 µs for the resident set, 0.8 µs for its largest size so far (``ru_maxrss``).
 
-    The fast watermark, ``ru_maxrss``, can come from another program: ``ru_maxrss`` survives ``exec``, and a
-    child that was started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. ``VmHWM`` is
-    always right, but reading it takes 8 µs. If ``ru_maxrss`` is above ``VmHWM`` at first, memlog reads
-    ``VmHWM`` until ``ru_maxrss`` rises.
+    ``ru_maxrss`` can be another program's value: ``ru_maxrss`` survives ``exec``, and a child that was
+    started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. ``VmHWM`` is always right, but
+    reading ``VmHWM`` takes 8 µs. If ``ru_maxrss`` is another program's value (larger than ``VmHWM``), memlog
+    reads ``VmHWM`` until ``ru_maxrss`` rises.
 
     Raises:
         OSError: ``/proc`` can't be read.

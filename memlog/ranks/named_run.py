@@ -14,9 +14,9 @@ from memlog.ranks.registration import ranks_of
 
 
 def find_named_run(root: Path, name: str) -> RunDirectory:
-    """Return the run that a user names, as `memlog.journal.find_named_run` does.
+    """Return the run that a user names, as `memlog.journal.find_run` does.
 
-    For ``latest``, return the run of the lowest rank that trained together with the newest run.
+    For ``latest``, find the training of the newest run. Return the run of this training's lowest rank.
 
     Raises:
         RunNotFoundError: No run matches.

@@ -16,8 +16,8 @@ from memlog.journal.format import START, UNDECODABLE
 _FILE = "rank.json"
 _MAX_BYTES = 65536
 _TOLERANCE_US = 600_000_000
-"""Maximum microseconds from the start of another rank's run to the later start of this rank's run. Before its
-run begins, each rank loads data, and some ranks take longer than others."""
+"""Maximum microseconds by which another rank's run can begin before this rank's run. Each rank loads data
+before its run begins, and some ranks take longer than others."""
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -33,11 +33,11 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
 
 
 def steps_ahead(run: RunDirectory) -> int:
-    """Return the step number in memlog's own run in the tracker minus the session's step number.
+    """Return the number of steps by which memlog's own run in the tracker is ahead of the session.
 
     After a restart, the tracker's run already has the steps of the earlier attempts. If the session begins at
-    step 0, the result is the number of these steps. If the session begins at a later step, its step numbers
-    continue those of the earlier attempts, so the result is 0. Without a restart, the result is 0, too.
+    step 0, return the number of these steps. If the session begins at a later step, return 0, because the
+    session's step numbers continue those of the earlier attempts. Without a restart, return 0.
     """
     known = registration_of(run)
     if known is None or known.before is None:

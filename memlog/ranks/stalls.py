@@ -43,7 +43,7 @@ class Stalls:
 
     If one rank stalls, all ranks stop at the next exchange of gradients. So a stall is reported only if no
     rank makes steps. A rank is reported if its last step is earlier than another rank's, or if its process is
-    stopped or waits in the kernel. If this is true for all ranks, no rank is reported.
+    stopped or waits in the kernel. If all ranks would be reported, no rank is reported.
     """
 
     def __init__(self) -> None:
