@@ -65,9 +65,9 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if enough memory was free for the request. An unknown limit then made the request fail.
+    """Return True if the known limit had room for the request: another limit made the request fail.
 
-    Enough also means at least the share `FULL` of the known limit, because an allocator takes more memory
+    If less than the share `FULL` of the limit was free, the limit had no room. An allocator takes more memory
     from the system than the program requests.
     """
     free = failure.free or 0
@@ -213,7 +213,7 @@ def _of_a_larger_step(
 ) -> Iterator[str]:
     """Yield advice on a failing step that was far larger than the traced one.
 
-    Only memory that depends on the input can have grown, because parameters and optimizer state have not.
+    The advice is on memory that depends on the input. Parameters and optimizer state do not depend on it.
     """
     where = {"forward": "forward pass", "backward": "backward pass"}.get(
         failure.phase or "", "forward or backward pass"

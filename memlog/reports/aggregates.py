@@ -148,7 +148,7 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Keep the largest value. Of equal values, keep the best source. Of equal sources, keep the first."""
+        """Keep a value that is larger than the kept value, or equal and from a source of higher priority."""
         if size is None:
             return
         peak = self._peaks.get(kind, UNKNOWN)

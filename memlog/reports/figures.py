@@ -36,7 +36,7 @@ _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
 """``traced``: the figure is the worst traced step's peak. ``derived``: the worst traced step was the run's
-first. Its peak lacks the optimizer's state, so the figure includes the state, as in ``memlog advise``."""
+first, and memlog has added the optimizer's state to the peak, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
@@ -88,9 +88,8 @@ def run_figures(run: RunDirectory) -> RunFigures:
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
     """Return the value of ``trace.peak``, in bytes, and its source.
 
-    The value is the worst traced step's peak. If that step is the run's first, the value is the peak that the
-    step would have later in the run. The first step allocates the optimizer's state only at its end, so its
-    own peak does not contain that state and would not show the effect of another optimizer.
+    The value is the worst traced step's peak. If that step is the run's first, the optimizer's state is added
+    to the peak, because the first step allocates the state only at its end.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:

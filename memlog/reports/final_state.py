@@ -54,7 +54,7 @@ class LastMoments(msgspec.Struct):
     findings: list[Finding] = []
     """Findings during the run, oldest first."""
     largest: StepInputs | None = None
-    """Inputs of the newest step known to have raised the peak."""
+    """Inputs of the newest step that is known to have raised the peak."""
     traced: Batch | None = None
     """Memory at the end of the newest traced step; ``None``: unknown."""
     traced_steps: list[int] = []

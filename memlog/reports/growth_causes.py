@@ -43,15 +43,13 @@ class GrowthBeforeEnd(NamedTuple):
     files: int
     """Bytes of the growth that are pages of mapped files."""
     own: int | None
-    """Bytes by which the temporary memory of a step grew: memory that a step allocates and frees again.
-    ``None``: unknown."""
+    """Growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
     freed: int | None
     """Bytes that became free when the failed step ended; ``None``: unknown."""
     idle: int
     """Unused bytes that the process's allocator held at the end; a lower bound."""
     whole: int
-    """Growth since the run's first step, in bytes. `is_idle` compares ``idle`` with this growth, because
-    blocks can have become unused at any step of the run."""
+    """Growth since the run's first step, in bytes."""
     lasting: bool
     """True if the memory kept growing over all of the last steps, or over their second half."""
 
@@ -70,7 +68,7 @@ class GrowthBeforeEnd(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """True if the growth lasts and has no other cause: the program probably keeps memory of each step."""
+        """True if the program probably keeps memory of each step: no other cause explains the growth."""
         explained = self.is_of_files or self.is_of_larger_steps or self.is_idle
         return self.lasting and not explained
 

@@ -20,8 +20,8 @@ from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, mem
 _FEWEST = 6
 """If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Number of standard deviations. The number of records (see above) must exceed the mean for steps in random
-order by at least this many. Otherwise, steps do not count as larger."""
+"""If the number of records (see above) exceeds the mean for random order by less than this number of standard
+deviations, steps do not count as larger."""
 _MATTERS = 0.1
 """Smallest growth that memlog reports. For growing steps, it is a share of a late step's peak. For a sudden
 rise, it is a share of the memory in use after the last complete step."""
@@ -32,7 +32,7 @@ _FAR = 2
 
 
 class Sudden(NamedTuple):
-    """Rise of memory after the last complete step, far above what any earlier step allocated and freed."""
+    """Rise of memory after the last complete step. The rise is far larger than ``needed``."""
 
     step: int
     """Number of the last complete step."""
@@ -81,7 +81,7 @@ def sudden(moments: LastMoments) -> Sudden | None:
 
 
 def why_steps_grew(moments: LastMoments) -> Iterator[str]:
-    """Yield at most one line: steps became larger or, if they did not, memory rose suddenly."""
+    """Yield one line if steps became larger, or if memory rose suddenly; else yield nothing."""
     larger = rise(moments)
     jump = sudden(moments)
     if larger is not None:
@@ -98,7 +98,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if ``records`` is far above the number that ``steps`` steps have in random order."""
+    """Return True if ``records`` is far above the mean number of records for steps in random order."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

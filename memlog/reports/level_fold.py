@@ -9,15 +9,14 @@ from memlog.events import Batch
 _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _TOLERANCE = 0.02
-"""Share of the memory after the last step. Memory is steady since a step if all values from that step on
-differ from the memory after the last step by at most this share."""
+"""Tolerance, as a share of the memory after the last step. If the values of a step and of all later
+steps are within the tolerance, memory is steady since that step."""
 _LEAST_TOLERANCE = 8 * 1024**2
 """Minimum of the tolerance, in bytes. Allocators and the interpreter take and return pages even if little
 memory is in use."""
 _DRIFT = 1024**2
 """Rise in bytes. memlog divides the steady steps into three parts. If the median rises by more than this
-value from the first part to the second, and also from the second to the third, memory does not count as
-steady. A single jump causes only one rise."""
+value from each part to the next, memory does not count as steady. A single jump causes only one rise."""
 LEAST_STEPS = 10
 """If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4

@@ -30,14 +30,14 @@ class StepMemory(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Lower bound of the step's peak, in bytes."""
+        """The step's peak in bytes if the exact peak is known, else ``level`` as a lower bound."""
         return self.level + (self.own or 0)
 
 
 def levels(moments: LastMoments) -> list[StepMemory]:
     """Return the memory in use after each of the last steps, and bounds of the step's peak.
 
-    If an allocation failed, this is the memory of its device. Otherwise, it is the memory of the process.
+    If an allocation failed on a device, the sizes are that device's. Otherwise, the sizes are the process's.
     """
     device = "host" if moments.failure is None else moments.failure.device
     found: list[StepMemory] = []

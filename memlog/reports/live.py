@@ -20,8 +20,7 @@ SCHEMA = 1
 ALERTS_SHOWN = 5
 """Maximum number of alerts that the document lists, the newest last."""
 _RATE_OVER_US = 10_000_000
-"""Length of the period in which memlog measures the steps per second, in microseconds. The period ends at
-the newest step."""
+"""Microseconds of the period in which memlog measures steps per second. The newest step ends the period."""
 _RATE_STEPS = 1_000
 """Maximum number of steps from which memlog measures the steps per second. The newest steps are used."""
 
@@ -53,7 +52,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
-    """Document of ``memlog watch --json``. Within one `SCHEMA`, fields are only added."""
+    """Document of ``memlog watch --json``. While `SCHEMA` is unchanged, fields are only added."""
 
     schema: int = SCHEMA
     run: str

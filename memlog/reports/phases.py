@@ -56,7 +56,7 @@ class PhaseFold:
 
 
 class _Maker(NamedTuple):
-    """Phase with the highest exact peak of one kind of memory. Of equal peaks: the innermost phase."""
+    """Innermost phase with the highest exact peak of one kind of memory."""
 
     size: int
     depth: int

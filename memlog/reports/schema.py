@@ -1,7 +1,7 @@
 """The stable document of ``memlog show --json``; docs/show-json.md describes every field.
 
-Within one `SCHEMA`, fields are only added. An unknown value is ``None``, never 0. Sizes are in bytes, except
-in metrics, whose names contain their unit. Times are ISO 8601 in UTC.
+While `SCHEMA` is unchanged, fields are only added. An unknown value is ``None``, never 0. Sizes are in bytes.
+A metric has the unit that its name contains. Times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
     evaluation: int | None
-    """Number of the loss function's call at which the peak was read; ``None`` if there was no such call."""
+    """Number of the evaluation (call of a loss function) at which the peak was read; ``None``: none."""
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     value: float | None
     evaluation: int | None
-    """Number of the loss function's call at which the rule was judged; ``None`` if judged at a step."""
+    """Number of the evaluation (call of a loss function) that caused the alert; ``None``: none."""
     epoch: int | None
 
     @property
@@ -148,7 +148,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest known step that raised the run's peak by 5 % or more. After the run's end, any rise counts."""
+    """Newest known step that raised the run's peak. During the run, only rises by 5 % or more count."""
 
     step: int
     device: str
@@ -206,8 +206,8 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     exact_step: int | None
     """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
-    """Lower bound of the phases' highest peak: ``exact_bytes`` or the highest reading of memory in use in
-    the phases. The larger value counts."""
+    """Lower bound of the phases' highest peak: the maximum of ``exact_bytes`` and of the readings of memory
+    in use in the phases."""
     made_the_peak: bool
     """True if a phase of this label reached the run's peak, and no phase nested in that phase did."""
 
@@ -219,7 +219,7 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     """Number of phases that an exception ended."""
     duration_s: float
-    """Seconds of all phases together, including the phases within them."""
+    """Seconds of all phases together. The time of nested phases is included."""
     within: list[str]
     """Labels of the phases that contained the last phase of this label, the outermost first."""
     peaks: dict[str, PhasePeak]
@@ -227,7 +227,7 @@ class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A tracker's run to which memlog sends the metrics of its own run."""
+    """A tracker's run that receives the metrics of memlog's run."""
 
     id: str
     uri: str | None
@@ -293,14 +293,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     largest_step: LargestStep | None
-    """Newest step known to have raised the peak, with its inputs. ``None``: no such step is known, or no
-    inputs were found among the program's variables."""
+    """Newest step that is known to have raised the peak, with its inputs. ``None``: unknown, or no inputs
+    were found among the program's variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]
     """Recorded points by label; the first 200 labels."""
     health: HealthFacts
     omitted: dict[str, int]
-    """Number of entries left out of a full list or table, by the name of the list or table. Usually empty."""
+    """Number of alerts, artifacts, blocks, points and phases that this document lacks. Usually empty."""
     phases: dict[str, PhaseFacts] = {}
     """Phases by label; the first 200 labels."""

@@ -17,13 +17,13 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Share of the bytes that tensors held at the traced step's peak. A step counts as far larger than the traced
-step if the difference in memory exceeds both this share and the share `_GROWN`."""
+"""Share of the bytes in tensors at the traced step's peak. If a step's additional memory exceeds this share
+and also the share `_GROWN`, the step counts as far larger."""
 _GROWN = 0.1
 """Share of all memory in use at the traced step's peak; see `_FURTHER`."""
 _RECENT = 64
-"""Number of newest steps whose events are kept. The journal has the `Trace` event of a traced step after the
-step's own event. When memlog reads the `Trace` event, it looks for the step's event among the kept ones."""
+"""Number of newest steps whose events are kept. A step's `Trace` event comes later than the step's own event.
+When memlog reads the `Trace` event, memlog needs both events."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -33,8 +33,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use at this step's peak; a lower bound."""
     traced: bool
-    """True if the larger step was traced, too. In this case, memory outside tensors makes the step larger:
-    its tensors took no more bytes than the worst traced step's tensors."""
+    """True if the larger step was traced. In this case, memory outside tensors makes the step larger, because
+    the worst traced step has the most bytes in tensors."""
     inputs: str | None = None
     """The larger step's inputs and their shapes, as text. If these inputs are unknown, the text has the last
     known inputs before the larger step, and the number of their step. ``None``: no inputs are known."""
@@ -45,8 +45,8 @@ class Standing(msgspec.Struct, frozen=True):
 
     traced_steps: int
     held: int | None
-    """Bytes in use at the worst traced step's peak (a lower bound): on the traced device, or in the process
-    if the device is the CPU. ``None``: unknown."""
+    """Lower bound of the bytes in use on the device at the worst traced step's peak. If the device is the
+    CPU, these are the bytes of the process. ``None``: unknown."""
     larger: LargerStep | None
 
 
@@ -219,7 +219,7 @@ def held_more(moments: LastMoments, trace: Trace) -> int | None:
 
 
 def _is_far(held: int, at: _Level, tensors: int) -> bool:
-    """Return True if a step that held ``held`` bytes held far more than the traced step.
+    """Return True if ``held``, the peak of a step in bytes, is far above the traced step's peak.
 
     ``at`` holds bounds on the traced step's peak. The traced step's tensors took ``tensors`` bytes.
     """

@@ -45,8 +45,7 @@ _T = TypeVar("_T")
 def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
     """Return the document of ``memlog show --json``. The run's journal is read once, in bounded memory.
 
-    With ``remember``, the summary of a run that is over comes from a cache, which is written if it is
-    missing. Listing many runs would be slow without the cache.
+    If ``remember`` is True, the summary of an ended run is cached. The cache makes a list of many runs fast.
     """
     # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
@@ -139,9 +138,9 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Return the delivery to a backend: ``before``, with one saved state added.
+    """Add one saved state to ``before``, the delivery to a backend, and return the result.
 
-    ``alone``: True if no other state of this backend was added before.
+    ``alone``: True if this state is the backend's first one.
     """
     known = {run.id for run in before.runs}
     joined = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""Factor. A step becomes the worst step if its peak exceeds this factor times the peak of the worst step
-before it."""
+"""Factor. A step replaces the worst step if the step's peak exceeds this factor times the worst step's peak.
+If the worst step is the first traced step, memlog divides by the factor instead."""
 
 
 class TraceFold:

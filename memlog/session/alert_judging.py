@@ -54,7 +54,6 @@ class AlertJudge:
     def print_unjudged_rules(self, helper_is_away: bool) -> dict[str, str]:
         """Print the rules that were not judged, and why. Return the reasons by the text of the rule.
 
-        Without this message, a rule without an alert would seem to have found no problem.
         ``helper_is_away`` is True if the helper process ended too early.
         """
         rules: dict[str, str] = {}

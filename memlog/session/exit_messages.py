@@ -42,7 +42,7 @@ class Waiting:
         self._failed = {state.backend: state.failed_attempts for state in _states(run, diagnostics)}
 
     def __call__(self, waited: float) -> bool:
-        """Return True if no tracker that still lacks data can be reached. True ends the waiting.
+        """Return True if all trackers that still lack data are unreachable. True ends the waiting.
 
         ``waited`` is the number of seconds since the waiting began.
         """
@@ -72,9 +72,9 @@ def print_end(
 ) -> None:
     """Print the last lines: the verdict or the peak, and how to view the run.
 
-    This function also runs while the interpreter exits. At exit, the import of a module that evaluates text,
-    for example to define a named tuple, can make Python forget that Ctrl-C ended the program. Then the exit
-    code is wrong. So this function imports a module only if memory ran out.
+    This function also runs while the interpreter exits. If Ctrl-C ended the program, an import at this time
+    can make the exit code wrong, for example the import of a module that defines a named tuple. So this
+    function imports a module only if memory ran out.
 
     ``verdict`` is the most important finding. It is printed even if ``silent``. ``host_limit`` is the number
     of bytes that the process may use; ``None``: unknown.
@@ -117,10 +117,10 @@ def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
 def print_undelivered(
     run: RunDirectory, outcome: Outcome, waited: float, linger: float, diagnostics: Diagnostics
 ) -> None:
-    """Print the path of the post-mortem, if it exists, and how trackers get the data that they still lack.
+    """Print the path of the post-mortem, if it exists, and how to deliver the data that is not delivered.
 
-    The caller waited for delivery for ``waited`` seconds; 0: it did not wait. The helper process continues to
-    try for ``linger`` seconds.
+    ``waited``: seconds that the caller waited for delivery. ``linger``: seconds that the helper process
+    continues to try.
     """
     report = run.artifacts / "postmortem.md"
     if report.exists():
@@ -151,7 +151,7 @@ def print_undelivered(
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
     """Return a line with the reason for each tracker that refuses runs.
 
-    A tracker is listed only when all data of its other runs is delivered.
+    If data of the tracker's other runs is not yet delivered, the tracker has no line.
     """
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]

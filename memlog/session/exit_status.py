@@ -31,10 +31,10 @@ def is_a_child_of_multiprocessing() -> bool:
 
 
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
-    """Call ``finish`` when this ``multiprocessing`` child ends. The child may skip Python's exit handlers.
+    """Call ``finish`` with the status of this ``multiprocessing`` child when the child ends.
 
-    ``finish`` gets the child's status. The status is known because the child's finalizers run while its
-    exception, or its ``sys.exit``, is being raised.
+    The child may skip Python's exit handlers, but the child runs its finalizers. A finalizer knows the
+    status, because the child's exception is then still being raised.
     """
     if not is_a_child_of_multiprocessing():
         return

@@ -80,9 +80,9 @@ class PeakWatch:
     ) -> None:
         """Keep a reading if it is higher than all earlier readings of its kind of memory.
 
-        If a phase's exact peak equals a reading from another event, keep the phase's peak, because the phase
-        shows where the peak was. Of equal peaks of phases, keep the first. It is the innermost phase's peak,
-        because nested phases end before the phases that contain them.
+        If a phase's exact peak equals the highest reading of another event, keep the phase's peak, because
+        the phase shows where the peak was. If two phases have the same peak, keep the first phase. The
+        innermost phase is the first, because nested phases end before the phases that contain them.
         """
         if peak is None:
             peak, source = size, "sampled"

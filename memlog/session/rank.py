@@ -59,7 +59,7 @@ class SessionRank:
 
     @property
     def settings(self) -> Settings:
-        """Settings of this rank. Above rank 0: without trackers, and the run's name ends with the rank."""
+        """This rank's settings. Above rank 0, ``backends`` is empty, and the run's name ends in the rank."""
         place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
             return wanted
@@ -81,14 +81,13 @@ class SessionRank:
                 self._tell(Ranked(self.registration))
 
     def takes_lead(self, *, has_stepped: bool, is_final: bool) -> bool:
-        """Return True if this rank now gets runs in trackers. The reason is that no lower rank has a run.
+        """Return True if this rank now gets runs in trackers, because no lower rank has a run.
 
         At most one call returns True. If a lower rank may be on another machine, every call returns False.
 
         The search for lower ranks begins `Settings.bind_grace` seconds after the first step. If the run ends
-        (``is_final``), the search begins at once. No search begins before the first step is complete. In the
-        first step, the ranks wait for each other. After the first step, every rank that began its session
-        before the training loop is registered.
+        (``is_final``), the search begins at once. Before the first step is complete, there is no search,
+        because lower ranks may not be registered yet.
         """
         own = self.registration
         if self._leads or own is None or own.place.rank == 0 or not has_stepped:
