@@ -82,7 +82,7 @@ class HelpersReport:
 
 
 def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
-    """Make the report of a run that is over, in a child process. In the calling process, return at once.
+    """Start a child process that makes the report of a run that has ended. Do not wait for the process.
 
     The child keeps the locks that the calling process holds. It closes its copy of ``alerts_fd``, because the
     trainer's process reads the pipe for alerts until all copies are closed.

@@ -1,8 +1,8 @@
 """Imitation of operations on a CUDA device, for fake tensors that lie on the CPU.
 
 A build of torch without CUDA can't record a backward pass of tensors on a CUDA device, not even of fake ones.
-So an estimate runs on the CPU. Some operations do not keep the same tensors on a CUDA device and on the CPU.
-memlog replaces these operations, so that they keep the tensors that they keep on a CUDA device:
+So an estimate runs on the CPU. Some operations keep different tensors on the two devices. memlog makes these
+operations behave as on a CUDA device:
 
 * dropout keeps its mask, with one byte for each value (``aten::native_dropout``);
 * attention keeps no matrix of scores, because a fused kernel runs, even with dropout and a mask;

@@ -131,7 +131,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def _join(self, block: _Block, following: _Block) -> None:
-        """Join a free block with the free block after it, which ceases to exist."""
+        """Add ``following`` to ``block``. Both are free, and ``following`` lies directly after ``block``."""
         if self._ends.get(block.pool) is following:
             self._ends[block.pool] = block
         block.size += following.size

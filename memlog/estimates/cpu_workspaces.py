@@ -56,14 +56,14 @@ _PRODUCTS = ("mm", "addmm")
 _BATCHED_PRODUCTS = ("bmm", "baddbmm")
 _HALF = 2  # bytes of a half-precision value
 _OUTER, _INNER = 1024, 2048
-"""Smallest sides to which memlog cuts half-precision matrices. With larger sides, oneDNN's blocks are no
-larger. `_INNER` is for the side over which the product sums. For other types, `_FEW` is enough, because MKL
+"""Smallest sides to which memlog cuts half-precision matrices. Larger sides would not make oneDNN's blocks
+larger. `_INNER` is for the product's inner dimension. For other types, `_FEW` is enough, because MKL
 multiplies these matrices and allocates nothing."""
 
 _PARAMETERS = frozenset(
     ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
 )
-"""Names of tensors without samples, in the schemas of torch's operations."""
+"""Names of tensors that have no batch dimension, in the schemas of torch's operations."""
 _SIZES = frozenset(["N", "size", "sizes", "input_size", "input_sizes", "self_sizes"])
 """Names of arguments that are the batch size, or a list that begins with the batch size. In torch, no
 argument with another name holds the batch size. memlog reduces these arguments together
@@ -72,7 +72,7 @@ with the batch. Otherwise the operation would read past the end of a tensor."""
 
 @contextmanager
 def measured_on_small_batches() -> Iterator[None]:
-    """Make traces of fake tensors measure workspaces inside the block."""
+    """Inside the block, measure the workspaces of traced operations on fake tensors."""
     with op_workspace.of_fakes(_workspace):
         yield
 
@@ -111,9 +111,8 @@ class _Dimension(NamedTuple):
     fewest: int
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """Position of this dimension in each tensor, by the tensor's `id`. Each value has two numbers: the index
-    of the dimension in the tensor's shape, and the amount by which the tensor's length at this index shrinks
-    if ``length`` shrinks by one."""
+    """For each tensor, by its `id`: the index of this dimension in the tensor's shape, and a factor. If
+    ``length`` shrinks by ``n``, the tensor's length at this index shrinks by ``n`` times the factor."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""
@@ -308,13 +307,13 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 
 
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
-    """Return the dimensions of the largest tensor, such as a table, the longest dimension first.
+    """Return the dimensions of the largest tensor, the longest dimension first.
 
-    If such a dimension is cut, other values are cut, too:
+    Other values are cut together with such a dimension:
 
-    * In a tensor with as many dimensions as the largest tensor: the dimension at the same index, if `_same`
-      is true for the two lengths.
-    * In a tensor with another number of dimensions: the first dimension of the same length.
+    * In tensors with the same number of dimensions: the length at the same index, if `_same` is true for
+      both lengths.
+    * In other tensors: the first dimension of the same length.
     * Integer arguments that are multiples of the length.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
@@ -338,8 +337,8 @@ def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
 def _same(at: int, one: int, other: int) -> bool:
     """Return whether two lengths at index ``at`` belong to one dimension.
 
-    They do if they are equal, or if one is a multiple of the other and they can be sides of images. Pooling
-    divides an image's side, and upsampling multiplies it.
+    Equal lengths belong to one dimension. Sides of images also belong to one dimension if one side is a
+    multiple of the other. Pooling divides sides, and upsampling multiplies them.
     """
     image = at > 1 and min(one, other) > 1 and max(one, other) % min(one, other) == 0
     return one == other or image

@@ -209,8 +209,7 @@ def _most(ranges: Iterable[SizeRange]) -> int:
 def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
     """Return the batch size to try next.
 
-    It is usually the size at which a straight line through the two estimates nearest to the limit reaches the
-    limit.
+    The size usually comes from a straight line through the two estimates that are nearest to the limit.
     """
     near = sorted(needed, key=lambda size: abs(needed[size] - limit))[:2]
     first, last = near[0], near[-1]
@@ -289,10 +288,10 @@ def estimate_made_by(
     length: int | None = None,
     device: Device = "cuda",
 ) -> Estimate:
-    """Call a function that makes a model and a step with fake tensors, and estimate the step.
+    """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 
-    The function ``make`` returns arguments of `estimate` by name: ``step``, and if needed ``model``,
-    ``optimizer`` and ``expandable_segments``. The other arguments are as for `estimate`.
+    ``make`` returns a dictionary of arguments of `estimate`: ``step``, and if needed ``model``, ``optimizer``
+    and ``expandable_segments``. ``batch``, ``length`` and ``device`` are as for `estimate`.
 
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.

@@ -73,11 +73,9 @@ class Fakes:
     def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
         """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
 
-        Inside the block, operations also get fakes instead of real tensors. Afterwards, the fake tensors'
-        mode no longer refers to this object. If it did, the mode and this object would never be freed. They
-        would be in a cycle: this object refers to a parameter, the parameter to its gradient, the gradient to
-        the mode, and the mode to this object. Garbage collections can't free this cycle, because they don't
-        see that the parameter refers to its gradient.
+        Inside the block, operations also get fakes instead of real tensors. At the end, the mode's reference
+        to this object is removed. Otherwise the mode and this object would never be freed, because garbage
+        collections don't see that a parameter refers to its gradient.
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used

@@ -38,8 +38,8 @@ _TALL: Final = (512, 768, 1024)
 """Sizes to measure for states that are larger than the inputs."""
 _ROW, _BLOCK = 256, 16
 """Divisors of a row's length. oneDNN makes a row longer if its length is a multiple of `_ROW`, and copies a
-row if its length is not a multiple of `_BLOCK`. So a measured length is a multiple of a divisor only if the
-full length is, too."""
+row if its length is not a multiple of `_BLOCK`. So `_points` chooses lengths with the same divisors as the
+full length."""
 _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
@@ -129,9 +129,9 @@ def _points(forward: Any, at: int) -> tuple[int, ...]:
 def _measured(
     forward: Any, backward: Any, steps: int, samples: int, inputs: int, hidden: int
 ) -> _Measured | None:
-    """Run the operations on real tensors of these lengths. ``backward`` is as for `_extrapolated`.
+    """Run the forward operation on real tensors. Also run the backward operation if ``backward`` is given.
 
-    Without gradients enabled, the forward operation keeps nothing.
+    If gradients are disabled, the forward operation keeps nothing.
     """
     gates, state = 4 * hidden, (samples, hidden)
     weights = (gates, inputs), (gates, hidden)

@@ -123,7 +123,7 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
 
 
 def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
-    """Return the given model or optimizer, or the one that the given function makes from ``arguments``."""
+    """Return the model or optimizer ``given``. If ``given`` is a function, return the function's result."""
     if given is None or isinstance(given, kind):
         return given
     made = given(*arguments) if callable(given) else given
@@ -143,10 +143,10 @@ def _is_batch(batch: Any) -> bool:
 
 
 def _names(step: Callable[..., object], values: dict[str, Any]) -> list[str]:
-    """Return the names of the given arguments that a step function has as parameters.
+    """Return the names of the step's parameters for which ``values`` has a value.
 
     Raises:
-        ConfigurationError: The step needs an argument that `estimate` does not have, or did not get.
+        ConfigurationError: A parameter has neither a default nor a value.
     """
     asked = {
         name: parameter.default is not parameter.empty

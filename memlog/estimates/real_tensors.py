@@ -12,7 +12,7 @@ from torch import Tensor
 from memlog._internal.units import MIB
 
 MOST: Final = 32 * MIB
-"""Maximum bytes of an operation's tensors for which an estimate may run the operation on real tensors."""
+"""Maximum total bytes of the real tensors on which an estimate runs an operation."""
 
 
 def real_tensor(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -37,8 +37,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
     """Return the tensor's strides for the lengths in ``shape``. The dimensions keep their order in memory.
 
-    Each stride changes in the same proportion as the product of the lengths of all dimensions that have
-    smaller strides.
+    Each stride is scaled like the number of values in all dimensions with smaller strides.
     """
     strides = tensor.stride()
     found = []

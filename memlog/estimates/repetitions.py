@@ -41,10 +41,10 @@ _MOST: Final = 100_000
 """Maximum number of remembered repetitions (about 100 MB). Further repetitions are not remembered."""
 
 _known: dict[tuple[Any, ...], Repetition] = {}
-"""Repetitions by the operation and the shapes, strides, types and values of its arguments."""
+"""Repetitions. The key is the operation with the shapes, strides, types and values of its arguments."""
 _known_for_all_shapes: dict[tuple[Any, ...], _LikeArguments] = {}
-"""Results for any shape, by the operation and the types and values of its arguments. The arguments must be
-stored row by row."""
+"""Results for any shape. The key is the operation with the types and values of its arguments. The arguments
+must be stored row by row."""
 
 
 def known(key: tuple[Any, ...], func: Any, args: Any, kwargs: Any) -> Repetition | None:
@@ -84,7 +84,7 @@ def _fakes(values: Any) -> list[Tensor]:
 
 
 def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return a key that all shapes share; empty if results for one shape do not tell those for another."""
+    """Return a key without shapes; an empty key if torch must make the results for each shape."""
     if not given or not all(_is_row_by_row(one) for one in given):
         return ()
     shape, name = given[0].shape, func.name().partition(".")[0]
@@ -101,7 +101,7 @@ def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) ->
 
 
 def _is_row_by_row(tensor: Tensor) -> bool:
-    """Return whether a tensor has the strides of a new tensor of its shape, even for lengths of 1."""
+    """Return whether a tensor has exactly the strides that a new tensor of its shape has."""
     return tensor.stride() == torch.empty(tensor.shape, device=_META).stride()
 
 
@@ -127,7 +127,7 @@ class _LikeArguments(NamedTuple):
 
     @classmethod
     def of(cls, again: Repetition, given: Sequence[Tensor]) -> _LikeArguments | None:
-        """Return the results for any shape; ``None`` if a result has a layout that no argument has."""
+        """Return ``again`` for arguments of any shape; ``None`` if ``again`` works for one shape only."""
         if again in (_nothing, _first_argument):
             return cls(again)
         if not isinstance(again, _NewTensors):
@@ -194,7 +194,7 @@ def _view(mode: FakeMode, func: Any, _types: Any, args: Any, kwargs: Any) -> Any
 
 
 def _nothing(*_: Any) -> None:
-    """Return no result: the `Repetition` of an operation that only changes values."""
+    """`Repetition` of an operation that only changes values and returns nothing."""
 
 
 def _first_argument(_mode: FakeMode, _func: Any, _types: Any, args: Any, _kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ _CALCULATES = (
     "__abs__ __round__"
 )
 _LATE = 1000.0
-"""Value that an optimizer gets if it reads a fake tensor, such as its number of steps. The behaviour of
+"""Value of each fake tensor that an optimizer reads, for example of the step counter. The behaviour of
 optimizers no longer changes after 1,000 steps."""
 _DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
 

@@ -50,15 +50,15 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     at_peak: Int | None
     """Bytes that the layer held at the step's peak."""
     peak: Int | None
-    """Maximum number of bytes in use while the layer ran, by the layer and by everything else."""
+    """Maximum number of bytes in use while the layer ran. All bytes count, not only the layer's own."""
     allocated: Int | None
     """Bytes that the layer allocated itself, without its child layers."""
     kept: Int | None
-    """Activations: bytes that the forward pass of the layer and its child layers left alive at its end."""
+    """Activations: bytes that the layer's forward pass left in use. Child layers are included."""
     added: Int | None = None
     """Largest rise, in bytes, of the memory in use during one call of the layer's forward, or during one
-    uninterrupted part of its backward pass. Child layers are included. The value is also ``None`` for work
-    outside all modules, and in a journal of an older memlog."""
+    uninterrupted part of its backward pass. Child layers are included. The value is ``None`` for work outside
+    all modules, and in a journal of an older memlog."""
     in_series: bool = True
     """True if trackers get this layer's figures as time series. Only a few layers of a run have them."""
 
@@ -150,7 +150,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """Process in which the allocation failed, such as ``DataLoader worker process 0``; ``None``: the
     trainer itself."""
     raised_as: str | None = None
-    """Error that ended the program, if it is a different error that the failed allocation caused."""
+    """Later error, which the failed allocation caused and which ended the program."""
     signal: str | None = None
     """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
     machine: Int | None = None

@@ -105,8 +105,8 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     error: str | None = None
     """Type of the exception that ended the phase."""
     step: Int | None = None
-    """Last completed step. If no step has completed, the number of the first step. ``None`` if the run has
-    too many labels, as in `Scope`."""
+    """Last completed step. If no step has completed, the number of the first step. ``None`` if the run had 50
+    labels before this label appeared."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):

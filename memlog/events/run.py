@@ -26,7 +26,7 @@ class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters")
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
-    """Origin of a run, which the helper process reads. A field is ``None`` if its value is unknown.
+    """Origin of a run. A field is ``None`` if its value is unknown.
 
     Trackers get the fields as parameters of the run.
     """
@@ -60,8 +60,8 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
 
 REPORT_FILE = "report.html"
 REPORT_KIND = "report"
-"""Kind of the artifact that is memlog's report of the run. Only this artifact has both this kind and the name
-`REPORT_FILE`."""
+"""Kind of memlog's report of the run. A user's file can have this kind or the name `REPORT_FILE`, but not
+both."""
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
@@ -93,7 +93,7 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     queued: bool = False
     """True if the file system is so slow that the journal is written through a queue."""
     unjudged: dict[str, str] = {}
-    """Reason why memlog never judged an alert rule, by the rule's text; empty before the end of the run."""
+    """Alert rules that memlog never judged, each with the reason; empty before the end of the run."""
     tracing_ms: float = 0.0
     """Total milliseconds by which traced steps took longer than untraced steps. ``tracing_set_up_ms`` is not
     included."""

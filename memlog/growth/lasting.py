@@ -6,8 +6,8 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The window has four parts. The median and the lowest level of each part are above those of the previous
   part. A jump raises only one part, and a swing that is shorter than a part raises none.
 - The last rise is at least half the mean rise, so the growth does not fade out.
-- The time since the highest level was reached is at most twice the longest time between two new highs. So the
-  growth has not stopped.
+- The growth has not stopped. The present wait for a new high is at most twice as long as the longest earlier
+  wait.
 - The growth is more than five times the spread of the levels around the trend (by default).
 - The rate's interval (`memlog.growth.line`) lies above zero. The interval is wide if the levels wander.
 
@@ -40,14 +40,13 @@ The levels count as growing only if both tests pass:
 - Each rise exceeds this fraction of the required rise.
 - The last rise is at least this fraction of the mean rise."""
 _LOWEST = 0.25
-"""Fraction of the required rise. The levels count as growing only if, from each part to the next, the lowest
-level rises by more than this fraction of the required rise. The fraction is less than `_STEADY`,
-because lowest levels are noisier than medians."""
+"""Fraction of the required rise. The lowest level must rise by more than this fraction from part to part.
+Lowest levels are noisier than medians. So the fraction is less than `_STEADY`."""
 _HIGHS = 12
 """A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2
-"""Maximum ratio of the time since the highest level to the longest time between two new highs. If the ratio
-is larger, the growth counts as stopped."""
+"""Maximum length of the present wait for a new high, as a multiple of the longest earlier wait. After a
+longer wait, the growth counts as stopped."""
 SIGMAS = 5
 """Number of standard deviations that the growth has to exceed by default. The standard deviation is that of
 the levels around the trend."""
@@ -106,7 +105,7 @@ def _rises(levels: Sequence[float]) -> list[float]:
 
 
 def _has_stopped(levels: Sequence[float], by: float) -> bool:
-    """Return True if the time since the highest level exceeds twice the longest time between two new highs.
+    """Return True if the present wait for a new high is more than twice as long as the longest earlier wait.
 
     A level is a new high if it exceeds the last high by more than ``by``.
     """

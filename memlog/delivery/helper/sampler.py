@@ -33,7 +33,7 @@ from memlog.probes.tree import (
 )
 
 _STEPS = 5
-"""Number of steps after which a sample is due in a run's first 500 steps, even before the interval ends."""
+"""Number of steps after which a sample is due. After a run's first 500 steps, the number grows (`_PART`)."""
 _PART = 100
 """Divisor of the steps made so far. The result is the number of steps between two samples, at least `_STEPS`.
 
@@ -44,8 +44,8 @@ _LOOK = 0.05
 """Minimum seconds between two samples. If the trainer's steps are fast, also the seconds between two checks
 of the newest step."""
 _SHARE = 0.02
-"""Maximum fraction of one processor's time that samples due by steps may take. If a sample takes long, the
-next sample comes later, so that the fraction is not exceeded."""
+"""Maximum fraction of one processor's time for samples that come before the interval ends. After a slow
+sample, the next sample comes later."""
 _FIRST = 0.2
 """Processor seconds that a run's first samples may take before `_SHARE` limits the samples.
 
@@ -130,11 +130,11 @@ class StepFollower:
 
 
 class Sampler:
-    """Sampler of the trainer's process tree: publishes a `Sample` when one is due, by time or by steps.
+    """Sampler of the trainer's process tree. It publishes a `Sample` every ``interval`` seconds.
 
-    A sample is due by time ``interval`` seconds after the last one. Between samples, ``on_children`` gets the
-    newest step and new readings of the last sample's child processes. These readings are not published, so
-    that the journal stays small.
+    Samples come earlier if the trainer makes many steps. Between samples, ``on_children`` gets the newest
+    step and new readings of the last sample's child processes. These readings are not published, so that the
+    journal stays small.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Sampler:
                 self._children_not_before = now + _LOOK
 
     def sample_short_run(self) -> None:
-        """At the end of a run with steps, publish a sample if no step has made one due. Never raises."""
+        """At the end, publish a sample of a run whose steps `sample_if_due` has not seen. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())
@@ -195,7 +195,7 @@ class Sampler:
     def _read_children(self, now: float) -> None:
         """Read the child processes again if enough steps have passed.
 
-        Also set the time before which `sample_if_due` does not call this method again.
+        Also set the earliest time of the next call.
         """
         before = time.thread_time()
         step = self._follower.look()
@@ -262,7 +262,7 @@ class _StepRate:
         self._sampled = self._newest
 
     def is_fast(self, interval: float) -> bool:
-        """Return whether enough steps for a sample come within ``interval`` seconds at the present speed."""
+        """Return whether the steps, at their present speed, make a sample due within ``interval`` seconds."""
         return self._a_second * interval >= self._wanted
 
     @property

@@ -92,7 +92,7 @@ class SupervisedHelper:
         return self.current.pid
 
     def abandon(self) -> None:
-        """Kill the helper, so that nothing is delivered. Call it if the run could not begin."""
+        """Kill the helper of a run that could not begin, so that nothing is delivered."""
         self._over.set()
         with self._lock:
             self.current.abandon()
@@ -191,7 +191,7 @@ class SupervisedHelper:
         return helper.pid is not None
 
     def _install(self, helper: HelperProcess) -> None:
-        """Make a new helper the current one, and send it all earlier messages. Kill it if the run is over."""
+        """Send a new helper all earlier messages, then use it. If the run is over, kill the helper."""
         count = 0
         while not self._over.is_set():
             unsent = self._sent[count:]

@@ -41,14 +41,14 @@ class Cursor:
         self.offset = 0
         """`memlog.journal.Binding.offset` of the run that events go to."""
         self.since = self.segment = self.at.segment
-        """Numbers of segments. `segment` is being read. `since` is the segment at which the cursor began, or
-        at which `switch_to` was last called."""
+        """``segment``: number of the present segment. ``since``: number of the segment at which the cursor
+        began, or at which `switch_to` was last called."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
         """True if events are skipped, because the trainer's process has already written them to the run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
-        """Set `target` and `offset` for the events from the segment with the number ``segment`` on."""
+        """Set `target` and `offset` for the events of segment ``segment`` and of later segments."""
         self.target, self.since, self.segment = target, segment, segment
         self.plan, self.skipping, self.offset = None, False, offset
 
@@ -77,7 +77,7 @@ class Cursor:
                 self.parameters.append(parameters)
 
     def _counts(self, entry: Entry) -> bool:
-        """Return whether an event is new, or its bucket was incomplete when progress was saved."""
+        """Return whether an event may belong to a point that was not sent yet."""
         known = self._saved
         if entry.end > known.sent or known.open is None:
             return True

@@ -29,12 +29,11 @@ class Targets:
     Args:
         open_sink: Function that builds a sink for a target. It may import the tracker's client.
         state: Saved state of the uploader, with the runs that exist and the runs that the tracker refuses.
-        begins: `Target` with the values that are the same for every sink. For each sink, this class makes a
-            copy with the sink's own values, such as the tracker's run.
+        begins: Values that are the same for all sinks. Each sink gets a copy with the sink's own values.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
             trainer's process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.
-        may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
+        may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Outbox of alerts and files for a tracker.
 
 The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its own
-position in the journal. So no alert or file is lost if the uploader continues in the journal before the
-tracker has the alert or file. The uploader removes a file from the outbox when the tracker has the file.
-Alerts stay, because each call of `Sink.log_alerts` gets all alerts of the run.
+position in the journal. So alerts and files that the tracker lacks are kept while the uploader reads on. The
+uploader removes a file from the outbox when the tracker has the file. Alerts stay, because each call of
+`Sink.log_alerts` gets all alerts of the run.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def send(
 ) -> None:
     """Send the alerts and files in the outbox. Remove the sent files, and mark the sent alerts.
 
-    ``sent`` is called after the alerts of one run, or one file, were sent. Its argument is the number of lost
-    items, by reason. ``refused`` is called if the tracker refuses a target's run. The run's alerts and files
-    then stay in the outbox.
+    ``sent`` is called after each sent file, and after the alerts of each run. Its argument is the number of
+    lost items, by reason. ``refused`` is called if the tracker refuses a target's run. The run's alerts and
+    files then stay in the outbox.
 
     Raises:
         TrackerUnavailableError: the tracker can't be reached; the other items stay in the outbox.

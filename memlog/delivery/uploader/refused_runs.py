@@ -17,7 +17,7 @@ _NAMED = 3
 
 
 class Refusals:
-    """The runs of one uploader that its tracker refuses. The uploader's state has the runs and the reasons.
+    """Runs that the tracker of one uploader refuses. The uploader's state has the runs and the reasons.
 
     ``sync`` is the command that delivers the remaining data. The message (`problem`) contains this command.
     ``is_replaceable`` returns whether the sink can open a run of its own to replace a refused run.
@@ -62,7 +62,7 @@ class Refusals:
             raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
 
     def note(self, target: str | None, error: Exception) -> None:
-        """Block a target, whose run the tracker refuses, until the next retry. Store the error's text."""
+        """Block a refused target until the next retry. Store the error's text."""
         key = target or OWN
         self._needed.add(key)
         if key not in self._blocked:

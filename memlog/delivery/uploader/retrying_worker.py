@@ -48,9 +48,9 @@ class UploadWorker:
         self._wake.set()
 
     def stop_if_wanted(self) -> None:
-        """End the thread after its current pass, if another process waits to deliver the remaining data.
+        """After a call of `complete`, end the thread if another process waits to deliver the remaining data.
 
-        Before `complete`, this has no effect.
+        The thread first completes its current pass.
         """
         if self._complete.is_set() and is_wanted(self.uploader.run, self.uploader.backend):
             self._gives_up.set()

@@ -16,8 +16,8 @@ DELIVERED = ""
 def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str]:
     """Send the cursor's pending points and parameters, and remove them from the cursor.
 
-    ``is_content`` is True if the data is the likely cause of earlier failures. An unknown error of the
-    tracker then counts as a refusal of the points.
+    If ``is_content`` is True, an unknown error while points are sent counts as a refusal of the points. If
+    ``is_content`` is False, the error is raised.
 
     Returns:
         Number of points delivered, and of points lost, by reason.

@@ -43,7 +43,7 @@ class Uploader:
         may_open_own: True if the sink may open its own run for events that belong to no run of the user's.
             While the value is False, these events wait. Set it to True when the user will open no
             further run.
-        may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
+        may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
             trainer's process writes to no runs.
 
@@ -318,9 +318,9 @@ def _run_id(binding: Binding | None) -> str | None:
 
 
 def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Binding | None:
-    """Search a process's segments for the first that belongs to a run of the user's, and return that run.
+    """Return the user's first run in a process's journal.
 
-    If there is no such segment, search the segments of the other processes.
+    If that journal has no run of the user's, search the journals of the other processes.
     """
     others = (other for other in run.files() if other.process != file.process)
     for candidate in (file, *others):
