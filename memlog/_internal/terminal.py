@@ -24,8 +24,8 @@ def err(text: str) -> None:
 def say(message: str) -> None:
     """Print a message on standard error, on one line that begins with ``memlog:``.
 
-    Errors of the stream are ignored, because no other place exists to report them. Only an exception that
-    a user's signal handler raised meanwhile is raised again.
+    Errors of the stream are ignored, because no other place exists to report them. Exceptions of the user's
+    signal handlers are raised.
     """
     try:
         err(f"memlog: {message}")

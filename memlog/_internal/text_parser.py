@@ -44,8 +44,8 @@ class Token(NamedTuple):
 class Reader:
     """Reader of one text, from left to right.
 
-    The message of every error has three lines: the remedy, the text, and a caret under the mistake. The
-    message begins with ``what``, the kind of the text with its article, such as "an alert rule".
+    ``what`` is the kind of the text with its article, such as "an alert rule". Every error message begins
+    with ``what``. The message has three lines: the remedy, the text, and a caret under the mistake.
     """
 
     def __init__(self, text: str, what: str) -> None:

@@ -53,10 +53,10 @@ def engine_for(
 
 
 def host_limit(pid: int) -> int | None:
-    """Return the maximum bytes that a process and all processes that share its limits can use together.
+    """Return the limit of a process's memory, in bytes; ``None`` if unknown.
 
-    The result is the machine's memory or the smallest limit of the process's control groups, whichever is
-    smaller. Return ``None`` if both are unknown.
+    The limit is the machine's memory or the smallest limit of the process's control groups, whichever is
+    smaller. Other processes share this limit.
     """
     return memory_limit(read_cgroup(pid).limit, machine_memory())
 

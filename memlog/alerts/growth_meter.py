@@ -119,14 +119,13 @@ class GrowthMeter:
         return None
 
     def without_garbage(self, freed: int, left: int) -> float | None:
-        """Return the last alarm's growth without garbage, over as many epochs or steps as the rule names.
+        """Return the last alarm's growth without garbage, over the rule's number of epochs or steps.
 
-        A garbage collection has just freed ``freed`` bytes, and ``left`` bytes are in use after it. If the
-        growth without garbage is too small for an alarm, withdraw the alarm and return ``None``.
+        A garbage collection has just freed ``freed`` bytes. Now ``left`` bytes are in use. If the growth
+        without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
-        Some of the freed garbage may have existed before the growth began. Subtracting this part would hide
-        a leak. If there was an earlier garbage collection, the result is at least the growth of the bytes in
-        use since that collection.
+        Some of the freed garbage may be older than the growth. Subtracting this garbage would hide a leak. So
+        after a subtraction, the result is at least the growth since the previous garbage collection.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace

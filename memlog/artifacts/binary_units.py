@@ -1,9 +1,9 @@
 """Show a speedscope file's bytes in MiB.
 
 For the unit ``bytes``, speedscope writes "MB" for 1024² bytes, but places the ticks of its scale at decimal
-numbers of bytes. For example, the label of the tick at 10,000,000 bytes is 9.54 MB. Speedscope shows numbers
-without a unit unchanged. So memlog converts the numbers to MiB, removes the unit, and adds "in MiB" to the
-profile's name. Only speedscope's page receives the converted numbers. The file on the disk is not changed.
+numbers of bytes. For example, the label of the tick at 10,000,000 bytes is 9.54 MB. If numbers have no unit,
+speedscope does not convert them. So memlog converts the numbers to MiB, removes the unit, and adds "in MiB"
+to the profile's name. Only speedscope's page gets the converted numbers. The file on the disk stays the same.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ _GZIP = b"\x1f\x8b"
 def read_content(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is gzip.
 
-    A pickle may have up to `MAX_PICKLE` bytes after decompression, another file up to `MAX_BYTES`. The
-    content decides how the file is read, not the name.
+    After decompression, a pickle may have up to `MAX_PICKLE` bytes. Any other file may have up to `MAX_BYTES`
+    bytes. The file's content tells its kind; the file's name is ignored.
 
     Raises:
         UnopenableFileError: The file is no plain file, is too large, or is damaged gzip.

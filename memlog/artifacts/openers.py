@@ -35,7 +35,7 @@ _SNAPSHOT_KEYS = (b"device_traces", b"total_size")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Files for a browser, held in memory. So the server opens no path that a request names."""
+    """Files for a browser, held in memory. A request can't make the server open other files."""
 
     entry: str
     """Name of the first page in `files`, followed by ``#`` and the parameters of the page."""

@@ -42,8 +42,8 @@ class OptimizerClock:
     the clock.
 
     The script may replace the clock by a new optimizer. To notice this, the filter counts the steps of other
-    optimizers since the clock's last step. If a step of a new optimizer raises this count to a new maximum,
-    the new optimizer becomes the clock, and this step counts.
+    optimizers since the clock's last step. If this number is larger than ever before, and the latest step is
+    a step of a new optimizer, the new optimizer becomes the clock. The latest step then counts.
 
     If the old clock steps again before the new clock has made `INACTIVE_AFTER` steps, the two optimizers
     alternate. The old clock becomes the clock again. Its next steps are skipped, one for each step of the new
@@ -123,12 +123,10 @@ class OptimizerClock:
 
 
 class _ClockPeriod:
-    """Period in which one optimizer is the clock, and counts of all optimizers' steps in that period.
+    """Period in which one optimizer is the clock (`OptimizerClock`).
 
-    The clock is the optimizer whose steps memlog counts (`OptimizerClock`).
-
-    ``others`` counts the steps of other optimizers since the clock's last step. ``separate`` is the same
-    count without nested steps, which are part of another optimizer's step. ``partners`` are the optimizers
+    ``others`` is the number of other optimizers' steps since the clock's last step. ``separate`` is the same
+    number without nested steps, which are part of another optimizer's step. ``partners`` are the optimizers
     that alternate with the clock.
     """
 
@@ -166,9 +164,9 @@ class _ClockPeriod:
         return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
     def resume(self, meanwhile: list[_ClockPeriod]) -> None:
-        """Make this optimizer the clock again, after the periods ``meanwhile`` of other clocks.
+        """Make this optimizer the clock again. In the periods ``meanwhile``, other optimizers were the clock.
 
-        The optimizer's next steps are skipped: one for each step of the other clocks in these periods.
+        If the other clocks made N steps in these periods, the next N steps of this optimizer do not count.
         """
         for period in meanwhile:
             self._to_skip += period.steps

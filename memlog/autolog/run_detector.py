@@ -80,10 +80,10 @@ class RunDetector:
                 self._diagnostics.fault(f"looking for a run in {name}", error)
 
     def join(self, name: str, known: TrackerRun, next_step: int) -> None:
-        """Join the run ``known``, which one of the user's loggers holds. Never raises.
+        """Join ``known``, a run of one of the user's loggers. Never raises.
 
-        memlog writes to the run until the user opens another one. If the session does not use the backend
-        ``name``, nothing is joined. Fields of ``known`` that the caller does not know are ``None``.
+        memlog writes to the run until the user opens another run. If the session does not use the backend
+        ``name``, no run is joined. Unknown fields of ``known`` are ``None``.
         """
         if not self._may_join():
             return
@@ -107,7 +107,7 @@ class RunDetector:
                 self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
-        """If the backend can't be loaded, print why the run ``known`` is not joined."""
+        """If the backend can't be loaded, print the reason. memlog does not join the run ``known``."""
         if name in self._looked_for:
             return
         self._looked_for.add(name)
@@ -158,7 +158,7 @@ class RunDetector:
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
-        """Return True if `_not_wanted` allows memlog to join ``run``, the backend's active run."""
+        """Return False if ``run`` has been the backend's active run since the last call of `join`."""
         if name not in self._not_wanted:
             return True
         if run.run_id == self._not_wanted[name]:

@@ -51,7 +51,7 @@ class RunParameters:
             self._bus.publish(device)
 
     def publish_without_step(self) -> None:
-        """At an epoch or evaluation, publish the parameters if no step has done so. Never raises."""
+        """If no step has published the parameters, publish them at an epoch or evaluation. Never raises."""
         if not self.published:
             with self._diagnostics.contained("beginning a run"):
                 self.publish(self._accelerators.read())

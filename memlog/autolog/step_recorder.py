@@ -99,7 +99,7 @@ class BatchRecorder:
             self._claimed = True
 
     def release(self) -> None:
-        """Count optimizer steps again, except if the caller reported steps by hand before `claim`."""
+        """End `claim`. If no step was reported by hand before `claim`, optimizer steps count from now on."""
         self._claimed = False
 
     def count(self, number: object = None) -> tuple[int, Batch | None] | None:

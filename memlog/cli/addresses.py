@@ -1,4 +1,4 @@
-"""Addresses of trackers. Addresses in the environment can contain credentials. The journal's never do."""
+"""Addresses of trackers. They can contain credentials in the environment, but never in the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ trust_option = click.option(
 
 
 class Guard:
-    """Check of addresses that a run's folder names, before memlog sends credentials to them.
+    """Check of the addresses in a run's folder, before memlog sends credentials to these addresses.
 
     Another person may have made the folder. memlog sends the environment's credentials only to the address
     in the environment, and to the addresses in ``trusted``, which the user allows.

@@ -71,7 +71,7 @@ def first_message(lines: LineReader) -> tuple[protocol.Begin, list[bytes]]:
     """Return the trainer's first message, and the lines that arrived with it.
 
     Raises:
-        SystemExit: The first line is another message, or the pipe closes before a line arrives.
+        SystemExit: The first line is no `Begin` message, or the pipe closes before a line arrives.
     """
     while lines.open:
         received = list(lines.read(None))

@@ -121,9 +121,9 @@ def explain_afterwards(run: RunDirectory) -> None:
 
 
 def _wants_explanation(moments: LastMoments) -> bool:
-    """Return whether a run ended badly (no end event, or out of memory) and has no report yet.
+    """Return True if a run ended badly (no end event, or out of memory) and has no report yet.
 
-    A failed allocation that the run survived is no bad end.
+    If the run continued after a failed allocation, the run did not end badly.
     """
     if moments.reported:
         return False

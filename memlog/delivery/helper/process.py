@@ -212,9 +212,9 @@ class Helper:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
-        """Take over the data that the trainer has sent and the journal lacks, as after a full disk.
+        """If the journal lacks data after a full disk, take the data from the trainer's last message.
 
-        These are the end event, the counts of lost data and of errors, and the time that memlog took.
+        The data are the end event, the counts of lost data and of errors, and the time that memlog took.
         """
         finish, written = self._trainer.finish, self._follower.health
         if finish is None:
@@ -235,7 +235,7 @@ class Helper:
         self._bus.publish(end)
 
     def _help_with(self, begin: protocol.Begin) -> None:
-        """Run a helper for another rank's run on the calling thread. ``begin`` is the run's first message."""
+        """Help with another rank's run until the run is over. ``begin`` is the run's first message."""
         helper = Helper(begin, self._judge, self._stop)
         helper.begin()
         helper.run(NoMessages())

@@ -19,7 +19,7 @@ NO_JOURNAL = 4
 DONE = "helper-done"
 """Name of a file in a run's folder. If the file exists, the helper process has finished with this run.
 
-If the process has not ended then, it works only for the runs of other ranks.
+The process may still work for the runs of other ranks.
 """
 DELIVERED = b"1"
 """Content of the file `DONE` if all data of the run is delivered. Otherwise the content is ``b"0"``."""
@@ -69,7 +69,7 @@ class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
 
 
 class Lead(msgspec.Struct, frozen=True, tag="lead"):
-    """Order to deliver the run, because no lower rank has a run."""
+    """Message that tells the helper to deliver the run, because no lower rank has a run."""
 
     backends: tuple[str, ...]
     """Trackers in which memlog opens a run."""
@@ -78,7 +78,7 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """Order to deliver the remaining data and end. The run is over, and its journal is complete."""
+    """The last message: the run is over, and its journal is complete. The helper delivers it, then ends."""
 
     end: End
     """The run's end. The journal lacks it if the disk was full."""

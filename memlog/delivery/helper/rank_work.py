@@ -20,7 +20,7 @@ from memlog.ranks.ends import Failure
 from memlog.ranks.registration import Registration, Training
 
 _SEARCH = 1.0
-"""Seconds between searches for a lower rank on this machine, whose helper process can take over the run."""
+"""Seconds between searches for a lower rank on this machine. That rank's helper process takes the run."""
 
 
 class RankWork:

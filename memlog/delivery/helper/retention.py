@@ -70,7 +70,7 @@ class Retention:
         self._due = 0.0
 
     def enforce_if_due(self) -> None:
-        """If a check is due, thin segments until the journal is small enough or `_AT_A_TIME` has passed."""
+        """If a check is due, shrink a journal that is too large. Stop after about `_AT_A_TIME` seconds."""
         begun = time.monotonic()
         if begun < self._due:
             return
