@@ -78,9 +78,9 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
 def with_parents(path: str, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the paths of a module's parents, the outermost first, and then the module's own path.
 
-    For example, return ``("GPT", "blocks", "blocks.0")`` for ``"blocks.0"``. ``"GPT"`` is the path of the
-    model itself: ``paths[1]``, if a module was called. The paths of the modules in the model do not begin
-    with it.
+    For example, return ``("GPT", "blocks", "blocks.0")`` for ``"blocks.0"``. After the first module call,
+    ``paths[1]`` is the model's own path, here ``"GPT"``. Paths of modules in the model do not begin with the
+    model's own path.
     """
     root = paths[1] if len(paths) > 1 else ""
     if path in (root, OUTSIDE_PATH):

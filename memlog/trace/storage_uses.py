@@ -52,7 +52,7 @@ NOTHING_KNOWN: Final = Uses(UNKNOWN_TYPE, 0, 0, 0, 0, 0)
 
 
 def packed(cast_first: int, cast_last: int, used: int) -> int:
-    """Pack three moments into a number of eight bytes."""
+    """Pack three moments into one 64-bit number."""
     first, last, other = (min(moment, _MAX_MOMENT) for moment in (cast_first, cast_last, used))
     return first << 2 * _BITS | last << _BITS | other
 

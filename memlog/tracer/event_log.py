@@ -58,7 +58,7 @@ class EventLog:
         return time.perf_counter_ns() - self._began_ns
 
     def fold_when_full(self) -> None:
-        """Fold the appended events if there are enough (first ``max_events``, later `_FOLD_AT_ONCE`).
+        """Add appended events to the totals when there are ``max_events``, later `_FOLD_AT_ONCE`.
 
         Finalizers must not call this.
         """
@@ -84,7 +84,7 @@ class EventLog:
             self.on_overflow()
 
     def close(self) -> tuple[bytes, int]:
-        """Fold the remaining events and finish the totals.
+        """Add the remaining events to the totals, and finish the totals.
 
         Returns:
             The kept events, and their number.

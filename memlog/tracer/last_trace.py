@@ -56,9 +56,9 @@ class LastTrace:
         return layer_stats(self.result)
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:
-        """Return the highest number of live bytes while each module was active, by the module's path.
+        """Return each module's peak by path: the most live bytes while the module was active, in any phase.
 
-        All phases count. A module whose peak is unknown is left out.
+        A module whose peak is unknown is left out.
         """
         return {
             path: stats.peak_allocated

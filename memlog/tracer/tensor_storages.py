@@ -83,7 +83,7 @@ def storages_in(values: Any) -> Storages:
 
 
 def changed(values: Any, before: Storages) -> list[Tensor]:
-    """Return the plain tensors in ``values`` whose storage is new since ``before``, or was resized since."""
+    """Return the plain tensors in ``values`` whose storage is not in ``before`` or has a new size."""
     found = []
     for plain in _plain_tensors_in(values):
         storage = plain.untyped_storage()

@@ -51,7 +51,7 @@ DISPATCH_NEEDS = {
 
 
 def missing() -> list[str]:
-    """Return the private functions in `DISPATCH_NEEDS` that this torch does not have, by name."""
+    """Return the names of the functions in `DISPATCH_NEEDS` that this torch does not have."""
     return sorted(name for name, found in DISPATCH_NEEDS.items() if found is None)
 
 
@@ -82,7 +82,7 @@ def without_mode(mode: Any) -> Iterator[None]:
 
 
 def remove_mode_for_node(mode: Any) -> bool:
-    """Remove a dispatch mode if it is on top of this thread's stack; return whether it was.
+    """Remove a dispatch mode from the top of this thread's stack; return False if the mode is not there.
 
     In a backward pass autograd restores the stack before the next node of the graph.
     """

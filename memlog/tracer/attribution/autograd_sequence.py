@@ -1,4 +1,4 @@
-"""Map from autograd's sequence numbers to layers. The tracer attributes the backward pass with it."""
+"""Map from autograd's sequence numbers to layers. The map gives the layer of each backward operation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SequenceMap:
         self._layers = array("i")
 
     def mark(self, number: int, layer: int) -> None:
-        """Record that ``layer`` makes operation ``number`` and the later ones."""
+        """Record that ``layer`` makes the operations from ``number`` on."""
         if self._starts and self._starts[-1] == number:
             self._layers[-1] = layer  # the previous layer made no operation
             return
@@ -38,9 +38,7 @@ class SequenceMap:
     def since(self, number: int, layer: int) -> None:
         """Assign operation ``number`` and all later operations to ``layer``.
 
-        Only operations of the newest span (the last unbroken range of operations by one layer) get the new
-        layer. Operations of earlier spans keep theirs, even if they are later than ``number``. If `mark` was
-        never called, do nothing.
+        Change only operations of the newest span. If `mark` was never called, do nothing.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)
@@ -59,8 +57,8 @@ class GraphOwners:
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Next free sequence number at the last call of `made_by_backward` in the current backward pass;
-        ``None`` if there was no such call."""
+        """Sequence number of the next operation after the last call of `made_by_backward` in this backward
+        pass; ``None`` before the first call."""
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""
@@ -80,9 +78,8 @@ class GraphOwners:
     def made_by_backward(self, layer: int) -> None:
         """Assign the newest operations of a backward pass (``create_graph=True``) to ``layer``.
 
-        ``layer`` is the layer that the pass differentiates. Autograd numbers an operation before the tracer
-        sees it. So ``layer`` gets all operations that autograd has numbered since the last call of this
-        method. At the first call in a pass, ``layer`` gets only the newest operation.
+        ``layer`` is the layer that the pass differentiates. At the first call in a pass, ``layer`` gets only
+        the newest operation. At later calls, ``layer`` gets all operations since the previous call.
         """
         number = torch_private.next_sequence_number()
         if number is not None:

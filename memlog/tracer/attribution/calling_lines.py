@@ -36,9 +36,8 @@ class CallingLines:
     """Register of lines of the program, numbered from 1 in the order of their first calls.
 
     Attributes:
-        lines: Texts of the lines, such as ``train.py:42 in step: cross_entropy``. A text has the file name,
-            the line number, and the function that contains the line. After the last colon is the function of
-            torch or of another package that the line called.
+        lines: Texts of the lines, such as ``train.py:42 in step: cross_entropy``. In this example, line 42 is
+            in the function ``step`` and calls ``cross_entropy``, a function of torch or of another package.
     """
 
     def __init__(self) -> None:

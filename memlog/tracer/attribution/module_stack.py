@@ -192,10 +192,9 @@ class ModuleStack:
         return layer, BACKWARD
 
     def _backward_layer(self, thread_state: ThreadState) -> int:
-        """Return the layer whose forward pass made the operation that autograd is differentiating.
+        """Return the layer whose forward operation autograd is differentiating.
 
-        A node that accumulates gradients has no sequence number. It belongs to the layer of the previous
-        node.
+        While autograd accumulates a gradient, return the layer that was differentiated last.
         """
         node = torch_private.current_node()
         number = torch_private.sequence_number(node) if node is not None else None

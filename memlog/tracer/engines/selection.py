@@ -37,7 +37,7 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """Return the device to trace.
 
     ``named``: Device as torch writes it. ``None``: the device of the models' first parameter or buffer. If
-    the models have neither, the CUDA device if one is in use, else the CPU.
+    there is no parameter or buffer, return a CUDA device that is in use, or else the CPU.
 
     Raises:
         ConfigurationError: The device does not exist.

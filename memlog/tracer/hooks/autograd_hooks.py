@@ -1,8 +1,8 @@
 """Hooks that follow the backward pass from layer to layer, for engines that do not see single operations.
 
-When the backward pass reaches a module, it runs a hook on the graph node that made the module's output. When
-it leaves the module, it runs a hook on the node that made the module's input. Autograd runs a GPU's backward
-pass on threads of its own. The hooks run on these threads, too.
+When the backward pass reaches a module, a hook runs on the graph node that made the module's output. When the
+backward pass leaves the module, a hook runs on the node that made the module's input. Autograd runs a GPU's
+backward pass, with the hooks, on autograd's own threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class BackwardMarks:
     The hooks are freed with the graph, and do nothing after the window's end.
 
     Args:
-        reached: Function that gets the layer that the backward pass reaches. It runs on the thread of the
-            backward pass.
+        reached: Function to call with the layer that the backward pass reaches, on the thread of the backward
+            pass.
     """
 
     def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:

@@ -11,15 +11,14 @@ traces (set-up). If the durations of steps vary, the cost of tracing can't be me
 bounds the cost."""
 
 _USED = 0.6
-"""Maximum of the measured costs, as a fraction of the allowed share of training time. The remainder is left
-for costs that can't be measured, such as emptied caches."""
+"""Fraction of the allowed time that measured costs may use. The remainder is left for costs that can't be
+measured, such as emptied caches."""
 _LEAST_SECONDS = 60.0
-"""Minimum duration of a run, in seconds, that the budget assumes. A shorter run may spend as much on traces
-as a run of this duration: 0.6 s with the default share. That is enough for networks with hundreds of narrow
-layers. A traced step of such a network takes as long as ten steps without tracing."""
+"""Minimum duration of a run, in seconds, that the budget assumes. Traces of a shorter run may cost 0.6 s with
+the default share. This is enough for networks with hundreds of narrow layers. A traced step of such a network
+takes as long as ten steps without tracing."""
 _EARLY_SHARES = 5
-"""Factor of the maximum cost of one trace early in a run. The maximum is this factor times the share times
-the run's duration so far."""
+"""Factor. Early in a run, one trace may cost this factor times the allowed share of the time so far."""
 _EARLY_SPACING = 29
 """Minimum number of steps without tracing between two traces early in a run. With this number, the traced
 steps are 0 and 2 (set-up), then 32, 64, 128 and so on."""
@@ -40,10 +39,9 @@ class Budget:
     operation. The second one provides the first realistic cost.
 
     All traces together may cost ``share`` of the time so far. But a run may end at any time, and its second
-    half should be traced too. So if no step of the later half of the steps so far was traced, a single trace
-    may cost up to five times ``share`` of the time so far. This happens only when the number of steps has
-    doubled since the last trace, so the total cost falls below ``share`` as the run goes on. A run of less
-    than a minute may spend as much as a run of a minute.
+    half should be traced too. So when the number of steps has doubled since the last trace, a single trace
+    may cost up to five times ``share`` of the time so far. The total cost falls below ``share`` as the run
+    goes on. A run of less than a minute may spend as much as a run of a minute.
 
     ``share``: Share of training time that tracing may cost, 0 to 1.
 
@@ -63,7 +61,7 @@ class Budget:
         self._unsettled = 0
 
     def begin(self, now: float) -> None:
-        """Set the start of training to ``now``, in seconds of any steady clock, unless it is set already."""
+        """At the first call, set the start of training. ``now`` is in seconds of any steady clock."""
         self._started = now if self._started is None else self._started
 
     def plain_step(self, seconds: float) -> None:

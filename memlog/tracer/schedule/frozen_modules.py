@@ -1,7 +1,7 @@
-"""Modules that a training step calls before the first trained one: a teacher, a target network.
+"""Modules that a training step calls first, without gradients: a teacher, a target network.
 
-A call without gradients may belong to a training step, or to an evaluation between two steps. It counts as
-part of the step if the last traced step also began with a call of the same module.
+A call without gradients may belong to a training step, or to an evaluation between two steps. The call counts
+as part of a step if the last traced step began with a call of the same module.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class FrozenStart:
     def is_step_start(self, module: Any) -> bool:
         """Return whether a window should open at this call of ``module``, a module that is not trained.
 
-        Return True if the last traced step also began with a call of ``module``, and ran on this thread.
-        Other threads may call modules to prepare data.
+        Return True if the last traced step ran on this thread, and began with a call of ``module``. Other
+        threads may call modules to prepare data.
         """
         thread = threading.get_ident()
         if thread in self._first_called:

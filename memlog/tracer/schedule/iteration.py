@@ -1,10 +1,10 @@
 """Optimizers that take part in a training iteration. A window should cover a whole iteration.
 
 The unit of time is a clock step: a step of the optimizer whose steps memlog counts (`memlog.autolog`). The
-interval of an optimizer is the number of clock steps from one of its steps to the next. For example, memlog
-counts the steps of the discriminator's optimizer. If the generator's optimizer steps at every fifth of them,
-its interval is 5. A window covers an iteration if it has as many clock steps as the longest interval, and a
-step of every optimizer that takes part.
+interval of an optimizer is the number of clock steps from one of its steps to the next. For example, an
+optimizer that steps at every fifth clock step has interval 5. A window covers an iteration if two conditions
+hold: the window has as many clock steps as the longest interval, and every optimizer that takes part has
+stepped in the window.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Maximum number of steps in a window, of the optimizer whose steps memlog counts. If another optimizer's
-interval is longer, most windows contain no step of that optimizer."""
+"""Maximum number of clock steps in a window. If an optimizer's interval is longer, most windows contain no
+step of that optimizer."""
 _MOST = 4096
 """Maximum number of optimizers to track. A program may have one optimizer for each parameter. Beyond the
 maximum, the optimizer whose last step is oldest is dropped."""
@@ -30,8 +30,8 @@ class OptimizerSchedule:
     """Record of how often every optimizer steps.
 
     Args:
-        begins: Function that gets an optimizer before its step is recorded.
-        ends: Function that gets an optimizer whose step has ended, if no other optimizer is stepping.
+        begins: Function to call with an optimizer whose step begins.
+        ends: Function to call with an optimizer whose step has ended, if no other optimizer is stepping.
 
     Attributes:
         clock_steps: Number of steps so far of the optimizer whose steps memlog counts. The session's tracer
@@ -80,11 +80,7 @@ class OptimizerSchedule:
         return [optimizer for _, optimizer in self.of_this_thread()]
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether an optimizer that is not one of ``members`` now steps together with them.
-
-        Return True if at least one of ``members`` takes part in the current iteration, and also an optimizer
-        that is not one of them.
-        """
+        """Return whether optimizers of ``members`` and others take part in the current iteration."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self.active()]
         return any(found) and not all(found)
@@ -122,13 +118,13 @@ class TracedIteration:
         self._began = 0
 
     def begin(self) -> None:
-        """Begin to count. Call this when a window opens."""
+        """Begin to count steps. Call this when a window opens."""
         self._began = self._schedule.clock_steps
         self._schedule.begin_window()
 
     @property
     def steps(self) -> int:
-        """Number of steps since the window began, of the optimizer whose steps memlog counts."""
+        """Number of clock steps since the window began."""
         return self._schedule.clock_steps - self._began
 
     @property
@@ -202,10 +198,7 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Number of steps after which an optimizer that does not step no longer takes part.
-
-        It is compared with `OptimizerSchedule.clock_steps`: steps of the optimizer whose steps memlog counts.
-        """
+        """Maximum number of clock steps between two steps of an optimizer that takes part."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

@@ -35,7 +35,7 @@ class StepTrace(NamedTuple):
     members: OptimizerRefs
     """Optimizers that stepped in the trace."""
     whole: bool
-    """True if the trace covers a whole training iteration, as far as known."""
+    """True if the trace is known or assumed to cover a whole training iteration."""
     warm: bool
     """True if no optimizer created its state in the trace."""
 
@@ -71,7 +71,7 @@ class KeptTrace:
     def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
         """Publish a trace, and keep it if it is more representative than the kept one.
 
-        ``outdated``: True if an optimizer that made no step in the kept trace takes part now.
+        ``outdated``: True if the kept trace lacks an optimizer that takes part now.
         """
         if outdated:
             self._rank = -1
@@ -81,10 +81,9 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        The next optimizer step decides whether the trace covers a whole iteration: it does if the optimizer
-        of that step also stepped in the trace.
+        If the next optimizer that steps also stepped in the trace, the trace covers a whole iteration.
 
-        ``whole``: Guess that is used until that optimizer step.
+        ``whole``: Guess that is used until an optimizer steps.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -98,7 +97,7 @@ class KeptTrace:
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
 
-        Such a trace began within the step of ``optimizer`` that has just ended.
+        Call this when a step of ``optimizer`` ends. A trace without an optimizer step began within that step.
         """
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
@@ -107,7 +106,7 @@ class KeptTrace:
     def finish(self, *, outdated: bool) -> None:
         """Publish the first trace, unless it is published already. Call this at the end of the session.
 
-        ``outdated``: As in `add`. If true, mark the kept trace as covering only a part of an iteration.
+        ``outdated``: True to mark the kept trace as covering only a part of an iteration.
         """
         self.decide()
         if outdated and self._rank > 0:
@@ -118,8 +117,8 @@ class KeptTrace:
     def decide(self, *, whole: bool | None = None) -> None:
         """Publish the first trace, unless it is published already. Call this at the end of the next step.
 
-        ``whole``: True if the trace covers a whole iteration. ``None``: use the guess from `add_undecided`,
-        because no optimizer has stepped since the trace, for example if the user marks the steps.
+        ``whole``: True if the trace covers a whole iteration. ``None``: unknown, because no optimizer has
+        stepped since the trace. Then use the guess from `add_undecided`.
         """
         if self._undecided is None:
             return
@@ -133,11 +132,10 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        A trace of a whole iteration replaces a trace of a part. A trace that began when the optimizers had
-        state replaces a trace in which the optimizers created their state, unless the kept trace's peak is
-        clearly higher: its input was then larger. Of two equally representative traces, the one with the
-        higher peak is kept. A failed step is the last step of a run. Its trace is kept if its peak is higher
-        than that of the kept trace.
+        A trace of a whole iteration replaces a trace of a part. A whole trace in which no optimizer created
+        state replaces a whole trace in which an optimizer did. But if the kept trace's peak is clearly
+        higher, the kept trace stays, because its input was larger. A trace that is equally representative, or
+        that ended with a failed step, replaces the kept trace if its peak is higher.
         """
         peak = step_trace.event.peak
         if peak is None:

@@ -21,8 +21,7 @@ class LargerSteps:
     The peaks are those of the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if a step after the newest trace had a clearly higher peak than all steps up to the end of
-            that trace.
+        seen: True if the peak of a step after the newest trace was clearly higher than this highest peak.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class LargerSteps:
             self.seen |= rose and peak >= max(_LARGER * level, level + _LEAST)
 
     def step_was_traced(self) -> None:
-        """Compare later steps with the highest peak up to this call. Call this after a traced step."""
+        """Record that a step was traced. Compare later steps with the highest peak so far."""
         self._traced = dict(self._marks)
         self.seen = False
 

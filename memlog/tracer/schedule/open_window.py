@@ -1,4 +1,4 @@
-"""A session's open window, and the limits within which its step has to end."""
+"""A session's open window, and the limits beyond which a window is abandoned."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ abandoned, because the step is too long or has no end."""
 MOST_EVENTS = 1_000_000
 """Maximum number of events in a window. Beyond the maximum, the window is abandoned."""
 _MOST_STEPS: Final = 30.0
-"""Factor. A window that lasts longer than this factor times the usual duration of a step, plus one second, is
-abandoned."""
+"""Factor. A window is abandoned after one second plus this factor times the usual duration of a step."""
 LIMITS: Final = (
     f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
 )
@@ -25,11 +24,11 @@ LIMITS: Final = (
 class OpenWindow:
     """Window that opens when this thread calls ``module`` with ``inputs``.
 
-    If there are no known ``roots``, ``module`` is the first root module. ``usual_step`` is the duration of a
-    step without tracing, in seconds; ``None`` if unknown.
+    ``roots``: Known root modules. If empty, ``module`` is the first root module. ``usual_step``: Usual
+    duration of a step without tracing, in seconds; ``None`` if unknown.
 
     Attributes:
-        thread: Thread that opened the window, and that is traced.
+        thread: Traced thread. This thread opened the window.
         opened: Value of `time.perf_counter` when the window opened.
     """
 

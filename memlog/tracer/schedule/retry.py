@@ -11,7 +11,7 @@ _LONGEST = 32
 
 
 class RetryPolicy:
-    """Request to trace a step, and the number of steps to wait after a failed attempt to trace one.
+    """Request to trace a step, and the number of steps to wait after a failed attempt.
 
     Attributes:
         awaits_compiler: True while tracing waits for ``torch.compile`` to finish.
@@ -48,7 +48,7 @@ class RetryPolicy:
     def next_step(self, *, allowed: bool) -> bool:
         """Return whether to try to trace the step that begins.
 
-        ``allowed``: True if the budget allows a trace that was not requested.
+        ``allowed``: True if the step may be traced without a request.
         """
         if self._disabled:
             return False

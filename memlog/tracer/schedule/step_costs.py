@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memlog.tracer.schedule.budget import Budget
 
 _SET_UP = 2
-"""Number of steps that are traced at any cost: the first step, and the second step after it."""
+"""Number of steps that are traced at any cost: the first step and the third step."""
 
 
 class StepCosts:

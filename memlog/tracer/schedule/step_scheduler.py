@@ -2,9 +2,9 @@
 
 A window opens when the first module of a training step is called. It closes at the end of the step, when
 every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is always
-traced, because a job that does not fit into memory fails there. The second step after the first is traced
-too, because the optimizer has its state when that step starts. Later steps are traced as often as the budget
-allows, and sooner if a step's peak was well above those of the traced steps
+traced, because a job that does not fit into memory fails there. The third step is traced too, because the
+optimizer has its state when that step starts. Later steps are traced as often as the budget allows. If a
+step's peak was well above those of the traced steps, the next trace comes sooner
 (`memlog.tracer.schedule.larger_steps`).
 
 A window opens in one hook and closes in another. The window opens only if that is safe
@@ -160,10 +160,7 @@ class PeriodicTracer:
             self._close()
 
     def _is_outdated(self) -> bool:
-        """Return whether an optimizer without a step in the kept trace now takes part in training.
-
-        Return False if no optimizer of the kept trace takes part any more.
-        """
+        """Return whether optimizers of the kept trace and other optimizers now train together."""
         return self._schedule.has_joined(self._kept_trace.members)
 
     # Waiting for the module call at which a window opens.
@@ -283,7 +280,7 @@ class PeriodicTracer:
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         """Publish a trace, and keep it if it is the most representative one.
 
-        ``failed``: As in `_close`.
+        ``failed``: ``None`` at the end of a step. At the end of the session, True if the step failed.
         """
         schedule, iteration, step_ended = self._schedule, self._iteration, failed is None
         step = self._last_step if step_ended else None

@@ -9,12 +9,11 @@ from typing import Any
 
 
 def trained_elsewhere(thread: threading.Thread | None) -> bool:
-    """Return whether ``thread`` may train its models while this thread looks at them.
+    """Return whether ``thread`` may train its models while this thread reads their gradients.
 
-    torch does not protect gradients. If this thread reads ``parameter.grad`` while ``thread`` resets it, the
-    process crashes. Return False for a thread that Python has not started, because such a thread belongs to
-    autograd. If an optimizer steps on such a thread, it counts as an optimizer of the thread that calls
-    ``backward``.
+    The process crashes if one thread reads ``parameter.grad`` while another thread resets the gradient.
+    Return False for a thread that Python has not started, because such a thread belongs to autograd. An
+    optimizer that steps on such a thread belongs to the thread that calls ``backward``.
     """
     if thread is None or thread is threading.current_thread():
         return False
@@ -47,7 +46,7 @@ class RootModules:
         return [module for module in roots if module is not None]
 
     def remember(self, roots: Sequence[Any], thread: threading.Thread | None) -> None:
-        """Replace the root modules of ``thread`` by ``roots``, the root modules of its last trace.
+        """Replace the remembered root modules of ``thread`` by ``roots``.
 
         Leave out modules without parameters, and modules that are parts of other modules.
         """

@@ -29,9 +29,9 @@ def trace_event(
         step: Number of the step; ``None`` if the step did not end.
         skipped: Number of traces that were skipped so far.
         series: Paths of this run's layers that trackers plot as curves over the steps. The function adds the
-            largest layers of this trace until there are `MAX_SERIES` paths. It removes no path, so each curve
-            continues even if another layer is larger in a later trace. ``None``: this trace is the run's only
-            one.
+            largest layers of this trace until there are `MAX_SERIES` paths. Paths are never removed, so each
+            curve continues even if another layer is larger in a later trace. ``None``: the run has only this
+            trace.
     """
     series = set() if series is None else series
     ranked = sorted(result.layers, key=_rank)

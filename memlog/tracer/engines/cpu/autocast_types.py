@@ -113,11 +113,10 @@ class AutocastTypes:
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """Return the type of an operation's results: ``kind``, with two exceptions.
+        """Return the type of an operation's results: `WIDE` outside all modules, else ``kind``.
 
-        In the backward pass, the result of an operation without floating-point arguments, such as a mask,
-        gets the same type as the results of the last operation that had such arguments. All other results
-        outside all modules are `WIDE`, in the forward and in the backward pass.
+        One exception is a backward operation without floating-point arguments. Its results have the same type
+        as the results of the last backward operation that had such arguments.
 
         ``kind``: Type that follows from the operation and its inputs.
         """

@@ -5,7 +5,7 @@ torch writes some results into an existing tensor that nothing else owns. While 
 every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then makes a new tensor for
 the result, and frees the old tensor at once. This happens in three cases. Autograd adds up several gradients
 of one tensor, such as the weights of a packed GRU. A derivative writes into a tensor that it made, such as a
-tensor of zeros. ``linear`` adds a bias, or attention a mask, to a matrix product. The tracer counts the new
+tensor of zeros. ``linear`` or attention adds a bias or a mask to a matrix product. The tracer counts the new
 and the old tensor as one.
 """
 
@@ -60,17 +60,15 @@ _ALTERED: Final = frozenset(
         "OrmqrBackward0",
     )
 )
-"""Derivatives that torch computes by other operations while a mode is active. Their results are the same.
-torch 2.13's own tests contain more derivatives that torch computes by other operations. `ModeCopies` or
-`untraced_derivatives` handles each of them."""
+"""Derivatives that torch computes by other operations while a mode is active, with the same results. torch
+2.13's own tests contain more such derivatives. `ModeCopies` or `untraced_derivatives` handles all others."""
 
 
 class ModeCopies:
     """Search for the existing storage into which an untraced step would write an operation's result.
 
     Attributes:
-        altered: Bytes that each derivative allocated. It has only those derivatives that torch computes in
-            another way during tracing.
+        altered: Bytes allocated by each derivative that torch computes in another way during tracing.
     """
 
     def __init__(self, live_storages: LiveStorages) -> None:
@@ -88,8 +86,8 @@ class ModeCopies:
     ) -> TrackedStorage | None:
         """Return the storage into which an untraced step would write ``out``; ``None`` if there is none.
 
-        ``out`` is the result of the operation ``func``. If the returned storage is freed next, the caller
-        counts it and the storage of ``out`` as one. Call this before the storage of ``out`` is tracked.
+        ``out`` is the result of the operation ``func``. Call this before the storage of ``out`` is tracked.
+        If the next event frees the returned storage, the caller counts both storages as a single storage.
         """
         role = _role_of(func)
         if phase == BACKWARD:
@@ -146,7 +144,7 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether nothing but autograd, or the running derivative, owns a tensor.
+        """Return whether only autograd or the running derivative owns a tensor.
 
         Such a tensor is freed next.
         """
@@ -164,12 +162,12 @@ class ModeCopies:
 
 
 def _adds_up(*, made_here: bool) -> bool:
-    """Return whether an addition in a backward pass may be autograd's own, and not part of a derivative.
+    """Return whether an addition in a backward pass may add up several gradients of one tensor.
 
-    The answer matters only if the first argument of the addition is freed next. If this argument was made
-    before the current node began, the addition is autograd's: the node holds such a tensor until the node
-    ends, so a derivative can't free it. If the current node made the argument, the addition may be autograd's
-    only if two results of the node are gradients of the same tensor. Autograd then adds up these results.
+    The answer matters only if the addition's first argument is freed next. A derivative can't free a tensor
+    that was made before the current node began, because the node holds the tensor. So if ``made_here`` is
+    false, autograd adds up gradients. If ``made_here`` is true, autograd adds up gradients only if two
+    results of the current node are gradients of the same tensor.
 
     ``made_here``: True if the first argument was made since the current node began.
     """
@@ -212,7 +210,7 @@ def _role_of(func: Any) -> int:
 
 @functools.cache
 def unshared_reference_count() -> int:
-    """Return the reference count of an operation's first argument if no Python code holds that argument.
+    """Return the reference count of an operation's first argument that no Python code holds.
 
     An experiment measures the count, because it depends on the versions of torch and Python. Return -1 if the
     count does not rise when Python code holds the argument.

@@ -53,11 +53,10 @@ class Observer(Protocol):
     ) -> None:
         """Record an operation: ``func`` was called with ``args``, and returned ``out``.
 
-        If the operation may change the storages of its arguments, ``out`` holds other tensors instead: those
-        whose storage the operation has replaced or resized.
+        If the operation may replace or resize storages, ``out`` has only the tensors with new or resized
+        storages.
 
-        ``kind``: Bits of the operation, from `kind_of`. ``inside``: Workspace of the operation; ``None`` if
-        it was not measured.
+        ``kind``: Number from `kind_of`. ``inside``: Workspace of the operation; ``None`` if not measured.
         """
 
     def before_change(self, values: Any) -> None:
@@ -117,10 +116,10 @@ class ObservingMode(TorchDispatchMode):
     def leave(self) -> bool:
         """Stop observing, and remove the mode if it is on top of this thread's stack.
 
-        Return whether the mode is removed. If the mode stays, it runs every operation unchanged. It stays in
-        three cases. First, another mode is on top of it, and torch can only remove the topmost mode. Second,
-        it is on the stack of another live thread, which this thread can't reach. Third, a backward pass is
-        running. The stack is then a copy, so a removed mode would be back after the pass.
+        Return whether the mode is removed. A mode that stays runs every operation unchanged. The mode stays
+        in three cases. First, another mode is on top of the mode. Second, the mode is on the stack of another
+        live thread. Third, a backward pass is running. The stack is then a copy, so a removed mode would be
+        back after the pass.
         """
         self.stop_observing()
         thread = self._thread
@@ -188,10 +187,10 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
-        """Return an operation's bits (see `kind_of`), and the storages that it may replace or resize.
+        """Return an operation's kind (see `kind_of`), and the storages that it may replace or resize.
 
-        If the operation only writes into existing storages, clear the bits of `RESULT`, and return ``None``
-        in place of the storages.
+        If the operation only writes into existing storages, clear the flags of `RESULT`, and return no
+        storages.
         """
         try:
             if args and is_sparse(args[0]):
@@ -213,11 +212,11 @@ class ObservingMode(TorchDispatchMode):
 
 
 class _Flags(SharedHook[ObservingMode]):
-    """Repair of torch's global mode flags, which modes of several threads break if they overlap in time.
+    """Repair of torch's global mode flags after modes of several threads were active at the same time.
 
-    torch stores in global variables that some mode is active. When a mode ends, it resets these flags to the
-    values from its start. If the mode that starts first also ends first, the flags stay set for good. While
-    they are set, the compiler compiles nothing.
+    The flags are set while a mode is active. When a mode ends, torch resets the flags to their values from
+    the mode's start. If the mode that starts first also ends first, the flags stay set for good. While the
+    flags are set, the compiler compiles nothing.
     """
 
     _NAMES = (
@@ -264,7 +263,7 @@ def was_seen(func: Any) -> bool:
 
 
 def kind_of(func: Any) -> int:
-    """Return the bits of an operation: the kind of its result, and the class of its workspace."""
+    """Return an operation's flags, such as `NEW`, combined with its workspace class in one number."""
     return _result_of(func) | op_workspace.workspace_class(func)
 
 

@@ -68,8 +68,7 @@ def unknown_compilers(names: Sequence[str]) -> str:
 def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
     """Return the sentence about derivatives that torch computes in another way during tracing.
 
-    ``allocated`` has the bytes of each derivative. Return ``None`` if they are at most a thousandth of the
-    peak.
+    ``allocated``: Bytes of each derivative. If the sum is at most a thousandth of ``peak``, return ``None``.
     """
     names = _names(allocated, peak)
     return names and (
@@ -81,8 +80,8 @@ def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
 def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
     """Return the sentence about derivatives that ran without the dispatch mode.
 
-    ``returned`` has the bytes of each derivative's results. Return ``None`` if they are at most a thousandth
-    of the peak.
+    ``returned``: Bytes of each derivative's results. If the sum is at most a thousandth of ``peak``, return
+    ``None``.
     """
     names = _names(returned, peak)
     return names and (

@@ -31,8 +31,8 @@ MOST_LIVE = 12_500
 """Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
 storage costs about 700 bytes of memory, during the trace and its analysis together."""
 SMALL = 64 * 1024
-"""Size in bytes. If `MOST_LIVE` storages are tracked already, the tracer ignores new storages of fewer bytes
-than this. This limits the tracer's own memory to 8.8 MB, plus at most 1 % of the live bytes."""
+"""Size in bytes. If `MOST_LIVE` storages are tracked already, the tracer ignores new storages below this
+size. The tracer's own memory is thus at most 8.8 MB plus 1 % of the live bytes."""
 
 _BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
@@ -40,13 +40,13 @@ _stand_in: Callable[[Tensor], Tensor] | None = None
 
 @contextmanager
 def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, track fake tensors in place of the real tensors that they stand for.
+    """Inside the block, track a fake tensor in place of each real tensor.
 
     An estimate runs a step with fake tensors, but the step may also use a real tensor.
 
     Args:
-        stand_in: Function that returns the fake tensor for a tensor. If there is none, the function returns
-            the tensor itself.
+        stand_in: Function that returns the fake tensor of a tensor. For a tensor without a fake tensor, the
+            function returns the tensor itself.
     """
     global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
     _stand_in = stand_in
@@ -95,8 +95,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if the storage is new.
 
-        ``instead``: Storage into which an untraced step would have written the result. If the next event is
-        that ``instead`` is freed, ``instead`` and the new storage count as one.
+        ``instead``: Storage into which an untraced step would have written the result. If the next event
+        frees this storage, both storages count as a single storage.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -157,10 +157,10 @@ class LiveStorages:
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a tensor's storage; return True if the storage is newly tracked.
 
-        The storage of a parameter or a buffer keeps its category. The category input is never changed to
-        gradient. For example, the indices of an embedding's sparse gradient are the input tokens themselves,
-        and stay input. An input is not tracked if torch did not allocate its memory (memory of numpy, or
-        memory that a data loader's workers share).
+        Parameters and buffers keep their categories. An input never becomes a gradient. For example, the
+        indices of an embedding's sparse gradient are the input tokens themselves, and stay inputs. An input
+        is not tracked if torch did not allocate its memory (memory of numpy, or memory that a data loader's
+        workers share).
 
         A newly tracked storage counts as made in ``phase``. But a storage that is larger than the tensor
         counts as made before the trace. An example is a buffer that collects gradients for several ranks.
@@ -207,9 +207,9 @@ class LiveStorages:
         return type_of(tensor) if self._types else UNKNOWN_TYPE
 
     def _is_omitted(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's storage is too small to be tracked. If so, count it.
+        """Return whether a tensor's storage is too small to be tracked, and count such storages.
 
-        The size is read from the tensor. Reading it from the storage would create a Python object that exists
+        The size is read from the tensor. To read the storage's size would create a Python object that exists
         as long as the storage.
         """
         if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
@@ -247,7 +247,7 @@ def _counted(tensor: Tensor) -> Tensor:
 
 
 def _has_bytes(storage: Any) -> bool:
-    """Return whether a storage has memory. Zero tensors that autograd makes have a size, but no memory."""
+    """Return whether a storage has memory. Autograd makes tensors of zeros that have a size but no memory."""
     try:
         return bool(storage.data_ptr())
     except RuntimeError:

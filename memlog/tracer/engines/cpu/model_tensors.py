@@ -19,7 +19,7 @@ class ModelTensors:
     """Classification of the storages that belong to models and optimizers.
 
     Attributes:
-        late_gradients: True if a gradient was found for which the tracer saw no operation that made it.
+        late_gradients: True if the tracer missed the operation that made a gradient.
     """
 
     def __init__(self, names: ModuleNames, live_storages: LiveStorages) -> None:
@@ -58,7 +58,7 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of an optimizer's state again, at the first call for this optimizer.
+        """Write the category of an optimizer's state again. Do this only once for each optimizer.
 
         memlog's predictions assign each state tensor to the optimizer step in which the tensor's category was
         last written.
@@ -69,10 +69,9 @@ class ModelTensors:
                 self._live_storages.repeat_category(state.tensor, self._owners.of_state(state))
 
     def add_detached(self, out: Any) -> None:
-        """Classify a detached tensor that becomes a parameter's gradient.
+        """Classify a detached tensor if it becomes a parameter's gradient.
 
-        Autograd may use a gradient as ``parameter.grad`` without a copy. The node of the parameter then only
-        detaches the gradient.
+        Autograd detaches a gradient to use the gradient as ``parameter.grad`` without a copy.
         """
         if torch_private.backward_task() == torch_private.NO_TASK:
             return
@@ -83,8 +82,8 @@ class ModelTensors:
     def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
         """Classify ``gradient``, the gradient of ``parameter``.
 
-        A gradient that is not tracked yet counts as allocated now if a module of the window has the
-        parameter, else as allocated before the trace.
+        If a module of the window has ``parameter``, an untracked gradient counts as allocated now. Otherwise,
+        an untracked gradient counts as allocated before the trace.
         """
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD

@@ -74,7 +74,7 @@ positional arguments and the keyword arguments of the call, and the result."""
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement on this thread. Modes above the measuring mode on the stack read it."""
+    """Last measurement on this thread. If tracers are nested, one measures and the others read the result."""
 
     func: Any = None
     found: Workspace | None = None
@@ -97,7 +97,7 @@ def update_precisions() -> bool:
 
 
 def workspace_class(func: Any) -> int:
-    """Return an operation's class by its name and schema, such as `NO_WORKSPACE` or `MEASURED`."""
+    """Return the class of an operation, such as `NO_WORKSPACE` or `MEASURED`."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return UNMEASURED  # a higher-order operation
@@ -254,17 +254,16 @@ def workspace_of(sizes: Iterable[int]) -> Workspace:
 
 
 def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int) -> list[int]:
-    """Return an operation's allocations for another length of a dimension.
+    """Return an operation's allocations for ``length``, estimated from measurements at other lengths.
 
-    Each allocation's bytes are assumed to lie on a line through two measurements, or on a parabola through
-    three. If the measurements have different numbers of allocations, the allocations of each measurement are
-    treated as one.
+    The bytes of each allocation are assumed to follow a line (two measurements) or a parabola (three). If the
+    measurements have different numbers of allocations, each measurement is first reduced to one allocation.
 
     Args:
         found: Bytes of the operation's allocations (positive) and frees (negative), measured at each of
             ``points``.
-        points: Lengths that were measured.
-        length: Length for which the allocations are returned.
+        points: Lengths of a dimension that were measured.
+        length: Length of the same dimension.
     """
     if len(set(map(len, found))) > 1:
         found = [_as_one(sizes) for sizes in found]

@@ -29,8 +29,7 @@ class OperationRecorder:
     """Observer of a dispatch mode. It tracks the storages of results, and the workspaces of operations.
 
     Attributes:
-        altered: Bytes that each derivative allocated. It has only those derivatives that torch computes in
-            another way during tracing.
+        altered: Bytes allocated by each derivative that torch computes in another way during tracing.
         lines: Lines of the program that called operations outside all modules.
         unmeasured: Number of calls of each operation whose workspace could not be measured.
     """

@@ -42,8 +42,7 @@ class PatchListeners:
     def compiled_code_ran(self) -> bool:
         """True if compiled code ran, or may have run.
 
-        It may have run if the process loaded compiled code during the window, because the new code has no
-        listener.
+        Compiled code that the process loads during the window has no listener, so this code may have run.
         """
         return self.compiled_calls > 0 or len(patches.compiled_code()) > len(self._compiled)
 

@@ -93,8 +93,8 @@ class _PendingAllocation:
     """New storage whose ALLOC event is not written yet.
 
     Attributes:
-        instead: Older storage. If it is freed next, the new storage replaces it.
-        workspace: Events of the workspace that the same operation allocated and freed.
+        instead: Older storage. If the next event frees the older storage, the new storage replaces it.
+        workspace: Workspace events of the operation that allocated the new storage.
     """
 
     tracked: TrackedStorage
@@ -106,7 +106,7 @@ class _PendingAllocation:
 class StorageEvents:
     """Writer of the events of storages.
 
-    If a new storage may replace an older one, the ALLOC event of the new storage waits until this is known.
+    If a new storage may replace an older storage, the next event decides. Until then, the ALLOC event waits.
 
     Attributes:
         line: Number of the program's line to which new storages belong; 0: none, because a module makes them.

@@ -37,7 +37,7 @@ _MAX_NODES: Final = 1_000_000
 class UntracedDerivatives:
     """Listener for backward passes while a window is open.
 
-    ``record``: Function that gets each tensor that a derivative returned while the mode was removed.
+    ``record``: Function to call with each result of a derivative that ran without the dispatch mode.
 
     Attributes:
         returned: Bytes of the results of each derivative that ran without the mode.
