@@ -33,17 +33,13 @@ class RunState:
 
     @property
     def is_waiting(self) -> bool:
-        """True if data is not written yet, or can't be written any more because the user has ended the run.
-
-        While the run is open, values that wait for a row do not count, because they get a row before the run
-        ends.
-        """
+        """True if data waits for the run. Values for rows count only if the run gets no more rows."""
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)
 
     @property
     def needs_series(self) -> bool:
-        """True if steps share rows, and the tracker has no CSV file that contains all of these steps."""
+        """True if a step shares a row with a later step, and the tracker has no CSV file with this step."""
         return self.rows.folded > self._in_series
 
     @property
@@ -118,7 +114,7 @@ class RunState:
                 self.user_run.leave_rows()
 
     def log_series(self, artifact: Artifact, run: RunDirectory) -> None:
-        """Write ``artifact`` to the user's run: a CSV file with every point so far."""
+        """Write ``artifact``, a CSV file with every point so far, to the user's run."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.rows.folded
 

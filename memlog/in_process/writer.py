@@ -36,8 +36,8 @@ _SAVE_INTERVAL = 1.0
 class InProcessWriter:
     """Writer to the user's runs of one backend. Its errors are counted, and never raised.
 
-    Call `begin` on the thread that publishes. The first call of `begin` passes to ``subscribe`` a function
-    that gets all events from then on.
+    Call `begin` on the thread that publishes. The first call of `begin` calls ``subscribe`` with a function.
+    This function gets all later events.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class InProcessWriter:
             pass
 
     def _after_end(self, user_run: InProcessRun) -> None:
-        """Record that the tracker's client has ended a run without an error. Called on the user's thread."""
+        """Mark a run as ended. Called on the user's thread after the run has ended normally."""
         run_state = self._runs.current(user_run)
         if run_state is not None:
             run_state.ended = True

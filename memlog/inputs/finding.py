@@ -14,8 +14,8 @@ after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
 """A much larger step also needs at least this number of bytes more than a usual step."""
 _FAR = 10
-"""If the distance from the peak to the limit is more than this many times the peak's rise so far, memlog
-makes no forecast, because the relation may no longer hold."""
+"""If the bytes left until the limit exceed this factor times the peak's rise so far, memlog makes no
+forecast, because the relation may not hold that far."""
 
 
 def matters(found: Relation) -> bool:

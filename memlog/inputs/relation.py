@@ -29,7 +29,7 @@ _TOLERANCE = 0.1
 """If a known peak differs from the fit by more than this fraction of the peaks' range, memlog rejects the
 fit."""
 _MANY, _TOLERANCE_OF_MANY = 12, 0.15
-"""A parabola may have the larger error `_TOLERANCE_OF_MANY` if the dimension has at least `_MANY` different
+"""For a parabola, `_TOLERANCE_OF_MANY` replaces `_TOLERANCE` if the dimension has at least `_MANY` different
 values."""
 _FALLS = 0.05
 """If the fit falls by more than this fraction of the peaks' range, memlog rejects the fit. A smaller fall is

@@ -1,7 +1,7 @@
 """Tensors among a program's variables, by name and shape.
 
-The search runs no code of the program. It calls only C-level functions of Python's own types. It reads only
-plain tensors, while overrides of ``__torch_function__`` are switched off.
+The search runs no code of the program. It calls only C-level functions of Python's own types. It switches off
+overrides of ``__torch_function__``, and reads only plain tensors.
 """
 
 from __future__ import annotations

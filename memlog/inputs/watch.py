@@ -15,11 +15,11 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Factor. memlog publishes a step's inputs if its peak is a record: at least this factor times the last
+"""Minimum ratio of a record to the record before it. memlog publishes the inputs of each step whose peak is a
 record. The first record is the peak of the last warm-up step (`_WARM_UP`)."""
 _RISEN = 1.01
-"""Factor. If a step's peak is at least this factor times the last risen peak, the peak has risen, and memlog
-reads the step's inputs. The first risen peak is the peak of the last warm-up step (`_WARM_UP`)."""
+"""Minimum ratio of a risen peak to the risen peak before it. memlog reads the inputs of each step whose peak
+has risen. The first risen peak is the peak of the last warm-up step (`_WARM_UP`)."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
 whose peak has risen (`_RISEN`) or is a record (`_RECORD`)."""
@@ -31,8 +31,8 @@ _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
 sum of 1/k² is about `_OF_SQUARES`."""
 _SIGMAS = 3
-"""Number of standard deviations. A finding needs at least this excess of risen peaks over the mean for steps
-in random order, because a smaller excess can be chance."""
+"""Number of standard deviations. Chance alone also makes peaks rise. A finding needs more risen peaks: at
+least the mean for steps in random order, plus this number of standard deviations."""
 
 
 class StepInputsWatch:
@@ -158,8 +158,7 @@ class StepInputsWatch:
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps become far larger and the size of an input explains this.
 
-        If a finding is published already, publish it again only if ``at_the_end`` is true, now with the steps
-        of the whole run.
+        During the run, publish only one finding. At the end, publish the finding about the whole run.
         """
         if (self._found is not None and not at_the_end) or not self._steps_grow():
             return

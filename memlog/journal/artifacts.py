@@ -40,8 +40,8 @@ def keep(
 
     ``name`` is the name of the copy; ``None``: the file's own name. An older copy with this name is replaced.
     ``kind`` is one word for the file's content, such as ``flamegraph``. In ``name`` and ``kind``, characters
-    other than letters, digits, ``.``, ``_`` and ``-`` become ``_``. ``names`` changes a name that a file of
-    another name or kind has already; ``None``: the name is memlog's own and already unique.
+    other than letters, digits, ``.``, ``_`` and ``-`` become ``_``. ``names`` prevents that the copy
+    replaces a different file; ``None``: the name is memlog's own and already unique.
 
     Raises:
         OSError: The file can't be read, or the copy can't be written.
@@ -116,9 +116,9 @@ def _require_a_file(source: Path) -> None:
 class Names:
     """Unique names for a run's files.
 
-    Two different names can become equal when characters are replaced, and files of two kinds can have one
-    name. The later file must not replace the earlier one. So memlog adds the later file's kind to its name
-    or, if that name is taken too, a digest of the name that the user gave.
+    Two given names can become equal when characters are replaced, and files of two kinds can have one name.
+    In both cases, memlog adds the kind to the later file's name. If the new name is taken, too, memlog adds a
+    digest of the given name and kind instead.
     """
 
     def __init__(self) -> None:

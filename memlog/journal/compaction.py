@@ -20,8 +20,8 @@ from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
-"""Function that returns the values by which `compact` compares an event with other events, by name. It
-returns ``None`` if the event must be kept without comparison."""
+"""Function that returns names and values of an event. For each name, `compact` compares the values of several
+events. The function returns ``None`` if the event must be kept without comparison."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
@@ -40,11 +40,10 @@ def is_compactable(path: Path) -> bool:
 def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
     """Make a closed segment smaller, and return the number of removed events.
 
-    A segment is closed if its process has begun a later segment. `is_compactable` must have returned True for
-    it. The function compares the events of one type in groups of ``window`` consecutive events. In each
-    group, it keeps the last event. For each name that ``levels`` returns, it also keeps the event with the
-    greatest value; if several have this value, the first of them. ``delivered`` is True if every sink has
-    received the events.
+    A segment is closed if its process has begun a later segment. Call this function only if `is_compactable`
+    returns True. Events of one type are compared in groups of ``window`` consecutive events. The last event
+    of each group is kept. For each name that ``levels`` returns, the group's first event with the greatest
+    value is also kept. ``delivered`` is True if every sink has received the events.
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.

@@ -32,12 +32,12 @@ class Progress(msgspec.Struct, frozen=True):
     """Progress of the delivery of one process's segments."""
 
     sent: Position = START
-    """Position in the journal. All earlier points are delivered, except points of open buckets."""
+    """Position in the journal. All earlier points are delivered, except points that are not final yet."""
     resume: Position = START
     """Position from which a new uploader reads again, to restore the open buckets of its plan (see
     `memlog.metrics.Plan`). The position is never after ``sent``."""
     open: dict[Axis, Position] | None = None
-    """Position at which the open bucket of each axis begins; an axis without an open bucket is missing.
+    """Position of each axis's first event without final points. If there is none, the axis is missing.
 
     A new uploader ignores the axis's events before this position, because their points were already sent.
     """
@@ -75,7 +75,7 @@ class Outbox(msgspec.Struct):
     """Alerts and files to upload; saved together with the position in the journal."""
 
     alerts: dict[str, RunAlerts] = {}
-    """Alerts by the user's run id; ``""``: the sink's own run."""
+    """Alerts by the id of the user's run. The id ``""`` means the sink's own run."""
     artifacts: list[Outgoing] = []
 
 
@@ -107,7 +107,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     held: dict[str, DeferredRange] = {}
     """Deferred ranges by `held_name`, in the order in which they are to be delivered."""
     refused: dict[str, str] = {}
-    """Reason why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
+    """Reason why the tracker refuses a run, by the user's run id. The id ``""`` means the sink's own run."""
     beside: list[str] = []
     """Ids of the user's runs whose remaining points go to a run that the sink opens."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
@@ -143,9 +143,9 @@ class UploadState(msgspec.Struct, kw_only=True):
 
 
 def held_name(process: str, segment: int) -> str:
-    """Return the key, in `UploadState.held`, of the deferred range that begins with a segment.
+    """Return the key of a deferred range in `UploadState.held`. The range begins with ``segment``.
 
-    The key differs from the names of all processes, because `UploadState.progress` accepts keys and names.
+    A key never equals the name of a process, because `UploadState.progress` accepts both.
     """
     return f"{process}@{segment}"
 

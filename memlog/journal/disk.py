@@ -21,8 +21,8 @@ class Disk:
     """Writer that measures whether the disk is slow.
 
     ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms or
-    more, and the disk is not the reason. So `Disk` looks at `WINDOW` writes at a time. After the first slow
-    one, the remaining ones keep the GIL. Among the writes that keep the GIL, `Disk` counts the slow ones.
+    more, and the disk is not the reason. So in each group of `WINDOW` writes, `Disk` keeps the GIL after the
+    first slow write. A slow write counts only if it kept the GIL.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class Follower:
         self._positions: dict[str, _FilePosition] = {}
 
     def look_again(self) -> None:
-        """Scan the folder again at the next call, because another process may have begun to write."""
+        """Look for the files of new processes at the next call of `news`."""
         self._files = []
 
     def news(self) -> Iterator[tuple[str, Header, Event]]:

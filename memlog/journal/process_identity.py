@@ -12,7 +12,7 @@ _START = 19
 """Indices of field 3 (`_STATE`) and field 22 (`_START`) of ``/proc/PID/stat``, see proc_pid_stat(5). The
 first field after the program's name has index 0."""
 _DEAD = frozenset("ZXx")
-"""States of a dead process. A process that its parent has not waited for is dead, too."""
+"""States of a dead process. A zombie counts as dead, too."""
 
 
 class Birth(NamedTuple):

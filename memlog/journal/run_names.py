@@ -27,10 +27,9 @@ def names_of(run: RunDirectory) -> list[str]:
 
 
 def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
-    """Return one run in a tracker for each backend, by backend.
+    """Return the user's run that memlog joined last, for each backend.
 
-    It is the last of the user's runs that memlog joined. If memlog joined none, it is the run that memlog
-    opened.
+    If memlog joined no user's run in a backend, return the run that memlog opened there.
     """
     found = {each.backend: each.own_run for each in read_states(run) if each.own_run is not None}
     # The trainer's headers suffice: the helper process knows no more about a run.

@@ -223,7 +223,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
-    """Return the runs for which ``name`` was passed to ``init``, or is the name or id in a tracker."""
+    """Return the runs with this name: passed to ``init``, or the run's name or id in a tracker."""
     # Imported here, because that module needs the uploaders' states, whose module imports this one.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 

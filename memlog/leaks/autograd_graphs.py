@@ -1,8 +1,8 @@
 """Storages that autograd graphs keep, and the tensors that keep the graphs.
 
-The walk follows ``next_functions`` from all tensors that have a Python object. A node's saved tensors are
-read as ``_raw_saved_…``, because this calls no unpack hook. Unpack hooks, such as those of checkpointing and
-offloading, are the program's code.
+The walk follows ``next_functions`` from all tensors that have a Python object. The walk calls no unpack
+hooks, such as those of checkpointing and offloading, because unpack hooks are the program's code. So the walk
+reads a node's saved tensors as ``_raw_saved_…``.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Census:
 
 
 def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
-    """Return the untracked containers to which objects refer. Skip the objects in ``huge``."""
+    """Return the containers that objects refer to and ``gc`` does not track. Ignore objects in ``huge``."""
     # All of this runs in C, because there are ten times as many referents as objects.
     if huge:
         objects = [one for one in objects if id(one) not in huge]

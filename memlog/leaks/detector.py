@@ -100,7 +100,7 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
 
 
 def _together(growth: Growth, alike: Sequence[Growth]) -> Growth:
-    """Return the sum of ``growth`` and of the growth of other processes, ``alike``."""
+    """Return the sum of ``growth`` and the growths in ``alike``, which belong to other processes."""
     for other in alike:
         growth = growth._replace(
             rate=growth.rate + other.rate,
@@ -133,8 +133,8 @@ class GrowthDetector:
         on_confirmed: Function called if growth has lasted. Growth of the trainer's process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
             Both can be reported, one after the other. Growth of ``host.free_lists`` and of a device's
-            fragmented memory often ends by itself. So the detector continues to judge such growth. Each new
-            confirmation of such growth calls the function again.
+            fragmented memory often ends by itself. So each later confirmation of this growth calls the
+            function, too.
         on_suspicion: Function called when a series seems to grow, before the growth is confirmed. The search
             for the cause can then begin.
         on_withdrawn: Function called if the suspected growth has not lasted.
@@ -324,9 +324,9 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Much garbage can hide a leak. So the result is False if the bytes in use have risen from the previous
-        collection to this collection at half the growth's rate or faster. If ``old`` is true, collect old
-        garbage, too, unless such collections have used up their time.
+        Garbage can hide a leak. So return False if the bytes that are left after each collection rise, too,
+        at half the growth's rate or faster. If ``old`` is true, collect old garbage, too, unless such
+        collections have used up their time.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()
@@ -358,9 +358,9 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        The whole growth is estimated in two ways. One estimate uses the figures of the C library's allocator.
-        The other estimate uses ``rate``, the growth of the process per step. The larger estimate is used,
-        because the allocator's figures do not show the memory that Python manages for small objects.
+        ``rate`` is the growth of the process per step. The growth counts as at least ``rate`` times the
+        number of steps, because the figures of the C library's allocator do not show all of the growth: they
+        lack the memory that Python manages for small objects.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

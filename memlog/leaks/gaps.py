@@ -13,7 +13,7 @@ _ENOUGH = 12
 """Number of levels that must follow a gap before the gap is removed from the series."""
 
 _JOINED = 6
-"""Number of levels on either side of a gap that are compared."""
+"""Number of levels before a gap, and of levels after the gap, whose medians are compared."""
 
 
 class StepLevel(NamedTuple):
@@ -38,8 +38,8 @@ class Gaps:
         self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """A pair of numbers for the start of the series, and for each gap. From the first number (a shifted
-        step) on, measured steps are larger than shifted steps by the second number."""
+        """Pairs of a shifted step and a number of steps, one pair for each gap. From the shifted step on, the
+        number was subtracted from the measured steps. The first pair is for the start of the series."""
         self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
         """The newest levels, minus `_shift`. During a gap, these are the last levels before the gap."""
         self._waiting: list[StepLevel] = []
@@ -65,7 +65,7 @@ class Gaps:
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return ``growth`` with the shift of its first step and of its level undone."""
+        """Return ``growth`` with its first step and its level as they were measured, without the shift."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 

@@ -12,7 +12,7 @@ from memlog.leaks.watched_storages import WatchedStorage
 
 
 class Held(NamedTuple):
-    """Memory that one owner keeps from the watched iterations.
+    """Memory of the watched iterations that one owner keeps alive.
 
     `memlog.leaks.holder_search` watches the new storages of these iterations.
 

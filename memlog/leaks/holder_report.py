@@ -24,8 +24,8 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""Maximum number (each) of graphs, sites and containers whose owners memlog searches for. memlog chooses the
-ones with the most bytes."""
+"""memlog searches for the owners of the graphs, the sites and the containers with the most bytes: at most
+this number of each."""
 _MAX_VIEWS: Final = 4
 """memlog searches for the owners of at most this number of tensors per storage."""
 _MAX_SHARERS: Final = 64
@@ -36,19 +36,18 @@ _MAX_MEASURED: Final = 200
 _LEAST: Final = 64.0
 """If an owner gains fewer bytes per step than this, it is not reported."""
 _SEVERAL: Final = 2
-"""If fewer watched iterations than this made an owner's storages, the storages alone show no growth."""
+"""Storages show growth of their owner only if at least this number of watched iterations made them."""
 
 
 class _Target(NamedTuple):
-    """An object whose owner memlog searches for, together with the memory of all similar objects.
+    """Group of similar graphs, or of similar storages, whose owner memlog searches for.
 
     Graphs are similar if they have the same last operation and the same number of nodes. Storages are similar
     if they were made at the same `Site`.
 
-    The search begins at ``holders``, which are tensors or one autograd node. The target's owner is the first
-    owner found for a holder. ``sharers`` are tensors and nodes whose graphs have nodes in common with the
-    object's graph. ``storages``, ``sizes``, ``nodes``, ``traceback_bytes`` and ``is_gradient`` have the same
-    meanings as in `Held`.
+    ``holders`` are tensors or one autograd node. The first owner that memlog finds for a holder is the owner
+    of the group. ``sharers`` are other tensors and nodes whose graphs have nodes in common with the holder's
+    graph. The other fields have the same meanings as in `Held`.
     """
 
     holders: list[Any]
@@ -202,10 +201,10 @@ class HolderReport:
         ]
 
     def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
-        """Return the variable through which a graph grows in each step; ``owner`` if none is found.
+        """Return the variable that extends a graph in each step; ``owner`` if none is found.
 
-        For example, in a loop with ``out, state = cell(x, state)``, the owner can be a variable with a loss.
-        The returned variable is then ``state``.
+        In a loop with ``out, state = cell(x, state)``, this variable is ``state``. ``owner`` can be another
+        variable, such as one with a loss.
         """
         if self._growth_of(owner) is not None or addition(owner) is not None:
             return owner
@@ -300,9 +299,9 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Fill in ``element_rate`` in the items of ``held``. Add an item for each container without an item.
+        """Return ``held`` with each ``element_rate``, and with new items for the other containers.
 
-        A container whose owner is not found gets no item.
+        Containers whose owner is unknown get no item.
         """
         measured = {id(one.growth.container): one for one in containers}
         found = []

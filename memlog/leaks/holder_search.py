@@ -50,10 +50,10 @@ class HolderSearch:
 
     Call `step_ended` on the training thread. If the search fails, it ends, and training goes on.
 
-    The search may take ``budget_seconds`` of processor time on the training thread. This does not include the
-    time by which ``tracemalloc`` slows the program down. ``rate`` is the growth to be explained, in bytes per
-    step. If it is 0, ``tracemalloc`` does not run. ``watched`` and ``later`` can replace `WATCHED` and
-    `LATER`.
+    ``budget_seconds`` is the processor time that the search may take on the training thread. The time by
+    which ``tracemalloc`` slows the program down does not count. ``rate`` is the growth to explain, in bytes
+    per step. If ``rate`` is 0, ``tracemalloc`` does not run. `WATCHED` and `LATER` describe ``watched`` and
+    ``later``.
 
     Attributes:
         holders: The holders found so far, the fastest growth first. Those from ``tracemalloc`` come last.

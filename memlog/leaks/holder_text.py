@@ -19,7 +19,7 @@ from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
 _MOSTLY: Final = 0.5
-"""If no layer has made at least this fraction of the kept bytes, no layer is named."""
+"""A layer is named only if it has made at least this fraction of the kept bytes."""
 
 
 def holder_of(held: Held, steps: int) -> Holder:
