@@ -65,10 +65,10 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the known limit had room for the request: another limit made the request fail.
+    """Return True if the tightest limit that memlog knows had room for the request.
 
-    If less than the share `FULL` of the limit was free, the limit had no room. An allocator takes more memory
-    from the system than the program requests.
+    A limit with less than the share `FULL` free counts as full, because an allocator takes more memory from
+    the system than the program requests.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)

@@ -32,7 +32,7 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 
 def peak_kind(name: str) -> str:
-    """Return the kind of memory for the peak of ``host`` or of a device, such as ``cuda0.allocated``."""
+    """Return the kind of memory in peaks: ``host.rss`` for ``host``, ``cuda0.allocated`` for ``cuda0``."""
     return HOST if name == "host" else name + ALLOCATED
 
 
@@ -110,7 +110,7 @@ class PeakFold:
         self._peaks = {HOST: UNKNOWN, TREE: UNKNOWN}
 
     def expect(self, device: str) -> None:
-        """Add a device's two kinds of memory. Their peaks are unknown until a reading follows."""
+        """Add a device's missing kinds of memory, ``allocated`` and ``reserved``, with unknown peaks."""
         for kind in (device + ALLOCATED, device + RESERVED):
             self._peaks.setdefault(kind, UNKNOWN)
 
@@ -148,7 +148,7 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Keep a value that is larger than the kept value, or equal and from a source of higher priority."""
+        """Update the peak of one kind of memory. Of equal sizes, the one with the better source is kept."""
         if size is None:
             return
         peak = self._peaks.get(kind, UNKNOWN)

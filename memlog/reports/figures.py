@@ -173,9 +173,9 @@ class _Fold:
                     self._levels[name] = value
 
     def figures(self) -> dict[str, float | None]:
-        """Return the figures by name. An unknown figure is ``None``.
+        """Return the figures by name, with ``None`` for unknown figures.
 
-        Exception: unknown figures of the control group and of single devices are left out.
+        Unknown figures of the control group and of single devices are left out instead.
         """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():

@@ -203,7 +203,7 @@ def _growth(moments: LastMoments) -> GrowthBeforeEnd | None:
 
 
 class _Short(NamedTuple):
-    """Growth over too few steps to name its cause."""
+    """Growth over fewer than `_LEAST_STEPS` steps. The cause is unknown."""
 
     size: int
     line: str

@@ -20,11 +20,11 @@ from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, mem
 _FEWEST = 6
 """If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
 _SIGMAS = 3
-"""If the number of records (see above) exceeds the mean for random order by less than this number of standard
-deviations, steps do not count as larger."""
+"""Minimum excess of records (new highest peaks) over their mean for random order, in standard deviations.
+With a smaller excess, steps do not count as larger."""
 _MATTERS = 0.1
-"""Smallest growth that memlog reports. For growing steps, it is a share of a late step's peak. For a sudden
-rise, it is a share of the memory in use after the last complete step."""
+"""Smallest growth that memlog reports, as a share. For growing steps: a share of a peak near the end. For a
+sudden rise: a share of the memory in use after the last complete step."""
 _MOST = 0.5
 """If larger steps caused less than this share of the rise in peaks, they do not explain the rise."""
 _FAR = 2
@@ -98,7 +98,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if ``records`` is far above the mean number of records for steps in random order."""
+    """Return True if steps in random order rarely have this many records. A record is a new highest peak."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

@@ -148,7 +148,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest known step that raised the run's peak. During the run, only rises by 5 % or more count."""
+    """Newest known step that raised the run's peak. While the run goes on, rises below 5 % do not count."""
 
     step: int
     device: str
@@ -177,7 +177,7 @@ class ScopeDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScopeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The watched blocks, or calls of a function, of one label."""
+    """The watched blocks of one label: `track_memory` blocks, or calls of a `monitor_memory` function."""
 
     count: int
     errors: int

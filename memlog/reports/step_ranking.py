@@ -17,10 +17,10 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Share of the bytes in tensors at the traced step's peak. If a step's additional memory exceeds this share
-and also the share `_GROWN`, the step counts as far larger."""
+"""A step counts as far larger only if its excess over the traced step's peak is more than this share of the
+bytes in the traced step's tensors."""
 _GROWN = 0.1
-"""Share of all memory in use at the traced step's peak; see `_FURTHER`."""
+"""The excess (see `_FURTHER`) must also be more than this share of the traced step's peak."""
 _RECENT = 64
 """Number of newest steps whose events are kept. A step's `Trace` event comes later than the step's own event.
 When memlog reads the `Trace` event, memlog needs both events."""
@@ -36,8 +36,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     """True if the larger step was traced. In this case, memory outside tensors makes the step larger, because
     the worst traced step has the most bytes in tensors."""
     inputs: str | None = None
-    """The larger step's inputs and their shapes, as text. If these inputs are unknown, the text has the last
-    known inputs before the larger step, and the number of their step. ``None``: no inputs are known."""
+    """The larger step's inputs and their shapes, as text. If these inputs are unknown, the text has the
+    inputs of an earlier step, with that step's number. ``None``: no inputs are known."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -55,9 +55,9 @@ class _Level(NamedTuple):
 
     step: int
     held: int
-    """Lower bound."""
+    """Lower bound of the peak."""
     most: int
-    """Upper bound."""
+    """Upper bound of the peak."""
 
 
 class _Failure(NamedTuple):
@@ -81,7 +81,7 @@ class RankingFold:
         """Event of each traced step, by step number. If the journal lacks this event, the value is the next
         recorded step or failed allocation."""
         self._awaited: set[int] = set()
-        """Numbers of the traced steps that are not in `_at` yet."""
+        """Numbers of the traced steps whose own events are still missing."""
         self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)
         self._largest: dict[str, _Level] = {}
         self._last: Batch | None = None

@@ -290,7 +290,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return an empty delivery for each tracker of `init` and for each tracker with a run of the user."""
+    """Return an initial delivery for each tracker passed to `init`, or in which the user opened a run."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):

@@ -140,7 +140,7 @@ def _bounded(root: Node) -> Node:
 def nodes(root: Node) -> Iterable[Node]:
     """Yield all nodes of a tree, each before its children.
 
-    The caller may replace a node's children until it asks for the next node.
+    The caller may replace the children of the node that was yielded last.
     """
     waiting = [root]
     while waiting:

@@ -28,7 +28,7 @@ class Chart(msgspec.Struct, frozen=True):
     """Chart with lines of one kind of memory."""
 
     id: str
-    """``host``, the device's name, or ``ranks`` for the chart that compares ranks."""
+    """Name of the device; ``host`` for the host, ``ranks`` for the chart that compares ranks."""
     title: str
     x: list[int]
     """First index of each interval; an index is the number of a step, an evaluation or an epoch."""
