@@ -52,7 +52,7 @@ _NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
 _RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
 LONGEST_WAIT = 1e6
-"""Maximum seconds that a setting for a waiting time can have: about twelve days."""
+"""Maximum value, in seconds, of a setting for a waiting time: about twelve days."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,9 +78,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sample_interval: Seconds between readings of the process tree.
         segment_bytes: Bytes at which the journal closes a file (a segment) and starts the next one. A value
             above an eighth of ``journal_limit`` counts as an eighth of ``journal_limit``.
-        journal_limit: Maximum bytes of a run's journal. Above this limit, memlog first thins data that every
-            tracker has received, and then the oldest data that is still to be delivered. memlog keeps every
-            peak and every alert, and never changes the newest file that a process has written.
+        journal_limit: Maximum bytes of a run's journal. Above this limit, memlog removes frequent events:
+            first events that every tracker has received, then the oldest undelivered events. memlog keeps
+            every peak and every alert, and never changes the newest file of a process.
     """
 
     backends: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def _require_texts(self) -> None:
-        """Check texts. Names and rules must fit into one message to the helper process."""
+        """Check names and alert rules. They must fit into one message to the helper process."""
         for field in ("name", "project"):
             text = getattr(self, field) or ""
             self._require(field, len(text) <= LONGEST_NAME and _is_unicode(text), _NAMES)
@@ -139,12 +139,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def segment_size(self) -> int:
         """Bytes at which a segment is full: at most an eighth of ``journal_limit``.
 
-        Only closed segments can be thinned. So the open segment may hold only a small part of the limit.
+        memlog can make only closed segments smaller. So the open segment must stay small.
         """
         return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
     def described(self) -> dict[str, str]:
-        """Return ``every`` and all settings that differ from their defaults, as text for trackers.
+        """Return the setting ``every`` and each setting that differs from its default, as text for trackers.
 
         Settings in `_NOT_DESCRIBED` are left out.
         """
@@ -270,7 +270,7 @@ def _refuse_misspelling(key: str, known: Iterable[str], *, strict: bool) -> None
 def _rules(value: Any) -> Any:
     """Return alert rules as a tuple.
 
-    YAML reads ``error: host.rss > 80%`` without quotes as a mapping, which is an error.
+    In YAML, ``error: host.rss > 80%`` without quotes is a mapping. A mapping raises an error.
     """
     rules = (value,) if isinstance(value, Mapping) else _as_tuple(value)
     for rule in rules if isinstance(rules, tuple) else ():

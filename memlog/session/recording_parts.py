@@ -44,8 +44,8 @@ class RecordingParts:
 
     ``sinks`` holds only the sinks that the user passed as objects. memlog calls ``publish`` with each phase
     that has ended, ``on_alert`` with every alert, and ``on_in_process`` when it begins to write to a user's
-    run from this process. ``generation`` is the value of `memlog._internal.fork.generation` in the process
-    that records. In a fork of this process, that variable has another value.
+    run from this process. If ``generation`` differs from `memlog._internal.fork.generation`, this process is
+    a fork of the process that records.
 
     Raises:
         MemlogError: See `init`.
@@ -190,7 +190,7 @@ class RecordingParts:
         undo.callback(self.batches.host.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
-        """Begin to watch memory growth, failed allocations and phases. With ``layers``, also trace steps."""
+        """Watch memory growth, failed allocations and phases. Trace steps if the setting ``layers`` is on."""
         self._tracer: PeriodicTracer | None = None
         self._growth = GrowthWatch(
             self._bus,

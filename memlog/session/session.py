@@ -119,8 +119,8 @@ class Session(TrainerInterface, SessionDisplay):
     def snapshot(self) -> None:
         """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
 
-        memlog publishes the step's figures after the step. If the step needed more memory than every step
-        traced before, memlog also makes a flame graph of it.
+        memlog publishes the step's figures after the step. If the step needed more memory than all steps
+        traced before, memlog also makes a flame graph of the step.
         """
         if self._live is not None:
             self._live.snapshot()
@@ -133,9 +133,9 @@ class Session(TrainerInterface, SessionDisplay):
         memlog copies the file into the run's folder before the call returns, so the original can be changed
         or deleted afterwards. A later file of the same name and kind replaces the earlier file. A name can
         hold ASCII letters, digits, ``.``, ``_`` and ``-``. memlog replaces each other character by ``_``. If
-        another file already has this name, memlog adds the kind or a short digest to the name. memlog prints
-        each changed name. Never raises: if a file can't be saved, memlog prints the reason once and counts
-        the file in `health`.
+        two files with different names or kinds would get the same name, memlog adds the kind or a short
+        digest to the later name. memlog prints each changed name. Never raises: if a file can't be saved,
+        memlog prints the reason once and counts the file in `health`.
 
         Args:
             path: The file.

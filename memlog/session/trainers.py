@@ -47,8 +47,8 @@ class TrainerInterface:
         Afterwards call `count_step` or `step` once per step.
 
         Args:
-            only_first: True: if the session has already recorded a step, memlog continues to count optimizer
-                steps. Pass True if the optimizer may already have stepped in the current step.
+            only_first: True: let the caller count only if the session has recorded no step so far. Pass True
+                if the optimizer may already have stepped in the current step.
         """
         if self._live is not None:
             self._live.claim_steps(only_first=only_first)

@@ -58,8 +58,8 @@ class Sink(Protocol):
         """Store a file under ``artifact.name`` and ``artifact.kind``.
 
         A later file of the same name replaces the stored file. ``file`` is a copy that memlog deletes after
-        the call has returned. If the client reads the file after that, the sink sets an attribute
-        ``keeps_files`` to True. memlog then passes the run's own file instead of a copy.
+        the call. If the client reads the file later than that, the sink sets an attribute ``keeps_files`` to
+        True. memlog then passes the run's own file instead of a copy.
         """
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
@@ -143,7 +143,7 @@ class Backend(Protocol):
         """Return the address and environment with which the client would connect from this process."""
 
     def prepare(self) -> None:
-        """Do slow work without a connection, such as importing the client. Runs in the helper process."""
+        """Do slow work that needs no connection, such as importing the client. Runs in the helper process."""
 
     def open_sink(self, target: Target) -> Sink:
         """Build the sink. memlog never calls this in the trainer's process.

@@ -15,7 +15,7 @@ OFFLINE = "offline:"
 folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
 """Parameters that each session sends at its end. Sessions that write to the same run send different
-values. A tracker that never changes a parameter keeps the first values. The sink then prints no warning."""
+values. If a tracker never changes a parameter, its sink keeps the first values without a warning."""
 DISABLED = "disabled:"
 """Address of a run that the user has disabled. The tracker stores no data of such a run."""
 
@@ -44,8 +44,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
 
     run_id: str
     uri: str | None = None
-    """Address of the tracker, as its client expects it, or an address that begins with `OFFLINE` or
-    `DISABLED`. It may contain a password, so it is never stored unchanged."""
+    """Address of the tracker in the form that its client expects, or an address that begins with `OFFLINE` or
+    `DISABLED`. An address may contain a password, so memlog never stores an address unchanged."""
     name: str | None = None
     """Display name of the run."""
     link: str | None = None
@@ -67,7 +67,7 @@ class Target(msgspec.Struct, frozen=True):
     """Run that a sink writes to."""
 
     memlog_run: str
-    """memlog's own run id. It identifies a run that an earlier sink opened."""
+    """memlog's own run id. By this id, a sink finds the run that an earlier sink opened."""
     joined: TrackerRun | None
     """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
     opened: TrackerRun | None = None
@@ -91,9 +91,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """`own_id`. If ``beside`` is a run, a digest of this run's id follows.
+        """`own_id`, followed by a digest of the id of the run ``beside`` if there is one.
 
-        So memlog's runs have different ids if ``beside`` names different runs.
+        So two targets with different runs ``beside`` have different ids.
         """
         if self.beside is None:
             return self.own_id

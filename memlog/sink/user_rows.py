@@ -33,7 +33,7 @@ class Rows(Protocol):
         """Record that the user has committed the row. The user's next values are in another row."""
 
     def give_back(self, points: Sequence[Point]) -> None:
-        """Accept points of `enter` again. The client raised an exception, so the points are in no row."""
+        """Take back points that `enter` returned. The client raised an exception, so they are in no row."""
 
     def failed(self, error: Exception) -> None:
         """Count an error of the integration. The user's values are then logged without memlog's points."""
@@ -75,12 +75,12 @@ class InProcessRun(Protocol):
         """Stop adding points to the user's rows."""
 
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Log points to the user's run without a call by the user.
+        """Log points to the user's run now, without waiting until the user logs.
 
         Args:
             points: The points, at most one per metric.
-            new_row: True: log into a new row after the user's last row, because the user logs nothing more.
-                False: log into the row that is open.
+            new_row: True: log into a new row after the open row. False: log into the open row. memlog passes
+                True only if the user logs nothing more.
         """
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:

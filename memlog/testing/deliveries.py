@@ -18,7 +18,7 @@ from memlog.testing.made import BEGUN_US, CONTENT, ENDED_US, FACTS, alert, plan_
 from memlog.testing.readback import TrackerChecks
 
 _AT_MOST = 200
-"""Maximum number of calls that a delivery of the contract's run may take. With more, the test fails."""
+"""Maximum number of calls in one delivery. If a delivery takes more calls, the test fails."""
 _SOURCE = ("file", "source")
 
 

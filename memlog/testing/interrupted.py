@@ -61,7 +61,7 @@ class Fault:
 
 
 class InterruptedSink:
-    """Sink that passes every call on to another sink, except the call that its `Fault` makes fail."""
+    """Sink that passes calls on to another sink. Its `Fault` makes one call fail."""
 
     def __init__(self, sink: Sink, fault: Fault) -> None:
         self._sink = sink

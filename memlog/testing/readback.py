@@ -152,7 +152,7 @@ class TrackerChecks(TrackerReading):
     ) -> None:
         """Check that the tracker holds these points and no others, at their times.
 
-        With ``repeated``, the sink got some of the points more than once; with ``ordered``, it got them in
+        If ``repeated``, the sink got some points more than once. If ``ordered``, the sink got the points in
         this order.
         """
         wanted = [replace(point, value=self.stored(point.value)) for point in points]

@@ -59,7 +59,7 @@ class OpeningContract(TrackerChecks):
         self._holds(run, points(3))
 
     def test_each_end_is_told_and_when(self) -> None:
-        """Each status arrives in a run of its own, with the run's end time."""
+        """A run gets the status and the end time that ``close`` receives. Each status has its own run."""
         statuses: tuple[Status, ...] = get_args(Status)
         opened = set()
         for status in statuses:
@@ -139,7 +139,7 @@ class PointsContract(TrackerChecks):
         self._holds(run, points(20), repeated=True)
 
     def test_the_order_of_calls_is_free(self) -> None:
-        """Points may be sent in any order. For example, a loss can come later than the next step."""
+        """Points may be sent in any order. For example, a step's loss can follow the next step's points."""
         sink = self._own()
         run = sink.open()
         made = points(20)
@@ -244,7 +244,7 @@ class UsersRunContract(TrackerChecks):
     """Tests that memlog's data gets into a user's run, and that the user's own rows stay."""
 
     def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
-        """Points arrive from a sink or (`in_process`) from the trainer's process. The user's rows stay."""
+        """If `in_process`, the trainer's process writes points, otherwise a sink. The user's rows stay."""
         run = self.user_run()
         if self.in_process:
             self._check_refused(run)
@@ -275,7 +275,7 @@ class UsersRunContract(TrackerChecks):
         sink.close("failed")
 
     def _check_in_process(self, run: TrackerRun, folder: Path) -> None:
-        """Check that points go into the rows that the user commits, and the last point into one more row."""
+        """Check that points go into the rows that the user commits. The last point goes into one more row."""
         user_run, rows = self.open_in_process(run), _OneRow()
         assert user_run.run_id == run.run_id
         assert user_run.watch_rows(rows) is None  # the user has not logged yet

@@ -204,7 +204,7 @@ class Accountant:
         rows: Figures by layer and phase.
         added: Largest rise of the live bytes during one call of a layer's forward, or during one
             uninterrupted part of the layer's backward pass, by layer. Inner layers are included.
-        lines: Bytes allocated outside all modules, by the number of the line in the trace's ``lines``.
+        lines: Bytes allocated outside all modules, by line of the program (see `RecordedTrace.lines`).
         unmatched_frees: Number of frees without a recorded allocation.
     """
 

@@ -30,7 +30,7 @@ class BackwardParts:
     def begin(self, layer: int, live: int) -> None:
         """Begin the parts of a layer and of all layers that contain it. End the parts of all other layers.
 
-        If one of the parts has begun before, it continues. ``live`` is the current number of live bytes.
+        A part that has already begun continues. ``live`` is the current number of live bytes.
         """
         around = self._layers_around(layer)
         for interrupted in [known for known in self._open if known not in around]:

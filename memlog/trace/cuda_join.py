@@ -1,9 +1,9 @@
 """Join of two records: the history of a device's allocator, and the marks that hooks record.
 
-A mark tells which layer and phase run from this moment on, or which category a storage has. Hooks number the
-marks, and pass the newest number to the allocator as a note. The allocator attaches the note to every later
-event of the thread. So each allocation names the last mark before the allocation. If an allocator takes no
-notes (XPU), memlog finds marks by time, and can confuse marks within one microsecond.
+A mark is a change of layer or phase, or the category of a storage. At each change, a hook passes the mark's
+number to the allocator as a note. The allocator attaches the note to every later event of the thread. So an
+allocation's note gives the allocation's layer and phase. If an allocator takes no notes (XPU), memlog finds
+marks by time, and can confuse marks within one microsecond.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class HistoryJoin:
         by_time: True: find marks by time, because the history holds no notes.
 
     Attributes:
-        unattributed: Number of allocations made in a backward pass but with the note of an earlier backward
-            pass. The layer of these allocations is unknown.
+        unattributed: Number of allocations with an outdated note, from an earlier backward pass. The layer
+            of these allocations is unknown.
     """
 
     def __init__(

@@ -7,11 +7,11 @@ lock. So a finalizer can append an event at any point of the program.
 kind          key                size                 meaning
 ============  =================  ===================  ==============================================
 ALLOC         serial             bytes                ``layer`` allocated a storage in ``phase``.
-FREE          serial             uses                 The storage was freed. `memlog.trace.storage_uses`
-                                                      describes the other fields; all 0: unknown.
+FREE          serial             uses                 The storage was freed. If the other fields are 0, the
+                                                      uses are unknown (see `memlog.trace.storage_uses`).
 ENTER         serial             serial               A module's ``forward`` begins. These storages are
                                                       the two largest positional tensor arguments.
-                                                      A serial of 0: unknown. A key of -1: no such tensor.
+                                                      Serial 0 means unknown, key -1 means no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
 PHASE_CHANGE  (unused)           (unused)             Later events outside ``forward`` belong to ``layer``
                                                       and ``phase``. Such events come from a backward pass
@@ -21,7 +21,7 @@ READING       allocated bytes    reserved bytes       A reading of the allocator
 USES          serial             uses                 The storage is live when the trace ends. The fields are
                                                       those of FREE.
 LINE          serial             number               A line of the program made the storage outside all
-                                                      modules; ``number`` 1: the first of ``lines``.
+                                                      modules. Number 1 is the first of ``lines``.
                                                       LINE follows the storage's ALLOC.
 ============  =================  ===================  ==============================================
 

@@ -98,8 +98,8 @@ class Share(msgspec.Struct, frozen=True):
     category: str
     size: int
     line: str = ""
-    """Line of the program that allocated the bytes outside all modules. In the backward pass: the line whose
-    derivative was computed. Empty if the line is unknown, or if a module allocated the bytes."""
+    """Line of the program that allocated the bytes outside all modules. In the backward pass: the line that
+    called the forward operation. Empty if the line is unknown, or if a module allocated the bytes."""
 
     @property
     def holder(self) -> str:
@@ -113,7 +113,7 @@ class LineFigures(msgspec.Struct, frozen=True):
     """File, line number, function, and the called function of torch or of another package. For example:
     ``train.py:42 in step: cross_entropy``."""
     allocated: int
-    """Bytes that the line allocated, and bytes that the line's derivative allocated in the backward pass."""
+    """Bytes that the operations of the line allocated, including in the backward pass."""
     at_peak: int
     """Bytes of ``allocated`` that were live at the peak."""
 

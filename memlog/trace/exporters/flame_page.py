@@ -81,9 +81,8 @@ def flame_page(
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
         intro: Sentence that describes the drawing.
-        holder: Heading of the first column in the table of the frames that hold the most bytes. In this
-            table, bytes count for the innermost frame of their stack. If this frame is a category, they count
-            for the next outer frame.
+        holder: Heading of the first column in the table of the frames that hold the most bytes. The innermost
+            frame of a stack holds the stack's bytes. If it is a category, the next outer frame holds them.
     """
     if not document["profiles"]:
         return None  # a damaged snapshot whose blocks all have no bytes

@@ -68,7 +68,7 @@ class DeviceSnapshot:
 
 
 def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, DeviceSnapshot]:
-    """Return the devices of a snapshot by number, without devices that have neither blocks nor a history.
+    """Return the devices of a snapshot that have blocks or a history, by number.
 
     Raises:
         SnapshotError: The snapshot does not have the form that torch writes, or is too large.

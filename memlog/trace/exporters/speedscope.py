@@ -51,14 +51,12 @@ def _title(trace: RecordedTrace, where: str) -> str:
 
 
 def _files(trace: RecordedTrace, names: Sequence[str]) -> dict[str, str]:
-    """Return the "file" of each frame at the peak, by the frame's name. The file decides the frame's colour.
+    """Return a "file" for each frame at the peak, by the frame's name. The files make the colours differ.
 
-    Speedscope sorts a profile's frames by file and name. The frame's position in this order decides its
-    colour. The names of all categories begin with "[". Without files, the categories would be neighbours with
-    nearly the same colour. To prevent this, each file's name begins with invisible characters. The number of
-    these characters decides the frame's position. The categories get positions at equal distances. The layers
-    get the positions between the categories, in the model's order. In the file name of a layer, the layer's
-    class follows the invisible characters.
+    Speedscope sorts frames by file and name. A frame's colour depends on the frame's position in this order.
+    Without files, the categories would be neighbours with nearly the same colour. So each file's name begins
+    with invisible characters. The number of these characters sets the position: categories at equal
+    distances, and layers between the categories, in the model's order.
     """
     categories = [f"[{category}]" for category in trace.result.categories]
     kinds = dict(zip(trace.paths, trace.kinds, strict=False))

@@ -22,8 +22,6 @@ _FRAMES = 12
 
 
 class _Band:
-    """A storage in the drawing, and the height of the band's lower edge (in bytes) at each change."""
-
     def __init__(self, change: Change, at: int, level: int) -> None:
         self.size = change.size
         self.label = _label(change)
@@ -42,8 +40,7 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Upper edge of the drawing, as pairs: a number of changes, and the live bytes after these changes.
-            Storages without a band of their own are included.
+        top: Points on the upper edge: the number of changes so far, and the live bytes of all storages.
     """
 
     def __init__(self, changes: list[Change]) -> None:
@@ -110,7 +107,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
 
 
 def _changes(device: DeviceSnapshot) -> list[Change]:
-    """Return an allocation for each storage that is older than the history, and then the history."""
+    """Return an allocation for each storage that was live before the history, followed by the history."""
     before = [
         Change(address, size, True, source or {})
         for address, (source, size) in device.before().items()

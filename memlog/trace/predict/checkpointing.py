@@ -26,15 +26,15 @@ _MIN_SHARE = 0.02
 """If checkpointing a group of modules frees less than this fraction of the peak, memlog ignores the group."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""Divisor of the size of the largest storage that outlives a call.
+"""Maximum ratio between the largest storage that outlives a call and the call's result.
 
-memlog ignores storages smaller than the quotient, such as the statistics that a norm allocates after its
-result. Of the other storages that outlive the call, the newest is the call's result.
+memlog takes the newest storage within this ratio as the result. For example, the ratio excludes statistics
+that a norm allocates after its result.
 """
 _RNG_STATE_BYTES = 5056
 """Bytes of the state of the CPU's random number generator. Each checkpointed call keeps this state."""
 _SAME_PEAK = 1.005
-"""If the higher of two peaks is at most this many times the lower one, memlog treats them as the same."""
+"""Maximum ratio of two peaks that memlog treats as the same."""
 
 
 class RecomputedCall(NamedTuple):
@@ -156,9 +156,9 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return the storages that autograd keeps, each with the moment of the free without autograd.
+    """Return when each storage that autograd keeps would be freed without autograd.
 
-    The moment is the end of the innermost forward that allocates the storage but does not return it.
+    This moment is the end of the innermost forward that allocates the storage but does not return it.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -222,7 +222,7 @@ def _recomputed_call(
 
 
 def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) -> int:
-    """Return the end of the last forward that takes the call's result as an input; else the call's end."""
+    """Return the end of the last forward that reads the result; ``call.end`` if no forward reads it."""
     ends = (
         later.end
         for later in traced.calls
@@ -239,7 +239,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
 
 
 def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
-    """Return the moment at which the backward pass last entered the module before ``first_free``."""
+    """Return the last moment before ``first_free`` at which the backward pass entered the module."""
     inside = traced.subtree(call.layer)
     entry = first_free
     for change in reversed(traced.phase_changes_before(first_free)):
@@ -250,10 +250,10 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters the module's call before ``later``.
+    """Return the moment at which the backward pass enters the module's call that ran just before ``later``.
 
-    The backward pass enters each call at the layer that ran last in the module's forward. If the backward
-    pass does not enter this layer again after ``later``, return the `released_at` of ``later``.
+    The backward pass enters both calls at the same layer. If the backward pass does not enter this layer
+    again after ``later``, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

@@ -41,8 +41,8 @@ class StorageLifetime:
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
-        """Moment of the last event that set the category. For the state of an optimizer that steps in the
-        trace, this moment lies in a step of the optimizer."""
+        """Moment of the last event that set the category. If an optimizer steps in the trace, the last
+        event for its state lies in one of its steps."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -70,12 +70,12 @@ class Call(NamedTuple):
     end: int
     thread: int
     inputs: tuple[StorageLifetime, ...] | None
-    """Storages of the two largest positional tensor arguments, without storages that the trace does not know;
-    ``None`` if no positional argument is a tensor."""
+    """Known storages of the two largest positional tensor arguments; ``None`` if no positional argument is a
+    tensor."""
 
 
 class PhaseChange(NamedTuple):
-    """Layer and phase of a thread's work outside all modules, from the moment ``at`` on."""
+    """Layer and phase of the work outside ``forward``, from the moment ``at`` on."""
 
     at: int
     layer: int
@@ -238,7 +238,7 @@ class TracedStep:
         return [storage for storage in self._by_begin[first:last] if storage.thread == call.thread]
 
     def outermost_calls(self) -> list[Call]:
-        """Return the calls in forward passes that no other call contains, the last call first."""
+        """Return the outermost calls of the forward passes, the last call first."""
         found: list[Call] = []
         for call in reversed(self.calls):
             inside = any(
@@ -257,10 +257,10 @@ class TracedStep:
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
     def between_steps(self, at: int) -> Interval:
-        """Return the interval around ``at`` from the end of an optimizer step to the beginning of the next.
+        """Return the interval around ``at`` in which no optimizer steps.
 
-        This next step uses the gradients of all backward passes in the interval. If ``at`` lies in an
-        optimizer step, return the interval before this step.
+        The next optimizer step uses the gradients of all backward passes in the interval. If ``at`` lies in
+        an optimizer step, return the interval before this step.
         """
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps

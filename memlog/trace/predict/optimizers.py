@@ -26,10 +26,10 @@ _ALLOCATOR_BLOCK = 512
 """Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
 round smaller sizes up to this size."""
 _ALMOST_ALL = 0.95
-"""Minimum of two fractions. If one fraction is lower, memlog predicts no peak with another optimizer.
+"""Lower limit of two fractions. If one is lower, memlog predicts no peak with another optimizer.
 
 * Bytes of the largest group that `_whole_values` finds, as a fraction of the state's bytes.
-* Bytes of the parameters in these groups, as a fraction of the bytes of all parameters with gradients.
+* Bytes of the parameters in the largest groups, as a fraction of the bytes of all parameters with gradients.
   Layers without state do not count.
 """
 
@@ -69,9 +69,9 @@ def without_idle(traced: TracedStep) -> int:
 def kept_states(traced: TracedStep) -> list[State]:
     """Return the state that each optimizer keeps, in the order of the optimizers' steps.
 
-    Each storage of a parameter's state has the layer and the size of the parameter. States of a few bytes,
-    such as Adam's counter of steps for each parameter, do not count. The trace classifies an optimizer's
-    state when the optimizer steps. So the states of two optimizers of one model can be told apart.
+    A parameter and the storages of its state have the same layer and size. States of a few bytes, such as
+    Adam's counter of steps for each parameter, do not count. The states of two optimizers of one model are
+    separate items.
 
     The list is empty if the optimizers keep no state. It is also empty if the size of an optimizer's state is
     not a whole multiple of the parameters' size. An example is Adafactor, which keeps sums over rows and
@@ -118,11 +118,10 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 
 
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
-    """Return the first step of the optimizer that the storage belongs to.
+    """Return the first step of the storage's optimizer. ``known`` holds all first steps, sorted.
 
-    ``known`` holds the first step of each optimizer, sorted. An optimizer (for example, of a critic) can step
-    several times in one trace. So a step between two steps in ``known`` belongs to the optimizer of the
-    earlier step.
+    An optimizer (for example, of a critic) can step several times in one trace. So a step that is not in
+    ``known`` belongs to the same optimizer as the step before.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -131,7 +130,7 @@ def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[in
 
 
 class _Whole(NamedTuple):
-    """Storages of one state. Each parameter of ``keys`` has ``values`` of these storages."""
+    """Storages of one optimizer's state: ``values`` storages for each parameter in ``keys``."""
 
     values: int
     size: int
@@ -178,9 +177,9 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
     """Group a state's storages by the number of storages per parameter. Return the largest group.
 
-    ``kept`` counts the storages, and ``stepped`` counts the parameters. If the number is
-    no whole number, the storages are in no group. Return ``None`` if the largest group holds less than
-    `_ALMOST_ALL` of the state's bytes.
+    ``kept`` counts the storages, and ``stepped`` counts the parameters. Storages with a fractional number per
+    parameter are in no group. Return ``None`` if the largest group holds less than `_ALMOST_ALL` of the
+    state's bytes.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
@@ -205,7 +204,7 @@ def _of_layers(counts: Counter[ParameterKey], layers: AbstractSet[int]) -> Count
 def _candidates(
     step: int, groups: Mapping[int, Counter[ParameterKey]], stepped: Counter[ParameterKey]
 ) -> Counter[ParameterKey]:
-    """Return the parameters for which the optimizer that steps at ``step`` may keep state."""
+    """Return the parameters for which the optimizer of step ``step`` may keep state."""
     layers = {key.layer for key in groups[step]}
     if OUTSIDE not in layers:
         return _of_layers(stepped, layers)

@@ -34,9 +34,8 @@ def accumulated(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
     The result is the peak of the second batch and of each later batch. Accumulated gradients are live from
-    the end of the previous optimizer step on. If the traced step still held gradients of an earlier step,
-    accumulated gradients replace these gradients. The backward pass allocates new gradients, adds the new
-    gradients to the accumulated gradients, and frees the new gradients.
+    the end of the previous optimizer step on. They replace gradients that are left from an earlier step. A
+    new gradient is live until the backward pass has added it to the accumulated gradient.
     """
     gradients = [
         storage
@@ -58,10 +57,10 @@ def accumulated(traced: TracedStep) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the gradients that accumulated gradients replace, each with the moment of the replacement.
+    """Return the gradients of an earlier step, each with the moment when an accumulated gradient replaces it.
 
-    The replaced gradients belong to an earlier step. The program freed the replaced gradients before the
-    backward pass allocated a new gradient of the same parameter.
+    The program freed each of these gradients before the backward pass allocated a new gradient of the same
+    parameter.
     """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
@@ -95,9 +94,9 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     """Return, by layer and phase, the sizes of storages that do not shrink with the batch.
 
-    Half a parameter's size: under autocast, a copy of the parameter, or the copy's gradient. A parameter's
-    full size, in the backward pass only: a new gradient that is added to an older gradient. A layer of
-    `PRODUCTS` that is called once per step adds no gradients. So the full size is left out for this layer.
+    Under autocast, a copy of a parameter and the copy's gradient have half the parameter's size. In the
+    backward pass, a new gradient has the parameter's full size until it is added to an older gradient. A
+    layer of `PRODUCTS` that is called once per step adds no gradients.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
