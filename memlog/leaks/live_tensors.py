@@ -22,7 +22,7 @@ class LiveTensors:
     graph node that the watched iterations made. If it is ``None`` (unknown), `roots` stays empty.
 
     Attributes:
-        by_storage: Tensors of the storages whose identities are in ``wanted``, by the storage's identity.
+        by_storage: Tensors of the storages that the caller asks for (``wanted``), by the storage's identity.
         roots: Tensors with a graph, and autograd nodes with a Python object. The newest root comes first.
             Each root is a tuple: sequence number of the graph's last node; the tensor or node; the graph's
             last node. A root is left out if its last node is older than ``first_node``.

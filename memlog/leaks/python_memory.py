@@ -33,7 +33,7 @@ _MOST_IN_STEP: Final = 64 * MIB
 """Maximum bytes that ``tracemalloc`` itself uses within a step. If it uses more, the trace ends within the
 step."""
 _LOOK: Final = 0.02
-"""Seconds between two checks that ``tracemalloc`` itself uses at most `_MOST_IN_STEP` bytes."""
+"""Seconds between two checks of the memory that ``tracemalloc`` itself uses."""
 
 
 class _Line(NamedTuple):
@@ -142,10 +142,7 @@ class AllocationTrace:
 
 
 def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
-    """Stop the copy of a trace in a forked child. Return False.
-
-    memlog sets the copy's ``_started`` to the result.
-    """
+    """Stop the copy of a trace in a forked child. Return the copy's new ``_started``, which is False."""
     copied = trace()
     if copied is not None:
         copied.stop()

@@ -41,9 +41,8 @@ _SLOWEST = 0.5
 LARGER = 2.0
 """Minimum ratio of a growth's rate to the rate in the last report. Below it, there is no further report."""
 _SUSPECTED = 3
-"""Number of standard deviations of the levels around the trend. Growth above this number can be suspected.
-Only growth above `SIGMAS`, a larger number, can be confirmed. So the search for the cause begins early enough
-even if levels are noisy."""
+"""Growth that a suspicion requires, in standard deviations of the levels around the trend. A confirmation
+requires more growth: `SIGMAS`. So the search for the cause begins early enough even if levels are noisy."""
 _LATER = 16
 """Minimum number of levels for a separate test of the levels that came after growth was noticed. With fewer,
 this test is skipped."""
@@ -95,7 +94,7 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of levels that the series still holds, each of one step."""
+        """Number of the newest steps whose levels are kept one by one."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:

@@ -7,9 +7,9 @@ unowned if all of this is true:
 - In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
-- Dozens of steps later, the gradient is still the same tensor. Its version (torch's count of in-place
-  changes) has not risen faster than in the watched iterations. Clearing also raises the version, so nothing
-  has cleared the gradient. Then a few more iterations are watched, with the same result.
+- Dozens of steps later, the gradient is still the same tensor, and nothing has cleared the gradient. Clearing
+  would raise its version (torch's count of in-place changes) faster than in the watched iterations.
+- A few more watched iterations give the same result.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ _base: Any = torch._C.TensorBase
 class _Gradient(NamedTuple):
     """A gradient at the end of a step.
 
-    Only the identity of the parameter is kept, without a weak reference, for the same reason as in
-    `memlog.leaks.known_models.KnownModels`.
+    ``parameter`` is an identity, because a weak reference would make ``torch.utils.swap_tensors`` fail.
     """
 
     parameter: int

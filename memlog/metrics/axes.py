@@ -41,9 +41,8 @@ def place(event: Event) -> tuple[Axis, int] | None:
 def in_run(event: Event, offset: int) -> Event | None:
     """Return an event with the step number of a tracker's run instead of the session's.
 
-    ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). If the
-    event lies before the run's first step, return ``None`` for a batch or a loss. A phase then gets step 0.
-    Any other event then gets no step.
+    ``offset`` is the session's step minus the run's step (`memlog.journal.Binding.offset`). Before the run's
+    first step, the result is ``None`` for a batch or a loss. A phase gets step 0. Other events get no step.
     """
     step = getattr(event, "step", None)
     if not offset or step is None:

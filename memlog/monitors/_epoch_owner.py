@@ -30,8 +30,8 @@ class EpochOwner:
     def counts(self, monitor: object, session: Publisher) -> bool:
         """Return True if a batch or an epoch of ``monitor`` counts for the session.
 
-        The first monitor that calls this method counts. Another monitor replaces the counting monitor if the
-        counting monitor is deleted, or is idle while the other monitor ends `IDLE_EPOCHS` epochs.
+        The first monitor that calls this method counts. If the counting monitor is deleted, the next caller
+        counts. If the counting monitor is idle, another monitor counts after its `IDLE_EPOCHS`-th epoch.
         """
         if self._session is None or self._session() is not session:
             self._begin()  # epochs of another run begin at 0

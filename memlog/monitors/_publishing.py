@@ -59,11 +59,9 @@ def publish(event: Event) -> None:
 
 
 def print_notice(lines: Callable[..., str], *values: object) -> None:
-    """Print the text that ``lines`` returns for ``values``, unless it is empty.
+    """Print the text that ``lines`` returns for ``values``, unless the text is empty. Never raises.
 
     ``lines`` is a function of `memlog.console`.
-
-    Never raises: neither a fault in the lines nor a closed pipe may end training.
     """
     if not silenced():
         with HEALTH.contained("printing"):

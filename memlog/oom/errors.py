@@ -161,8 +161,8 @@ def is_of_a_device(error: BaseException | None) -> bool:
 def _informative_line(error: BaseException) -> str:
     """Return one line of an error's message: the last line that contains the requested size.
 
-    If no line contains the size, return the first line. But if torch passed the error on from a worker or
-    another thread, the message is a traceback. Then return the last line.
+    If no line contains the size, return the last line of a traceback, or the first line of another message.
+    The message is a traceback if torch passed the error on from a worker or another thread.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):

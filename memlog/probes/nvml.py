@@ -33,8 +33,7 @@ class _Memory(ctypes.Structure):
 class Nvml:
     """Reader of the memory of NVIDIA devices. No method raises.
 
-    Errors of NVML are counted in ``diagnostics``. If ``load`` raises OSError, the machine has no NVML, and
-    no error is counted.
+    ``load`` loads NVML's library. Errors are counted in ``diagnostics``. A missing library is not counted.
     """
 
     def __init__(self, diagnostics: Diagnostics, load: Callable[[str], Any] = ctypes.CDLL) -> None:
@@ -48,7 +47,7 @@ class Nvml:
         """Return the bytes in use on a device, by all processes and the driver; ``None`` if unknown.
 
         Args:
-            uuid: The device's identity in CUDA; for a MIG instance, the instance's own.
+            uuid: The device's UUID in CUDA; for a MIG instance, the UUID of the instance.
             capacity: Total bytes of the device in CUDA, to check that NVML finds the same device. If it is
                 ``None`` (unknown), nothing is read.
         """

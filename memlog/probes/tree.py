@@ -19,7 +19,7 @@ _MOST = 32
 
 
 class TreeReading(NamedTuple):
-    """Memory of a process tree at one moment; ``None`` if unknown."""
+    """Memory of a process tree at one moment. A field is ``None`` if unknown."""
 
     pss: int | None
     """Proportional set size in bytes: each page is divided by the number of processes that share it."""

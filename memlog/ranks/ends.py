@@ -15,7 +15,7 @@ _NOTICED_LATE_US = 2_000_000
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
-"""Signals that can end a rank because another rank has ended. NCCL's watchdog ends a process by SIGABRT."""
+"""Signals that can be the consequence of another rank's end. NCCL's watchdog ends a process by SIGABRT."""
 _NAMED = 8
 """Maximum number of ranks that a text lists. Of further ranks, the text only says how many there are."""
 

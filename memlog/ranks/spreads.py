@@ -19,9 +19,9 @@ _DEVICE_FIELDS = ("allocated", "reserved", "peak")
 class RankSpreads:
     """Comparison of the ranks' memory at each step.
 
-    From the 10,000th step of a run on, buckets of ten steps are compared, later buckets of a hundred, and so
-    on. The trackers' points have the same buckets (`memlog.metrics.bucket_start`). In a bucket, the largest
-    value of each rank counts.
+    The first 10,000 steps are compared one by one. Later steps are compared in buckets: of ten steps, then of
+    a hundred, and so on. The trackers' points have the same buckets (`memlog.metrics.bucket_start`). In a
+    bucket, the largest value of each rank counts.
 
     ``after`` is the last step that an earlier process published; ``None``: no step was published.
     """

@@ -51,7 +51,7 @@ class Accumulator:
         self.traces = TraceFold()
         self.verdict = VerdictFold()
         self.largest_step: StepInputs | None = None
-        """Newest `StepInputs` event: the inputs of the last step known to have raised the run's peak."""
+        """Newest `StepInputs` event: the inputs of a step that raised the run's peak."""
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
