@@ -41,7 +41,7 @@ class Console:
         self._left = verbose_batches
 
     def announce(self) -> None:
-        """Print that monitoring is on, if the settings ask for batch lines. Raise an error of the stream."""
+        """If the settings ask for batch lines, print that monitoring is on. Stream errors are raised."""
         if self._left:
             terminal.out(announcement(self._left))
 
@@ -148,7 +148,7 @@ def _change_between(before: Recorded, after: Recorded) -> str:
 
 
 def summary_lines(points: Sequence[Recorded], omitted: int = 0) -> str:
-    """Return a line for each point of a `MemoryTracker`. ``omitted`` earlier points are left out."""
+    """Return a line for each point of a `MemoryTracker`. ``omitted``: number of earlier points left out."""
     left_out = [f"  ({omitted} earlier points are left out)"] if omitted else []
     lines = [f"  {_label(point)}: {usage(point)}" for point in points]
     return "\n".join(["Memory summary:", *left_out, *(lines or ["  (no points were recorded)"])])

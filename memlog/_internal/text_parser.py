@@ -141,7 +141,7 @@ class Reader:
         return size
 
     def end(self, what: str) -> None:
-        """Raise an error if more text follows. ``what`` is the kind of the text in the error's message."""
+        """Raise an error if more text follows. The error calls the parsed text ``what``, such as "rule"."""
         if self.next.kind != "end":
             raise self.error(f"the {what} ends here: remove the rest")
 

@@ -63,8 +63,8 @@ class GrowthMeter:
     alarm and when growth ends, so the next alarm is about later growth.
 
     ``threshold`` is the growth that raises an alarm, in the unit of the levels. In the ``cooldown_us``
-    microseconds after an alarm, further growth raises another alarm only if it is much faster than the last
-    growth, or if the level rises clearly above the highest level of the last growth.
+    microseconds after an alarm, only two kinds of growth raise another alarm: growth much faster than the
+    alarm's growth, and growth to a level clearly above the highest level of the alarm's growth.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -125,7 +125,7 @@ class GrowthMeter:
         without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
         Some of the freed garbage may be older than the growth. Subtracting this garbage would hide a leak. So
-        after a subtraction, the result is at least the growth since the previous garbage collection.
+        the result of a subtraction is never less than the growth since the previous garbage collection.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -166,10 +166,10 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return True if new growth may raise another alarm after ``alarm``.
+        """Return True if the growth ``look`` may raise another alarm after ``alarm``.
 
-        One of these must hold: the cooldown is over, the level is clearly above the highest level of the last
-        growth, or growth is much faster than at ``alarm``.
+        One of these must hold: the cooldown is over, the level is clearly above the highest level of the
+        alarm's growth, or ``look`` is much faster than the alarm's growth.
         """
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span

@@ -12,8 +12,8 @@
     AMOUNT      32 GiB   80%   0.4 (only for fragmentation)
     LEVEL       info  warning  error   (default: warning)
 
-Growth must last (see `memlog.growth`). The number of steps or epochs over which growth is judged is the
-larger of the numbers after ``/`` and ``for``. It is at least 20 steps or three epochs.
+Growth must last (see `memlog.growth`). memlog judges growth over a number of steps or epochs: the larger
+of the numbers after ``/`` and ``for``, but at least 20 steps or three epochs.
 
 Sizes are written in B, KiB, MiB, GiB or TiB. KB means KiB, MB means MiB, and so on: everywhere in memlog
 "MB" is 1024² bytes. For a figure of the host, ``%`` refers to the machine's memory or the limit of the

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Distance from the threshold, as a fraction of the threshold. A rule that has fired can fire again only
-after a value on the harmless side of the threshold, at this distance or farther."""
+"""Fraction of the threshold. Before a rule can fire again, a value must lie on the harmless side of the
+threshold, at least this fraction away from the threshold."""
 
 
 class Trigger:

@@ -46,8 +46,8 @@ class OptimizerClock:
     a step of a new optimizer, the new optimizer becomes the clock. The latest step then counts.
 
     If the old clock steps again before the new clock has made `INACTIVE_AFTER` steps, the two optimizers
-    alternate. The old clock becomes the clock again. Its next steps are skipped, one for each step of the new
-    optimizer that was counted. After that, the step number equals the number of the old clock's steps again.
+    alternate. The old clock becomes the clock again. If the new clock has made N steps, the next N steps of
+    the old clock do not count. After that, the step number equals the number of the old clock's steps again.
 
     Args:
         on_step: Function called with the optimizer after each step that counts, on the thread that made the
@@ -102,7 +102,7 @@ class OptimizerClock:
                 self.on_step(optimizer)
 
     def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
-        """Handle a step of an optimizer that is not the clock, but may be a former clock or the next one."""
+        """Make ``optimizer`` the clock if it was the clock recently, or if it seems to replace the clock."""
         meanwhile = [period]
         for former in reversed(self._before):
             if sum(between.steps for between in meanwhile) >= INACTIVE_AFTER:
@@ -125,9 +125,9 @@ class OptimizerClock:
 class _ClockPeriod:
     """Period in which one optimizer is the clock (`OptimizerClock`).
 
-    ``others`` is the number of other optimizers' steps since the clock's last step. ``separate`` is the same
-    number without nested steps, which are part of another optimizer's step. ``partners`` are the optimizers
-    that alternate with the clock.
+    ``others`` is the number of other optimizers' steps since the clock's last step. ``separate`` leaves out
+    the steps that are inside another optimizer's step. ``partners`` are the optimizers that alternate with
+    the clock.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -159,7 +159,7 @@ class _ClockPeriod:
             self.add_partner(optimizer)
 
     def may_be_over(self, newcomer: Any) -> bool:
-        """Return True if ``newcomer`` may have replaced this optimizer."""
+        """Return True if ``newcomer`` may have replaced this period's optimizer."""
         known = any(partner() is newcomer for partner in self.partners)
         return not known and self.steps >= _SETTLED and self.separate >= self._longest
 

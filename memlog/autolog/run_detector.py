@@ -60,7 +60,7 @@ class RunDetector:
 
     memlog does not join this run until another run has been active."""
     _looked_for: set[str] = field(default_factory=set, init=False)
-    """Names of backends that `_look_for` has looked for. It looks for each name only once, because a search
+    """Names of backends that `_look_for` has tried to load. Each name is tried only once, because an attempt
     takes some milliseconds, and a loop may call `join` at each step."""
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
@@ -107,7 +107,7 @@ class RunDetector:
                 self._join(name, run, next_step)
 
     def _look_for(self, name: str, known: TrackerRun) -> None:
-        """If the backend can't be loaded, print the reason. memlog does not join the run ``known``."""
+        """If the backend of the run ``known`` can't be loaded, print why memlog does not join the run."""
         if name in self._looked_for:
             return
         self._looked_for.add(name)
@@ -158,7 +158,7 @@ class RunDetector:
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
-        """Return False if ``run`` has been the backend's active run since the last call of `join`."""
+        """Return False if ``run`` was active at the last call of `join`, and no other run since then."""
         if name not in self._not_wanted:
             return True
         if run.run_id == self._not_wanted[name]:

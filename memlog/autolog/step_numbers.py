@@ -41,10 +41,10 @@ class RunOffsets:
         return offset
 
     def begin_at(self, step: int, number: int | None) -> list[tuple[str, str, int]]:
-        """Note a step of the session. It is the first step of each run that has no step yet.
+        """Let each run that has no step yet begin with the session's step ``step``.
 
-        These runs use ``number``, the trainer's number of the step, as their own step number. ``None``: the
-        trainer gave no number. Return backend, id and offset of each run whose offset has changed.
+        ``number`` is the trainer's number of this step, and becomes the runs' number of the step. ``None``:
+        the trainer gave no number. Return backend, id and offset of each run whose offset has changed.
         """
         begin, self._without_step = self._without_step, {}
         changed = []

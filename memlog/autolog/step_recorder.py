@@ -103,9 +103,9 @@ class BatchRecorder:
         self._claimed = False
 
     def count(self, number: object = None) -> tuple[int, Batch | None] | None:
-        """Record a step as `step_by_hand` does; return the session's step number and the step's event.
+        """Record a step as `step_by_hand` does. Return the session's step number and the step's event.
 
-        The event is ``None`` if none was published for this step; the result is ``None`` in a forked process.
+        If the step has no event, the second value is ``None``. In a forked process, the result is ``None``.
         """
         if self._is_forked_copy():
             return None

@@ -1,1 +1,1 @@
-"""The helper process, which samples the process tree and uploads, and its client in the trainer's process."""
+"""The helper process and its client in the trainer. The helper samples the process tree and uploads."""

@@ -18,10 +18,8 @@ from memlog.journal.format import UNDECODABLE
 from memlog.ranks.registration import Registration, Training
 
 HELD_WITHIN = 30.0
-"""Maximum seconds that a rank waits until the helper process of the machine's first rank takes its run.
-
-After these seconds, the rank starts a helper process itself.
-"""
+"""Seconds that a rank waits for the helper process of the machine's first rank. If that process has not taken
+the rank's run by then, the rank starts a helper process itself."""
 _FILE = "begin.json"
 _MAX_BYTES = 1024**2
 _SEARCH = 1.0

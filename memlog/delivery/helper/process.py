@@ -73,7 +73,7 @@ Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
 
 
 class Helper:
-    """The helper of one run. It ends at the time ``stop``, even if the run goes on."""
+    """The helper of one run. ``stop`` is the time at which the helper must end, even if the run goes on."""
 
     def __init__(self, begin: protocol.Begin, judge: Judge, stop: StopTime) -> None:
         self._begin = begin
@@ -137,7 +137,7 @@ class Helper:
         self.ranks.begin()
 
     def run(self, lines: LineReader | NoMessages) -> bool:
-        """Work until the trainer has ended, deliver the remaining data, and return whether that succeeded."""
+        """Work until the trainer ends, and deliver the remaining data. Return False if some data remains."""
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._is_over:
             for line in lines.read(min(TICK, self._sampler.pause)):

@@ -39,7 +39,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
-    """Rank and training of this run; ``None``: the run trains alone, or its rank is not known yet."""
+    """The run's place among the ranks; ``None``: the run trains alone, or its rank is not known yet."""
     shared: bool = False
     """True if another rank started the helper process. Such a helper gets no messages from this trainer."""
 
@@ -63,7 +63,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
-    """Rank and training of the run. Sent if the run began before its rank was known."""
+    """Message that tells the run's rank, if the rank was unknown when the run began."""
 
     registration: Registration
 

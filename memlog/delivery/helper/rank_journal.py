@@ -137,9 +137,9 @@ class RankJournal:
         self.news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event for the trackers' runs to which rank 0's step ``step`` belongs.
+        """Write an event for the trackers' runs that contain rank 0's step number ``step``.
 
-        If ``step`` is ``None``, the event goes to the same runs as the event written before it.
+        If ``step`` is ``None``, the event goes to the same runs as the previous event.
         """
         if step is not None:
             for backend, binding in self._own_runs.at(step).items():

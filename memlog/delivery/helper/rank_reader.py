@@ -50,7 +50,7 @@ class RankReader:
 
     @property
     def is_over(self) -> bool:
-        """True if the rank has ended, and its helper process has had the time to write how it ended."""
+        """True if the journal tells the rank's end, or if its process is gone for `_WRITTEN_WITHIN` s."""
         if self._ended:
             return True
         if self.run.is_alive():

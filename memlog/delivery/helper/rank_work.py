@@ -55,7 +55,7 @@ class RankWork:
             self.look()
 
     def take_place(self, registration: Registration) -> None:
-        """Begin the work for a run with this rank. On rank 0, begin to read the other ranks' journals."""
+        """Begin the work. ``registration`` tells the run's rank. Rank 0 reads the others' journals."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             self._registration = registration
             self._exit = self._exit or ExitWatch(self._begin.trainer_pid)

@@ -151,7 +151,7 @@ def _needed(progress: Progress) -> int:
 
 
 def _levels(event: Event) -> dict[str, float] | None:
-    """Return the values of an event that can be peaks; ``None`` for a rare event, which is always kept."""
+    """Return an event's values, to find the peaks; ``None`` for a rare event, which is always kept."""
     if isinstance(event, (Batch, Loss, Evaluation, Sample, Health, Ranks)):
         # For available memory, the lowest value is the peak. When negated, it is the largest.
         return {

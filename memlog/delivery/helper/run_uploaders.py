@@ -46,7 +46,7 @@ class RunUploaders:
                 self._start(name, load_backend(name), named=True)
 
     def of(self, name: str) -> Uploader:
-        """Return the uploader to a backend; start it if there is none."""
+        """Return the uploader of a backend. If the backend has no uploader yet, start one."""
         if name not in self._workers:
             self._start(name, find_backends()[name], named=False)
         return self._workers[name].uploader
@@ -68,7 +68,7 @@ class RunUploaders:
         self.start_named()
 
     def leave(self) -> None:
-        """Stop delivering. Call `leave` if another rank's run is delivered."""
+        """Stop delivering. Call `leave` if this run's rank is not 0."""
         self._delivers = False
 
     def deliver_rest(self, stop: StopTime) -> bool:
