@@ -12,7 +12,7 @@ MUCH_LARGER = 1.5
 """A much larger step needs at least this many times the memory of a usual step. Memory that is still in use
 after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
-"""A much larger step also needs at least this number of bytes more than a usual step."""
+"""Minimum difference, in bytes, between the memory of a much larger step and that of a usual step."""
 _FAR = 10
 """If the bytes left until the limit exceed this factor times the peak's rise so far, memlog makes no
 forecast, because the relation may not hold that far."""

@@ -15,11 +15,11 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""Minimum ratio of a record to the record before it. memlog publishes the inputs of each step whose peak is a
-record. The first record is the peak of the last warm-up step (`_WARM_UP`)."""
+"""A peak is a record if it is at least this number times the last record. The first record is the peak of the
+last warm-up step (`_WARM_UP`). memlog publishes the inputs of each step whose peak is a record."""
 _RISEN = 1.01
-"""Minimum ratio of a risen peak to the risen peak before it. memlog reads the inputs of each step whose peak
-has risen. The first risen peak is the peak of the last warm-up step (`_WARM_UP`)."""
+"""A peak has risen if it is at least this number times the last risen peak. The first risen peak is the peak
+of the last warm-up step (`_WARM_UP`). memlog reads the inputs of each step whose peak has risen."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
 whose peak has risen (`_RISEN`) or is a record (`_RECORD`)."""
@@ -31,8 +31,8 @@ _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
 sum of 1/k² is about `_OF_SQUARES`."""
 _SIGMAS = 3
-"""Number of standard deviations. Chance alone also makes peaks rise. A finding needs more risen peaks: at
-least the mean for steps in random order, plus this number of standard deviations."""
+"""memlog makes a finding only if more peaks have risen than the mean in random order. The minimum difference
+is this number of standard deviations."""
 
 
 class StepInputsWatch:
@@ -190,9 +190,9 @@ class StepInputsWatch:
         return None if limit is None else max(limit - peak, 0)
 
     def _steps_grow(self) -> bool:
-        """Return True if the peak rose too often for chance.
+        """Return True if the peak rose far more often than in steps of random order.
 
-        In random order the k-th step is the largest so far with probability 1/k (Foster and Stuart 1954).
+        In random order, step k is the largest so far with probability 1/k (Foster and Stuart 1954).
         """
         mean = log(max(self._count - _WARM_UP, 1)) + _EULER
         variance = max(mean - _OF_SQUARES, 1.0)

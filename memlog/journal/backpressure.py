@@ -12,7 +12,7 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of the journal's size while the journal is too large."""
 EVERY = 1_000
-"""While the journal is too large, one of this many steps without a new peak is written."""
+"""While the journal is too large, memlog writes at least one of this number of consecutive steps."""
 
 
 class Backpressure:

@@ -37,7 +37,7 @@ class Progress(msgspec.Struct, frozen=True):
     """Position from which a new uploader reads again, to restore the open buckets of its plan (see
     `memlog.metrics.Plan`). The position is never after ``sent``."""
     open: dict[Axis, Position] | None = None
-    """Position of each axis's first event without final points. If there is none, the axis is missing.
+    """Position of the first event in each axis's open bucket. An axis without an open bucket is missing.
 
     A new uploader ignores the axis's events before this position, because their points were already sent.
     """

@@ -21,8 +21,8 @@ class Disk:
     """Writer that measures whether the disk is slow.
 
     ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms or
-    more, and the disk is not the reason. So in each group of `WINDOW` writes, `Disk` keeps the GIL after the
-    first slow write. A slow write counts only if it kept the GIL.
+    more. So a slow write counts only if the write kept the GIL. In each group of `WINDOW` writes, all writes
+    after the first slow write keep the GIL.
     """
 
     def __init__(self) -> None:

@@ -189,8 +189,8 @@ def list_runs(root: Path) -> list[RunDirectory]:
 def find_run(root: Path, name: str) -> RunDirectory:
     """Return the run to which a name refers.
 
-    ``name`` is the run's id or its beginning, the name passed to ``init``, a name or id in a tracker, or
-    ``latest`` for the newest run. An exact name takes precedence over the beginning of another run's id.
+    ``name`` is the run's id, the beginning of the id, the name passed to ``init``, a name or id in a tracker,
+    or ``latest`` for the newest run. An exact name takes precedence over the beginning of another run's id.
 
     Raises:
         RunNotFoundError: No run matches.
@@ -223,7 +223,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
-    """Return the runs with this name: passed to ``init``, or the run's name or id in a tracker."""
+    """Return the runs with ``name`` as the name passed to ``init``, or as the name or id in a tracker."""
     # Imported here, because that module needs the uploaders' states, whose module imports this one.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 

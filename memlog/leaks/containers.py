@@ -129,7 +129,7 @@ class Census:
 
 
 def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
-    """Return the containers that objects refer to and ``gc`` does not track. Ignore objects in ``huge``."""
+    """Return containers to which objects refer, but which ``gc`` does not track. Ignore ``huge`` objects."""
     # All of this runs in C, because there are ten times as many referents as objects.
     if huge:
         objects = [one for one in objects if id(one) not in huge]

@@ -53,8 +53,8 @@ steps lie between two such readings."""
 _GARBAGE = 0.25
 """If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
 _COLLECTING = 2.0
-"""Processor seconds for collecting old garbage, or 1 % of the run's time if 1 % is more. When these seconds
-are spent, the detector collects only young garbage."""
+"""When its garbage collections have taken this number of processor seconds, the detector collects only young
+garbage. In a long run, the limit is 1 % of the run's time."""
 _UNUSED = 0.6
 """If the growth of the allocator's unused memory exceeds this fraction of the whole growth, the detector
 reports the growth as `FREE_LISTS`."""
@@ -324,9 +324,9 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Garbage can hide a leak. So return False if the bytes that are left after each collection rise, too,
-        at half the growth's rate or faster. If ``old`` is true, collect old garbage, too, unless such
-        collections have used up their time.
+        Garbage can hide a leak. So compare the bytes left after this collection and the last one. If these
+        bytes grow at least half as fast as ``growth``, return False. If ``old`` is true, also collect old
+        garbage, unless the time for collections (`_COLLECTING`) is used up.
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()
@@ -358,9 +358,9 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        ``rate`` is the growth of the process per step. The growth counts as at least ``rate`` times the
-        number of steps, because the figures of the C library's allocator do not show all of the growth: they
-        lack the memory that Python manages for small objects.
+        ``rate`` is the growth of the process per step. The figures of the C library's allocator lack the
+        memory that Python manages for small objects. So the growth counts as at least ``rate`` times the
+        number of steps.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
-"""If a finding's rate is less than this many times the rate of an earlier finding of the same ``kind`` and
-``where``, the newer finding gets no alert."""
+"""A later finding of the same ``kind`` and ``where`` gets an alert only if its rate is at least this number
+times the rate of the earlier finding."""
 
 
 class FindingAlerts:

@@ -38,8 +38,8 @@ class Gaps:
         self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """Pairs of a shifted step and a number of steps, one pair for each gap. From the shifted step on, the
-        number was subtracted from the measured steps. The first pair is for the start of the series."""
+        """Pairs: the last shifted step before a gap, and the number of steps subtracted after the gap. The
+        first pair is for the start of the series."""
         self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
         """The newest levels, minus `_shift`. During a gap, these are the last levels before the gap."""
         self._waiting: list[StepLevel] = []

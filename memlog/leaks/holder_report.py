@@ -157,8 +157,8 @@ class HolderReport:
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
         """Return a target for each site whose storages are still alive.
 
-        The target's holders are the tensors of one storage. The target has no holders if no tensor of the
-        site's storages has a Python object.
+        The target's holders are tensors of the site's newest storage. Storages whose tensors have no Python
+        object are skipped. If all storages are skipped, the target has no holders.
         """
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)
@@ -201,10 +201,9 @@ class HolderReport:
         ]
 
     def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
-        """Return the variable that extends a graph in each step; ``owner`` if none is found.
+        """Return the variable that extends the graph of ``owner`` in each step; ``owner`` if none is found.
 
-        In a loop with ``out, state = cell(x, state)``, this variable is ``state``. ``owner`` can be another
-        variable, such as one with a loss.
+        In a loop with ``out, state = cell(x, state)``, the result is ``state``, even if ``owner`` is ``out``.
         """
         if self._growth_of(owner) is not None or addition(owner) is not None:
             return owner
@@ -299,7 +298,7 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return ``held`` with each ``element_rate``, and with new items for the other containers.
+        """Return ``held`` with ``element_rate`` set, and with new items for containers that ``held`` lacks.
 
         Containers whose owner is unknown get no item.
         """

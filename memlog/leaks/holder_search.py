@@ -30,9 +30,8 @@ WATCHED: Final = 4
 LATER: Final = 9
 """Number of steps between the watched iterations and the search for storages that are still alive.
 
-The number is odd, because a list that is replaced in each step alternates between two addresses. If the
-number were even, the new list would have the address of an earlier list. The new list would then count as a
-list that no longer grows.
+The number is odd. A list that is replaced in each step alternates between two addresses. After an even number
+of steps, memlog would confuse the new list with an earlier list and overlook the growth.
 """
 _TRACED: Final = 5
 """Number of steps in each half of the trace with ``tracemalloc``."""
