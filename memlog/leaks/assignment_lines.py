@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from memlog._internal.source_name import source_name
 
-_MAX_BYTES: Final = 400_000
+_MAX_CHARACTERS: Final = 400_000
 """If a source file has more characters than this, it is not parsed. Parsing this size takes about 100 ms."""
 _ADDING: Final = frozenset(
     (
@@ -89,7 +89,7 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
     """Yield the nodes of a source file's syntax tree, or nothing if the file does not contain ``word``."""
     text = "".join(linecache.getlines(file))
-    if not text or len(text) > _MAX_BYTES or word not in text:
+    if not text or len(text) > _MAX_CHARACTERS or word not in text:
         return
     try:
         tree = ast.parse(text)
