@@ -58,7 +58,7 @@ class RunMessages:
 
 
 def described(backend: str, run: Binding) -> str:
-    """Return a tracker's run as text: its name, and its address or the command that shows it."""
+    """Return the tracker, name and link (a web address or a command) of a run as text."""
     name = run.run_id if run.name is None else repr(run.name)
     if run.link is None:
         return f"{backend} run {name}"

@@ -119,8 +119,8 @@ class Session(TrainerInterface, SessionDisplay):
     def snapshot(self) -> None:
         """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
 
-        memlog publishes the step's figures after the step. If the step needed more memory than all steps
-        traced before, memlog also makes a flame graph of the step.
+        memlog publishes the step's figures after the step. If the step needed more memory than any
+        earlier traced step, memlog also makes a flame graph of the step.
         """
         if self._live is not None:
             self._live.snapshot()
@@ -132,7 +132,7 @@ class Session(TrainerInterface, SessionDisplay):
 
         memlog copies the file into the run's folder before the call returns, so the original can be changed
         or deleted afterwards. A later file of the same name and kind replaces the earlier file. A name can
-        hold ASCII letters, digits, ``.``, ``_`` and ``-``. memlog replaces each other character by ``_``. If
+        hold ASCII letters, digits, ``.``, ``_`` and ``-``. memlog replaces all other characters by ``_``. If
         two files with different names or kinds would get the same name, memlog adds the kind or a short
         digest to the later name. memlog prints each changed name. Never raises: if a file can't be saved,
         memlog prints the reason once and counts the file in `health`.
@@ -377,7 +377,7 @@ def _finish_first_at_exit() -> None:
     """Register memlog's exit handler again, so that it runs before a tracker's exit handler.
 
     Some trackers end their run in an exit handler. If memlog writes to that run in this process, memlog must
-    write the last values first. Python calls exit handlers in the opposite order of their registration.
+    write before the run ends. Python calls exit handlers in the opposite order of their registration.
     """
     atexit.unregister(_finish_at_exit)
     atexit.register(_finish_at_exit)

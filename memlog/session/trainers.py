@@ -35,8 +35,8 @@ class TrainerInterface:
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
         """Report the end of a training step as `step` does; return the session's step number and the event.
 
-        The event is ``None`` if memlog published none for this step. The result is ``None`` if the session
-        does not record, and in a forked process.
+        The event is ``None`` if memlog published no event for this step. The result is ``None`` if the
+        session does not record, or if this process is a fork.
         """
         return None if self._live is None else self._live.batches.count(step)
 
@@ -47,7 +47,7 @@ class TrainerInterface:
         Afterwards call `count_step` or `step` once per step.
 
         Args:
-            only_first: True: let the caller count only if the session has recorded no step so far. Pass True
+            only_first: True: do not change who counts if the session has already recorded a step. Pass True
                 if the optimizer may already have stepped in the current step.
         """
         if self._live is not None:

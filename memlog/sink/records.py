@@ -91,9 +91,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """`own_id`, followed by a digest of the id of the run ``beside`` if there is one.
+        """`own_id`, followed by a digest of the id of ``beside``; without ``beside``, only `own_id`.
 
-        So two targets with different runs ``beside`` have different ids.
+        So targets that differ in ``beside`` have different ids.
         """
         if self.beside is None:
             return self.own_id

@@ -83,7 +83,7 @@ def alert(step: int) -> Alert:
 
 
 def file_in(folder: Path, content: bytes = CONTENT) -> tuple[Artifact, Path]:
-    """Create a file; return the journal's event about it and its path."""
+    """Create a file. Return the journal's event about the file, and the file's path."""
     path = folder / "graph.svg"
     path.write_bytes(content)
     artifact = Artifact(BEGUN_US, path.name, "flamegraph", f"artifacts/{path.name}", len(content))

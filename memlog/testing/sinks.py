@@ -244,7 +244,7 @@ class UsersRunContract(TrackerChecks):
     """Tests that memlog's data gets into a user's run, and that the user's own rows stay."""
 
     def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
-        """If `in_process`, the trainer's process writes points, otherwise a sink. The user's rows stay."""
+        """If `in_process`, the trainer's process writes points. If not, a sink does. The user's rows stay."""
         run = self.user_run()
         if self.in_process:
             self._check_refused(run)
@@ -275,7 +275,7 @@ class UsersRunContract(TrackerChecks):
         sink.close("failed")
 
     def _check_in_process(self, run: TrackerRun, folder: Path) -> None:
-        """Check that points go into the rows that the user commits. The last point goes into one more row."""
+        """Check that the user's rows get points until ``leave_rows``, and that ``log`` then adds a point."""
         user_run, rows = self.open_in_process(run), _OneRow()
         assert user_run.run_id == run.run_id
         assert user_run.watch_rows(rows) is None  # the user has not logged yet

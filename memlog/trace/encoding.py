@@ -9,8 +9,8 @@ kind          key                size                 meaning
 ALLOC         serial             bytes                ``layer`` allocated a storage in ``phase``.
 FREE          serial             uses                 The storage was freed. If the other fields are 0, the
                                                       uses are unknown (see `memlog.trace.storage_uses`).
-ENTER         serial             serial               A module's ``forward`` begins. These storages are
-                                                      the two largest positional tensor arguments.
+ENTER         serial             serial               A module's ``forward`` begins. The serials name
+                                                      its two largest positional tensor arguments.
                                                       Serial 0 means unknown, key -1 means no such tensor.
 EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
 PHASE_CHANGE  (unused)           (unused)             Later events outside ``forward`` belong to ``layer``

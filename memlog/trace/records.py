@@ -98,8 +98,8 @@ class Share(msgspec.Struct, frozen=True):
     category: str
     size: int
     line: str = ""
-    """Line of the program that allocated the bytes outside all modules. In the backward pass: the line that
-    called the forward operation. Empty if the line is unknown, or if a module allocated the bytes."""
+    """Program line that allocated the bytes. In the backward pass: the line that called the forward
+    operation. Empty if the line is unknown, or if a module allocated the bytes."""
 
     @property
     def holder(self) -> str:

@@ -68,7 +68,7 @@ class DeviceSnapshot:
 
 
 def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, DeviceSnapshot]:
-    """Return the devices of a snapshot that have blocks or a history, by number.
+    """Return each device that has blocks or a history in a snapshot, by device number.
 
     Raises:
         SnapshotError: The snapshot does not have the form that torch writes, or is too large.

@@ -40,7 +40,7 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Points on the upper edge: the number of changes so far, and the live bytes of all storages.
+        top: Upper edge, as pairs of the number of changes so far and the live bytes of all storages.
     """
 
     def __init__(self, changes: list[Change]) -> None:

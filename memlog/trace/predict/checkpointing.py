@@ -26,9 +26,9 @@ _MIN_SHARE = 0.02
 """If checkpointing a group of modules frees less than this fraction of the peak, memlog ignores the group."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""Maximum ratio between the largest storage that outlives a call and the call's result.
+"""Divisor that gives the minimum size of a call's result, from the largest storage that outlives the call.
 
-memlog takes the newest storage within this ratio as the result. For example, the ratio excludes statistics
+The newest storage of at least this size counts as the result. Smaller storages are, for example, statistics
 that a norm allocates after its result.
 """
 _RNG_STATE_BYTES = 5056
@@ -118,9 +118,9 @@ def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
-    """Return the groups of sibling modules that would drop at least `_MIN_SHARE` of ``peak``.
+    """Return the groups of sibling modules whose checkpointing frees at least `_MIN_SHARE` of ``peak``.
 
-    Return at most `_MAX_GROUPS` groups. The group that would drop the most bytes comes first.
+    Return at most `_MAX_GROUPS` groups. The group that frees the most bytes comes first.
     """
     siblings: dict[str, list[int]] = {}
     for layer in calls:
@@ -156,9 +156,9 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return when each storage that autograd keeps would be freed without autograd.
+    """Return the moment at which each storage would be freed if autograd did not keep the storage.
 
-    This moment is the end of the innermost forward that allocates the storage but does not return it.
+    The moment is the end of the innermost forward that allocates the storage but does not return it.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -250,10 +250,10 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters the module's call that ran just before ``later``.
+    """Return the moment at which the backward pass enters the module's call before ``later``.
 
-    The backward pass enters both calls at the same layer. If the backward pass does not enter this layer
-    again after ``later``, return the `released_at` of ``later``.
+    In both calls, the backward pass starts at the same layer. If the backward pass does not enter this layer
+    after ``later``, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

@@ -118,7 +118,7 @@ def steady_peak_of(trace: RecordedTrace) -> int | None:
 def _predictions(
     trace: RecordedTrace, held: int | None
 ) -> tuple[int | None, tuple[Hint, ...], tuple[str, ...]]:
-    """Return the result of `steady_peak_of`, hints and notes. If the trace is not complete, only notes."""
+    """Return the steady peak, hints and notes. If the trace is not complete, return only a note."""
     incomplete = _incomplete(trace)
     if incomplete is not None:
         return None, (), (incomplete,)

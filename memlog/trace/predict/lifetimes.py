@@ -41,8 +41,8 @@ class StorageLifetime:
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
-        """Moment of the last event that set the category. If an optimizer steps in the trace, the last
-        event for its state lies in one of its steps."""
+        """Moment of the last event that set the category. For the state of an optimizer that steps in the
+        trace, this moment lies in a step of that optimizer."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -233,7 +233,7 @@ class TracedStep:
         return self._allocated_at[following] if following < len(self._allocated_at) else self.length
 
     def allocated_during(self, call: Call) -> list[StorageLifetime]:
-        """Return, in order, the storages that are allocated during a call by the thread of the call."""
+        """Return the storages that a call's thread allocates during the call, in order."""
         first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
         return [storage for storage in self._by_begin[first:last] if storage.thread == call.thread]
 

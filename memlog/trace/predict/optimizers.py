@@ -23,8 +23,8 @@ from memlog.trace.storage_uses import HALF_NOW
 _COUNTERS = 8
 """Maximum size of an optimizer's step counter on the CPU, in bytes."""
 _ALLOCATOR_BLOCK = 512
-"""Maximum size of an optimizer's step counter on CUDA and XPU, in bytes. The allocators of these devices
-round smaller sizes up to this size."""
+"""Bytes of an optimizer's step counter on CUDA and XPU. The allocators of these devices allocate at least
+this number of bytes."""
 _ALMOST_ALL = 0.95
 """Lower limit of two fractions. If one is lower, memlog predicts no peak with another optimizer.
 
@@ -103,8 +103,8 @@ def kept_states(traced: TracedStep) -> list[State]:
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
     """Compute the peak in bytes if other optimizers replace optimizers of the traced step.
 
-    The computation assumes that the steps of the new optimizers allocate only state. ``sizes`` holds the
-    bytes of each new state, by the `State.step` of the replaced state.
+    The computation assumes that the steps of the new optimizers allocate only state. ``sizes`` maps the
+    `State.step` of each replaced state to the bytes of the new state.
     """
     intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))
@@ -175,11 +175,11 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Group a state's storages by the number of storages per parameter. Return the largest group.
+    """Group a state's storages by their number per parameter (two in Adam). Return the largest group.
 
-    ``kept`` counts the storages, and ``stepped`` counts the parameters. Storages with a fractional number per
-    parameter are in no group. Return ``None`` if the largest group holds less than `_ALMOST_ALL` of the
-    state's bytes.
+    ``kept`` counts the storages, and ``stepped`` counts the parameters. If the number per parameter is not
+    whole, the storages are in no group. Return ``None`` if the largest group holds less than `_ALMOST_ALL` of
+    the state's bytes.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):

@@ -24,8 +24,8 @@ def steady_peak(traced: TracedStep) -> int:
 def with_half_batch(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch.
 
-    Inputs shrink with the batch. Storages that forward and backward passes allocate shrink too, except
-    gradients and copies of parameters.
+    Inputs shrink with the batch. Activations and temporaries of forward and backward passes shrink, too.
+    Gradients of parameters and copies of parameters keep their size.
     """
     return highest(traced.intervals(_sizes_with_half_batch(traced)), traced.length)
 
@@ -34,8 +34,8 @@ def accumulated(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
     The result is the peak of the second batch and of each later batch. Accumulated gradients are live from
-    the end of the previous optimizer step on. They replace gradients that are left from an earlier step. A
-    new gradient is live until the backward pass has added it to the accumulated gradient.
+    the end of the previous optimizer step on. From then on, gradients of earlier steps do not count. A new
+    gradient is live until the backward pass has added it to the accumulated gradient.
     """
     gradients = [
         storage
@@ -92,11 +92,11 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 
 
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
-    """Return, by layer and phase, the sizes of storages that do not shrink with the batch.
+    """Return the sizes of storages that do not shrink with the batch, by layer and phase.
 
     Under autocast, a copy of a parameter and the copy's gradient have half the parameter's size. In the
-    backward pass, a new gradient has the parameter's full size until it is added to an older gradient. A
-    layer of `PRODUCTS` that is called once per step adds no gradients.
+    backward pass, a gradient that is added to another gradient has the parameter's full size. If a layer of
+    `PRODUCTS` is called once per step, the layer's gradients are not added.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
