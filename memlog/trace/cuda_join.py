@@ -123,7 +123,9 @@ class HistoryJoin:
         self._existing = list(existing)
         self._opening = opening
         self._started_us = started_us
-        self._times = [mark.time_ns for mark in marks] if by_time else None
+        # Only marks of changes have an owner.
+        self._changes = [n for n, mark in enumerate(marks) if mark.kind != CLASSIFY]
+        self._times = [marks[n].time_ns for n in self._changes] if by_time else None
         self._live: dict[int, int] = {}
         self._serial = 0
         self._now = 0
@@ -171,10 +173,10 @@ class HistoryJoin:
             yield self._add(-1, self._opening - known, OUTSIDE, BEFORE, OTHER)
 
     def _mark_number(self, entry: Any) -> int | None:
-        """Return the number of the last mark before a history entry; ``None`` if unknown."""
+        """Return the number of the last change of layer or phase before an entry; ``None`` if unknown."""
         if self._times is not None:
             number = bisect_right(self._times, self._time_of(entry)) - 1
-            return number if number >= 0 else None
+            return self._changes[number] if number >= 0 else None
         noted = number_of(entry.get("user_metadata"))
         return noted if noted is not None and noted < len(self._marks) else None
 

@@ -189,6 +189,20 @@ def test_without_notes_allocations_are_attributed_by_time() -> None:
     assert accountant.rows[OUTSIDE, FORWARD].allocations == 2
 
 
+def test_without_notes_the_category_of_a_storage_changes_no_layer() -> None:
+    marks = [
+        HookMark(1_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        HookMark(2_000, CLASSIFY, 5, 0, 0, address=A, category=PARAMETER),
+        HookMark(12_000, EXIT, 1, FORWARD, 0),
+    ]
+    history = History()
+    for address in (A, B, C):
+        history.alloc(address, 512)  # 0, 5 and 10 microseconds after the start
+    accountant, _ = joined(marks, history, by_time=True)
+    assert accountant.rows[1, FORWARD].allocations == 2
+    assert accountant.rows[OUTSIDE, FORWARD].allocations == 1
+
+
 @pytest.mark.parametrize("note", ["", "user's own", "mlxyz", None, 3, "ml"])
 def test_foreign_notes_are_ignored(note: Any) -> None:
     assert number_of(note) is None
