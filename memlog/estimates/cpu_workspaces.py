@@ -48,16 +48,16 @@ _FEW_VALUES: Final = 16
 """Smallest length to which memlog cuts other dimensions, such as channels. A processor's vector and a oneDNN
 block have this length."""
 _FEW_POINTS: Final = 16
-"""Smallest number of samples to which memlog cuts a larger batch if a convolution's kernel has size 1. With
-fewer samples and a single thread, ATen does not use oneDNN (``use_mkldnn`` in ATen's Convolution.cpp)."""
+"""Minimum samples of a cut batch if a convolution's kernel has size 1 (`_FEW` if the full batch is smaller).
+A single thread does not use oneDNN for fewer samples (``use_mkldnn`` in ATen's Convolution.cpp)."""
 
 _CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "addmm")
 _BATCHED_PRODUCTS = ("bmm", "baddbmm")
 _HALF = 2  # bytes of a half-precision value
 _OUTER, _INNER = 1024, 2048
-"""Smallest sides to which memlog cuts half-precision matrices. Larger sides would not make oneDNN's blocks
-larger. `_INNER` is for the product's inner dimension. For other types, `_FEW` is enough, because MKL
+"""Minimum sides of cut half-precision matrices. With these sides, oneDNN's blocks have their maximum size.
+`_INNER` is for the product's inner dimension. For other types, the minimum is `_FEW`, because MKL
 multiplies these matrices and allocates nothing."""
 
 _PARAMETERS = frozenset(
@@ -111,8 +111,8 @@ class _Dimension(NamedTuple):
     fewest: int
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """For each tensor, by its `id`: the index of this dimension in the tensor's shape, and a factor. If
-    ``length`` shrinks by ``n``, the tensor's length at this index shrinks by ``n`` times the factor."""
+    """Tensors with this dimension. The key is the tensor's `id`. The value is the dimension's index in the
+    tensor's shape, and the change of the tensor's length if ``length`` changes by 1."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""
@@ -182,9 +182,9 @@ def _allocations(
 ) -> list[int] | None:
     """Return the bytes of a call's allocations (positive) and frees (negative).
 
-    If arguments and results have more than ``most`` bytes, ``dimensions`` are cut, one after the other, and
-    the bytes are extrapolated to the full lengths. The dimensions in ``cuts`` are cut already. The result is
-    ``None`` if the bytes can't be measured.
+    If the tensors exceed ``most`` bytes, measure with smaller ``dimensions``, and extrapolate the bytes to
+    the full lengths. ``cuts`` has the dimensions that are cut already. Return ``None`` if the bytes can't be
+    measured.
     """
     size = call.size(cuts)
     if size <= most or not dimensions:
@@ -309,12 +309,11 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     """Return the dimensions of the largest tensor, the longest dimension first.
 
-    Other values are cut together with such a dimension:
+    If memlog cuts one of these dimensions, it also cuts:
 
-    * In tensors with the same number of dimensions: the length at the same index, if `_same` is true for
-      both lengths.
-    * In other tensors: the first dimension of the same length.
-    * Integer arguments that are multiples of the length.
+    * the length at the same index in tensors with the same number of dimensions, if `_same` is true;
+    * the first dimension of the same length in other tensors;
+    * integer arguments that are multiples of the length.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
     batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}
@@ -335,10 +334,10 @@ def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
 
 
 def _same(at: int, one: int, other: int) -> bool:
-    """Return whether two lengths at index ``at`` belong to one dimension.
+    """Return whether two tensors' lengths at index ``at`` of their shapes belong to one dimension.
 
-    Equal lengths belong to one dimension. Sides of images also belong to one dimension if one side is a
-    multiple of the other. Pooling divides sides, and upsampling multiplies them.
+    Equal lengths do. Sides of images also do if one side is a multiple of the other, because pooling divides
+    sides, and upsampling multiplies them.
     """
     image = at > 1 and min(one, other) > 1 and max(one, other) % min(one, other) == 0
     return one == other or image

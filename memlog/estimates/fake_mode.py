@@ -48,10 +48,10 @@ _LARGER_RESULTS: Final[dict[Any, Callable[[Any, Any], int]]] = {
     _aten.soft_margin_loss.default: _size_of_losses,
     _aten.mkldnn_rnn_layer.default: lstm_on_cpu.kept,
 }
-"""Operations whose last result takes more bytes on real tensors than its shape needs. On fake tensors, torch
-gives the result only the bytes of its shape.
+"""Operations whose last result has extra bytes besides its values. On fake tensors, torch leaves out the
+extra bytes.
 
-Each function returns the bytes on real tensors, given the operation's arguments and its result."""
+Each function gets the operation's arguments and result, and returns all bytes of the last result."""
 
 
 def _fake_quantized(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -75,15 +75,15 @@ _WEIGHTS: Final = {
     _aten.native_group_norm.default: 1,
     _aten.native_layer_norm.default: 2,
 }
-"""Normalisations, and the index of the weight among their arguments. On real tensors, they keep means and
-deviations in the weight's type. On fake tensors, torch returns them in the input's type."""
+"""Normalisations, and the index of the weight among their arguments. The returned means and deviations have
+the weight's type on real tensors, but the input's type on fake tensors."""
 
 
 class FakeMode(FakeTensorMode):
     """Mode in which new tensors have shapes but no bytes, and operations get fakes instead of real tensors.
 
     Attributes:
-        convert: Function that returns the fake tensor that operations get instead of a real tensor. ``None``:
+        convert: Function that replaces a real tensor in an operation's arguments by a fake tensor. ``None``:
             torch makes a new fake tensor for each operation.
     """
 
@@ -211,10 +211,9 @@ def _bytes_in(values: Any) -> int:
 
 @functools.cache
 def _changes_values_only(func: Any) -> bool:
-    """Return whether an operation returns nothing and has no implementation for tensors without bytes.
+    """Return True for a fused optimizer's step that only changes values and can't run on fake tensors.
 
-    The steps of fused optimizers are such operations. If they got fake tensors, torch would create real
-    tensors of the same size for them.
+    If torch ran the step, torch would create real tensors of the same size.
     """
     name = func.name()
     return (

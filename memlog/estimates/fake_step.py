@@ -62,10 +62,10 @@ def traced_step(
 ) -> RecordedTrace:
     """Run one training step to make the optimizer's state, then trace a second step.
 
-    Call it inside the mode of the fake tensors that ``model`` and ``optimizer`` have. If ``model`` is
-    ``None``, the model is the first module that is called. ``optimizer`` is ``None`` if it is not known
-    before the step. Operations behave as on ``device``. If ``device`` is ``None``, they behave as on the CPU,
-    but their workspaces are not measured.
+    Call it inside a `FakeMode`. The tensors of ``model`` and ``optimizer`` belong to this mode. If ``model``
+    is ``None``, the model is the first module that is called. ``optimizer`` is ``None`` if the optimizer is
+    not known before the step. Operations behave as on ``device``. If ``device`` is ``None``, operations
+    behave as on the CPU, but their workspaces are not measured.
 
     Raises:
         ConfigurationError: The step branches on a tensor's value, or has too many events.

@@ -74,8 +74,7 @@ class Fakes:
         """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
 
         Inside the block, operations also get fakes instead of real tensors. At the end, the mode's reference
-        to this object is removed. Otherwise the mode and this object would never be freed, because garbage
-        collections don't see that a parameter refers to its gradient.
+        to this object is removed, because garbage collections can't free this cycle of references.
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used

@@ -1,9 +1,9 @@
 """Memory that oneDNN's LSTM keeps for its backward pass, and the LSTM's workspace.
 
-Both are measured on a few time steps and extrapolated, because they grow by a constant number of bytes for
-each time step, except for rounding to pages. If the weights or the batch are large, the measurements use
-a smaller batch, smaller inputs and smaller states, too. Weights, and so the bytes, grow with the square of
-the states' size. So memlog measures three sizes of states, and computes the bytes from a parabola.
+Both are measured on a few time steps and extrapolated. Each time step adds the same number of bytes, except
+for rounding to pages. If the weights or the batch are large, the measurements use a smaller batch, smaller
+inputs and smaller states, too. The bytes grow with the square of the states' size, as the weights do. So
+memlog measures three sizes of states, and computes the bytes from a parabola.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _TALL: Final = (512, 768, 1024)
 """Sizes to measure for states that are larger than the inputs."""
 _ROW, _BLOCK = 256, 16
 """Divisors of a row's length. oneDNN makes a row longer if its length is a multiple of `_ROW`, and copies a
-row if its length is not a multiple of `_BLOCK`. So `_points` chooses lengths with the same divisors as the
-full length."""
+row if its length is not a multiple of `_BLOCK`. So `_points` chooses lengths for which oneDNN does the same
+as for the full length."""
 _TENSORS: Final = 7  # first arguments: the input, four weights, and two states
 _HIDDEN: Final = 10
 """Position of the states' size among the arguments of the forward operation."""
@@ -79,12 +79,10 @@ def workspace(func: Any, args: Any) -> Workspace | None:
 
 
 def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Measured | None:
-    """Return the allocations that the operations would make if some dimensions had the ``chosen`` lengths.
+    """Return the operations' allocations, extrapolated from measurements; ``None`` if one fails.
 
     ``forward`` and ``backward`` are the operations' arguments. If ``backward`` is ``None``, only the forward
-    operation is measured. ``chosen`` has the lengths of the first dimensions, in the order of `_points`. The
-    other dimensions keep the lengths that they have in ``forward``. The result is ``None`` if the operations
-    can't be measured.
+    operation is measured. ``chosen`` replaces the lengths of the first dimensions, in the order of `_points`.
     """
     lengths = (*forward[0].shape, forward[_HIDDEN])
     at = len(chosen)

@@ -35,10 +35,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return the tensor's strides for the lengths in ``shape``. The dimensions keep their order in memory.
-
-    Each stride is scaled like the number of values in all dimensions with smaller strides.
-    """
+    """Return strides for the lengths in ``shape``. The dimensions keep the tensor's order in memory."""
     strides = tensor.stride()
     found = []
     for stride in strides:

@@ -38,7 +38,7 @@ _LIKE_ARGUMENTS: Final = frozenset(
 _NORMALISATIONS: Final = frozenset(("aten::native_batch_norm", "aten::native_batch_norm_backward"))
 """Operations whose arguments and results have the input's shape, or one value per channel of the input."""
 _MOST: Final = 100_000
-"""Maximum number of remembered repetitions (about 100 MB). Further repetitions are not remembered."""
+"""Maximum number of entries in `_known` (about 100 MB). Further results are not remembered."""
 
 _known: dict[tuple[Any, ...], Repetition] = {}
 """Repetitions. The key is the operation with the shapes, strides, types and values of its arguments."""
@@ -127,7 +127,7 @@ class _LikeArguments(NamedTuple):
 
     @classmethod
     def of(cls, again: Repetition, given: Sequence[Tensor]) -> _LikeArguments | None:
-        """Return ``again`` for arguments of any shape; ``None`` if ``again`` works for one shape only."""
+        """Return a form of ``again`` for any shape; ``None`` if ``again`` works for one shape only."""
         if again in (_nothing, _first_argument):
             return cls(again)
         if not isinstance(again, _NewTensors):

@@ -67,7 +67,7 @@ for _name in _DECIDES.split():
 def unknown_values() -> Iterator[None]:
     """Let programs read the values of fake tensors inside the block.
 
-    Torch's optimizers may also decide by these values, because no size depends on their decisions.
+    Torch's optimizers may also branch on these values, because no size depends on their branches.
     """
     mode = _Reading()
     hooks = (
@@ -90,7 +90,7 @@ class _Reading(TorchFunctionMode):
         self._known = False
 
     def optimizer(self, stepping: Optimizer | None) -> None:
-        """Note that the optimizer ``stepping`` begins a step; ``None``: that the optimizer's step has ended.
+        """Note the optimizer whose step begins. If ``stepping`` is ``None``, note that the step has ended.
 
         Raises:
             ConfigurationError: The optimizer has real parameters, because `memlog.estimate` did not get it.

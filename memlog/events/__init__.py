@@ -165,8 +165,8 @@ def field_names() -> dict[str, tuple[str, ...]]:
     """Return the names of all fields, in the order in which the journal stores them.
 
     Returns:
-        Names of an event's fields by the event's tag, and names of the fields of a struct inside events (such
-        as `DeviceReading`) by its class name.
+        Field names. The key of an event is its tag. The key of a struct inside events, such as
+        `DeviceReading`, is its class name.
     """
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
     parts: tuple[type[msgspec.Struct], ...] = (

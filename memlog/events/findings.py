@@ -56,9 +56,9 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     kept: Int | None
     """Activations: bytes that the layer's forward pass left in use. Child layers are included."""
     added: Int | None = None
-    """Largest rise, in bytes, of the memory in use during one call of the layer's forward, or during one
-    uninterrupted part of its backward pass. Child layers are included. The value is ``None`` for work outside
-    all modules, and in a journal of an older memlog."""
+    """Bytes by which the memory in use rose while the layer ran: the largest rise of all forward calls and of
+    all uninterrupted parts of the backward pass. Child layers are included. The value is ``None`` for work
+    outside all modules, and in a journal of an older memlog."""
     in_series: bool = True
     """True if trackers get this layer's figures as time series. Only a few layers of a run have them."""
 
@@ -97,14 +97,14 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     skipped: Int = 0
     """Number of steps since the run's beginning that were due for a trace but could not be traced."""
     lines: tuple[TracedLine, ...] = ()
-    """Lines of the program that held the most bytes outside all modules at the peak, the largest first."""
+    """Program lines that held the most bytes at the peak, the largest first. Bytes of layers do not count."""
 
 
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
     """Inputs of a step that raised the run's peak by 5 % or more.
 
-    At the end of the run, memlog also publishes the inputs of the last step known to have raised the peak,
-    even by less than 5 %.
+    Later steps may raise the peak by less than 5 %. At the end of the run, memlog publishes the newest inputs
+    that it has read from these steps.
     """
 
     time_us: Int

@@ -99,9 +99,9 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
     highest: dict[str, Int] = {}
-    """Highest reading of the bytes in use during the phase, by ``"host"`` or the device's name. It is a lower
-    bound of the phase's peak. Memory is read when the phase begins and ends, and when a step or another phase
-    ends within it."""
+    """Highest reading of the bytes in use during the phase. The keys are ``"host"`` and the devices' names.
+    The phase's peak can be higher, because memory is read only when the phase begins and ends, and when a
+    step or an inner phase ends."""
     error: str | None = None
     """Type of the exception that ended the phase."""
     step: Int | None = None

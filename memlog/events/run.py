@@ -109,7 +109,7 @@ class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):
 
     time_us: Int
     code: Int | None
-    """Exit code; ``None`` if a signal ended the process, or if it is unknown."""
+    """Exit code; ``None`` if a signal ended the process, or if the code is unknown."""
     signal: str | None
     """Name of the signal that ended the process, such as ``SIGKILL``."""
 

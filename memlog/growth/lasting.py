@@ -6,15 +6,15 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The window has four parts. The median and the lowest level of each part are above those of the previous
   part. A jump raises only one part, and a swing that is shorter than a part raises none.
 - The last rise is at least half the mean rise, so the growth does not fade out.
-- The growth has not stopped. The present wait for a new high is at most twice as long as the longest earlier
-  wait.
+- The growth has not stopped. The time since the last new high is at most twice the longest earlier time
+  between two new highs.
 - The growth is more than five times the spread of the levels around the trend (by default).
-- The rate's interval (`memlog.growth.line`) lies above zero. The interval is wide if the levels wander.
+- The rate's interval (`memlog.growth.line`) lies above zero. Slow swings widen the interval.
 
 The Mann-Kendall test is not used. It gives false alarms if each value is similar to the value before it
 (Hamed and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), as memory levels are. Instead the trend has to hold
 in every part. Single spikes do not change the medians. They do not change the spread either, because the
-spread ignores the fifth of the levels that is farthest from the trend.
+spread ignores the 20 % of the levels that are farthest from the trend.
 
 A swing whose rise takes longer than the window looks like a leak until the rise ends. Only a window of more
 steps can tell such a swing from a leak.
@@ -40,13 +40,13 @@ The levels count as growing only if both tests pass:
 - Each rise exceeds this fraction of the required rise.
 - The last rise is at least this fraction of the mean rise."""
 _LOWEST = 0.25
-"""Fraction of the required rise. The lowest level must rise by more than this fraction from part to part.
-Lowest levels are noisier than medians. So the fraction is less than `_STEADY`."""
+"""Minimum rise of the lowest level from part to part, as a fraction of the required rise. Lowest levels are
+noisier than medians. So the fraction is less than `_STEADY`."""
 _HIGHS = 12
 """A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
 _PATIENCE = 2
-"""Maximum length of the present wait for a new high, as a multiple of the longest earlier wait. After a
-longer wait, the growth counts as stopped."""
+"""Factor. The growth has stopped if the last new high is longer ago than this factor times the longest
+earlier time between two new highs."""
 SIGMAS = 5
 """Number of standard deviations that the growth has to exceed by default. The standard deviation is that of
 the levels around the trend."""
@@ -105,7 +105,7 @@ def _rises(levels: Sequence[float]) -> list[float]:
 
 
 def _has_stopped(levels: Sequence[float], by: float) -> bool:
-    """Return True if the present wait for a new high is more than twice as long as the longest earlier wait.
+    """Return True if the levels have reached no new high for too long (`_PATIENCE`).
 
     A level is a new high if it exceeds the last high by more than ``by``.
     """

@@ -4,11 +4,11 @@ The levels are divided into eight blocks. The rate is Sen's slope of the blocks'
 slopes between all pairs of medians (Theil 1950, Sen 1968, doi:10.1080/01621459.1968.10480934). Medians ignore
 spikes, and the slope ignores a deviating block.
 
-Each memory level depends on the levels before it, so the usual interval is far too narrow. The medians of
-whole blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). So the interval
-is computed with Student's distribution, for the slope of a line through these medians. The interval is
-widened by the first autocorrelation of the medians' distances from the line, as an AR(1) process requires
-(von Storch 1999, doi:10.1007/978-3-662-03744-7_2).
+Each memory level depends on the levels before it. So an interval from single levels would be far too narrow.
+The medians of whole blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556).
+So the interval is computed from these medians, with Student's distribution. If neighbouring medians deviate
+from the line in the same direction, the interval is widened, as an AR(1) process requires (von Storch 1999,
+doi:10.1007/978-3-662-03744-7_2).
 """
 
 from __future__ import annotations

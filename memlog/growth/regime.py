@@ -22,7 +22,7 @@ from memlog.growth.lasting import SIGMAS, keeps_growing
 from memlog.growth.line import BLOCKS, Line, line_through
 
 _FADING = 0.7
-"""Minimum ratio of the second half's rate to the first half's rate. Below it, the growth counts as fading."""
+"""Factor. The growth fades if the second half's rate is less than this factor times the first half's rate."""
 _GROUPS = 16
 """Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
@@ -120,7 +120,7 @@ def _deviation(indexes: Sequence[int], levels: Sequence[float], line: Line) -> f
 def _fades(indexes: Sequence[int], levels: Sequence[float]) -> bool:
     """Return True if the second half of the levels grows clearly more slowly than the first half.
 
-    Return False if there are too few levels for two lines.
+    Return False if a half has too few levels for a line.
     """
     if len(levels) < 2 * BLOCKS:
         return False

@@ -35,17 +35,15 @@ from memlog.probes.tree import (
 _STEPS = 5
 """Number of steps after which a sample is due. After a run's first 500 steps, the number grows (`_PART`)."""
 _PART = 100
-"""Divisor of the steps made so far. The result is the number of steps between two samples, at least `_STEPS`.
+"""Divisor. After n steps of a run, a sample is due every max(`_STEPS`, n / `_PART`) steps.
 
-After 1,000 steps, for example, a sample is due every 10 steps. The number grows during the run, so that the
-journal stays small.
+Samples become rarer during a run, so that the journal stays small.
 """
 _LOOK = 0.05
-"""Minimum seconds between two samples. If the trainer's steps are fast, also the seconds between two checks
-of the newest step."""
+"""Minimum seconds between two samples. If steps are fast, the newest step is checked as often."""
 _SHARE = 0.02
-"""Maximum fraction of one processor's time for samples that come before the interval ends. After a slow
-sample, the next sample comes later."""
+"""Maximum fraction of one processor's time for early samples, which are due because of fast steps. After a
+slow sample, the next early sample comes later."""
 _FIRST = 0.2
 """Processor seconds that a run's first samples may take before `_SHARE` limits the samples.
 
@@ -132,9 +130,9 @@ class StepFollower:
 class Sampler:
     """Sampler of the trainer's process tree. It publishes a `Sample` every ``interval`` seconds.
 
-    Samples come earlier if the trainer makes many steps. Between samples, ``on_children`` gets the newest
-    step and new readings of the last sample's child processes. These readings are not published, so that the
-    journal stays small.
+    Samples come earlier if the trainer makes many steps. Between samples, the sampler reads the same child
+    processes again, and calls ``on_children`` with the newest step and these readings. The readings are not
+    published, so that the journal stays small.
     """
 
     def __init__(
@@ -262,7 +260,7 @@ class _StepRate:
         self._sampled = self._newest
 
     def is_fast(self, interval: float) -> bool:
-        """Return whether the steps, at their present speed, make a sample due within ``interval`` seconds."""
+        """Return True if ``interval`` seconds are enough for the steps between two samples."""
         return self._a_second * interval >= self._wanted
 
     @property

@@ -58,9 +58,9 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None,
     ) -> None:
-        """On a thread, wait for another rank's helper to serve this run, too. If none does, start a helper.
+        """After ``within`` seconds, start a helper if no other rank's helper serves this run.
 
-        ``is_helped`` returns whether a helper serves the run. The thread waits at most ``within`` seconds.
+        ``is_helped`` returns whether a helper serves the run. A thread waits, so the call returns at once.
         """
         self._begin, self._listener = begin, listener
         if listener is not None:
@@ -79,9 +79,9 @@ class SupervisedHelper:
             self._waiting.start()
 
     def wait_no_longer(self, join: float = 0.0) -> None:
-        """End the wait of `start_unless`. If no other rank's helper serves the run, start a helper at once.
+        """Let the thread of `start_unless` decide now whether to start a helper.
 
-        Wait at most ``join`` seconds for the end of the thread of `start_unless`.
+        Wait at most ``join`` seconds for the thread to end.
         """
         self._waits.set()
         if self._waiting is not None:

@@ -53,7 +53,7 @@ class Cursor:
         self.plan, self.skipping, self.offset = None, False, offset
 
     def plan_on(self, header: Header, resolution: Resolution, offset: int) -> None:
-        """Set the plan for a segment. If the offset has changed, complete the old plan's buckets first."""
+        """Make a plan (`plan_for`) if there is none or ``offset`` has changed. First complete all buckets."""
         if self.plan is None or offset != self.offset:
             self.finish()
             self.offset, self.plan = offset, plan_for(header, resolution, offset)
@@ -89,7 +89,7 @@ class Cursor:
         return bool(self.pending or self.parameters or self.alerts or self.artifacts)
 
     def finish(self) -> None:
-        """Complete the plan's buckets, and add the buckets' points to the pending points."""
+        """Complete all buckets, and add their points to the pending points."""
         if self.plan is not None:
             self.pending += self.plan.flush()
 

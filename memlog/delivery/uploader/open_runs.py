@@ -65,7 +65,7 @@ class Targets:
         self._uris[run.run_id] = run.uri
 
     def note_binding(self, binding: Binding) -> None:
-        """Keep the address of a run from the journal, unless this object already has an address of the run.
+        """Keep the journal's address of a run if no address of the run is known yet.
 
         The journal's address has no credentials. The address from `note_run` can have them.
         """

@@ -1,9 +1,9 @@
 """Outbox of alerts and files for a tracker.
 
-The uploader copies alerts and files from the journal to the outbox. It saves the outbox together with its own
-position in the journal. So alerts and files that the tracker lacks are kept while the uploader reads on. The
-uploader removes a file from the outbox when the tracker has the file. Alerts stay, because each call of
-`Sink.log_alerts` gets all alerts of the run.
+The uploader copies alerts and files from the journal to the outbox, and continues to read the journal. The
+uploader saves the outbox together with the position in the journal. The uploader removes a file from the
+outbox when the tracker has the file. Alerts stay, because each call of `Sink.log_alerts` gets all alerts of
+the run.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Refusals:
         self._needed = set()
 
     def end(self) -> None:
-        """Forget the refused runs for which the pass found no data."""
+        """End a pass over the journal. Forget the refused runs for which the pass found no data."""
         for key in self._state.refused.keys() - self._needed:
             self.lift(key)
 
@@ -77,7 +77,7 @@ class Refusals:
 
     @property
     def problem(self) -> str | None:
-        """Message with the refused runs, the reasons and the command; ``None`` if no run is refused."""
+        """Message with the reasons, and the command that delivers the data; ``None`` if no run is refused."""
         reasons = list(self._state.refused.values())
         if not reasons:
             return None

@@ -27,8 +27,8 @@ the points. The uploader then drops the refused points."""
 class Uploader:
     """Uploader of one run to one backend. It begins at the position that the previous uploader saved.
 
-    The journal alone decides what is sent. After each batch, the uploader saves its position in the journal.
-    If the uploader dies, the next one repeats at most one batch, with the same points.
+    After each batch, the uploader saves its position in the journal. If the uploader dies, the next uploader
+    repeats at most one batch, with the same points.
 
     If the tracker refuses a run because the run is deleted or does not exist, the uploader notes that run's
     segments and skips them. It delivers these segments when the run exists again. Other runs do not wait.
@@ -40,16 +40,15 @@ class Uploader:
         project: Project for a run that the sink opens itself; ``None``: the client's default.
         name: Name of a run that the sink opens itself; ``None``: the tracker chooses one.
         begun_us: Start of a run that the sink opens itself, Unix time in microseconds; ``None``: now.
-        may_open_own: True if the sink may open its own run for events that belong to no run of the user's.
-            While the value is False, these events wait. Set it to True when the user will open no
-            further run.
+        may_open_own: True if the sink may open its own run for events outside the user's runs. If it is
+            False, these events wait. Set it to True when no further run of the user is expected.
         may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
             trainer's process writes to no runs.
 
     Attributes:
         state: State of the delivery; saved in the run's folder.
-        end: How the run ended, if the trainer could not write it to the journal because the disk was full.
+        end: How the run ended. Used if the journal has no end event, for example because the disk was full.
     """
 
     def __init__(
@@ -194,9 +193,9 @@ class Uploader:
                     return None
 
     def _skip(self, file: JournalFile, cursor: Cursor) -> bool:
-        """Record a refused run's segments, skip them, and return True.
+        """Skip from a refused run to the next run's segments, and record the skipped segments.
 
-        If no segment of another run follows, skip nothing and return False.
+        Return False if the journal has no next run.
         """
         others = (
             segment
@@ -287,8 +286,7 @@ class Uploader:
     def _send(self, name: str, cursor: Cursor) -> None:
         """Send a cursor's pending data, and save the new progress.
 
-        ``name`` is the process's name. For segments that were skipped because the tracker refused their run,
-        ``name`` is the key from `held_name`.
+        ``name`` is the process's name. For skipped segments, ``name`` is the key from `held_name`.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending
