@@ -140,7 +140,7 @@ class _ClockPeriod:
         self._to_skip = 0
 
     def clock_stepped(self) -> bool:
-        """Record a step of this period's optimizer. Return True if the step counts."""
+        """Record a step of this period's optimizer. Return True if the session is to count the step."""
         self.steps += 1
         self._longest = max(self._longest, self.separate)
         self.others = self.separate = 0
@@ -253,8 +253,8 @@ def wait_for_a_session(autolog: Autolog) -> None:
 def listen(on_step: Callable[[Any], None]) -> Autolog:
     """Return the `Autolog` that `wait_for_a_session` has kept. If no `Autolog` was kept, return a new one.
 
-    If an optimizer's step begins the session, torch is running its hooks, and no hooks can be added. The kept
-    `Autolog` already has hooks.
+    A session can begin within an optimizer's step. Then torch is running hooks, and none can be
+    added. The kept `Autolog` already has hooks.
     """
     global _waiting
     autolog, _waiting = _waiting, None

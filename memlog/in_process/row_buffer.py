@@ -73,7 +73,7 @@ class UsersRows:
             self.fold_received()
 
     def fold_received(self) -> None:
-        """Fold the values of the events that `receive` stored into the values for the rows."""
+        """Add the values of the events that `receive` has stored to the values for the rows."""
         with self._lock:
             while self._received:
                 event = self._received.popleft()

@@ -68,7 +68,8 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
 def _kept(lines: Iterable[bytes], window: int, levels: LevelsOf) -> set[int]:
     """Return the indices of the lines to keep.
 
-    A line is kept without comparison if it can't be decoded, or if its event must stay.
+    Keep lines that can't be decoded, and events that must stay. Of the others, keep the last line and the
+    peaks of each window.
     """
     kept: set[int] = set()
     windows: dict[type[Event], _EventWindow] = {}

@@ -160,7 +160,7 @@ def _state_name(run: RunDirectory, backend: str) -> str:
 
 
 class _Lock:
-    """Lock on the file ``name`` in a run's folder, which one process holds until it frees the lock or dies.
+    """Lock on the file ``name`` in a run's folder. A process holds the lock until it frees it or dies.
 
     On a file system without locks every process gets the lock.
     """

@@ -62,7 +62,7 @@ class GraphWalk:
         self._first, self._end = first_node, end_node
         self._budget = budget
         self._visited: dict[int, tuple[Any, list[Any]]] = {}
-        """Visited nodes by identity, each with the ``sharers`` of the first graph in which it was reached."""
+        """Visited nodes by identity, with the `KeptGraph.sharers` of the first graph that has the node."""
         self._saved_names: dict[int, tuple[str, ...]] = {}
         self._has_tracebacks = torch.is_anomaly_enabled()
 

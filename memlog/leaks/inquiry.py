@@ -26,7 +26,7 @@ _COUNT_SECONDS = 0.3
 """Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
 unknown."""
 _MOST_SEARCHES = 3
-"""Maximum number of searches of a run."""
+"""Maximum number of searches for holders in a run."""
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
 _EXPLAINED = 0.5

@@ -295,7 +295,7 @@ def _class_root(one: Any) -> Root:
 
 
 def _is_looking(referrer: Any) -> bool:
-    """Return True if a referrer is a frame, a function or an object of memlog itself."""
+    """Return True if a referrer belongs to memlog: memlog's own frame, function or object."""
     if type(referrer) is FrameType:
         return is_memlog(referrer.f_code)
     if type(referrer) is FunctionType:

@@ -40,7 +40,7 @@ HEALTH = _MonitorHealth()
 
 
 def silenced() -> bool:
-    """Return True if a disabled session runs. Monitors must do nothing in this case."""
+    """Return True if the current session is disabled. Monitors must then do nothing."""
     publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 

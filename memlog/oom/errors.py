@@ -77,7 +77,7 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
 
     The search covers ``error`` itself, the ``__cause__`` and ``__context__`` of each exception, and the
     members of exception groups, at any depth. If the ``__cause__`` of the found exception is a failed
-    allocation, too, the cause is returned instead, because the traceback of the cause leads to the layer.
+    allocation, too, the cause is returned instead, because its traceback shows the failed layer.
     """
     seen: set[int] = set()
     waiting = deque([error])

@@ -298,7 +298,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]
-    """Recorded points by label; the first 200 labels."""
+    """Single memory readings of `memlog.MemoryTracker` and others, by label; the first 200 labels."""
     health: HealthFacts
     omitted: dict[str, int]
     """Number of alerts, artifacts, blocks, points and phases that this document lacks. Usually empty."""

@@ -10,7 +10,7 @@ If the worst step is the first traced step, a peak above the worst peak divided 
 
 
 class TraceFold:
-    """Number of traced steps, and the worst of them. The tracer saves the worst step, by the same rules.
+    """Number of traced steps, and the worst of them.
 
     The worst step has the highest peak. An exact peak takes precedence over a peak that is not exact. The
     first traced step can lack the optimizer's state. So a later step replaces the first traced step even if
