@@ -78,9 +78,9 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
 def with_parents(path: str, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the paths of a module's parents, the outermost first, and then the module's own path.
 
-    For example, return ``("GPT", "blocks", "blocks.0")`` for ``"blocks.0"``. After the first module call,
-    ``paths[1]`` is the model's own path, here ``"GPT"``. Paths of modules in the model do not begin with the
-    model's own path.
+    In the model ``"GPT"``, the result for ``"blocks.0"`` is ``("GPT", "blocks", "blocks.0")``.
+
+    ``paths``: Paths of the layers. ``paths[1]`` is the model, and exists after the first module call.
     """
     root = paths[1] if len(paths) > 1 else ""
     if path in (root, OUTSIDE_PATH):

@@ -42,8 +42,7 @@ class Uses(NamedTuple):
     cast_last: int
     """Moment of the last read by a matrix product or convolution; see `cast_first`."""
     used: int
-    """Moment of the last read by an operation that is no matrix product and no convolution; 0: no such
-    read."""
+    """Moment of the last read by any operation except matrix products and convolutions; 0: never."""
     backward_layer: int
     """Number of the first layer whose backward pass read the storage; 0: unknown."""
 

@@ -58,10 +58,7 @@ class EventLog:
         return time.perf_counter_ns() - self._began_ns
 
     def fold_when_full(self) -> None:
-        """Add appended events to the totals when there are ``max_events``, later `_FOLD_AT_ONCE`.
-
-        Finalizers must not call this.
-        """
+        """Call `fold` if enough events have been appended. Finalizers must not call this."""
         if len(self._appended) >= self._limit:
             self.fold()
 

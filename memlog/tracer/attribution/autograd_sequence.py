@@ -38,7 +38,7 @@ class SequenceMap:
     def since(self, number: int, layer: int) -> None:
         """Assign operation ``number`` and all later operations to ``layer``.
 
-        Change only operations of the newest span. If `mark` was never called, do nothing.
+        Operations of older spans keep their layers. If `mark` was never called, do nothing.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)
@@ -57,8 +57,8 @@ class GraphOwners:
         self._lines = SequenceMap()
         self._last_marked = 0
         self._backward_mark: int | None = None
-        """Sequence number of the next operation after the last call of `made_by_backward` in this backward
-        pass; ``None`` before the first call."""
+        """Number of the first operation that `made_by_backward` has not assigned yet; ``None`` before the
+        first call of `made_by_backward` in a backward pass."""
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""

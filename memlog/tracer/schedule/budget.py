@@ -109,7 +109,7 @@ class Budget:
 
     @property
     def median_step(self) -> float | None:
-        """Median duration of the newest plain steps, in seconds; ``None`` if there was no plain step yet."""
+        """Median duration of the newest steps without tracing, in seconds; ``None`` if there was none yet."""
         return statistics.median(self._plain) if self._plain else None
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:

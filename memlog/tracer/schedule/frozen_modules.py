@@ -12,11 +12,10 @@ from typing import Any
 
 
 class FrozenStart:
-    """First module that a step calls without training it. The module is held weakly.
+    """Frozen module: a module that a step calls first, without gradients. The module is held weakly.
 
     Attributes:
-        missed: True if a step called such a module before the step's window opened. The step's trace then
-            lacks the call.
+        missed: True if the step called the frozen module before the window opened. The trace lacks this call.
     """
 
     def __init__(self) -> None:

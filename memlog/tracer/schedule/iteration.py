@@ -73,14 +73,14 @@ class OptimizerSchedule:
         return any(part.interval is not None for part in list(self._parts.values()))
 
     def optimizers(self) -> list[Any]:
-        """Return the optimizers, except those that another thread steps.
+        """Return all optimizers except those of other threads.
 
         Inactive optimizers are included, because their state takes memory.
         """
         return [optimizer for _, optimizer in self.of_this_thread()]
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether optimizers of ``members`` and others take part in the current iteration."""
+        """Return whether both ``members`` and other optimizers take part in the current iteration."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self.active()]
         return any(found) and not all(found)
@@ -100,7 +100,7 @@ class OptimizerSchedule:
                 yield part
 
     def of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
-        """Yield the existing optimizers, except those that another thread steps.
+        """Yield the existing optimizers except those of other threads.
 
         An iteration belongs to one thread.
         """
@@ -124,12 +124,12 @@ class TracedIteration:
 
     @property
     def steps(self) -> int:
-        """Number of clock steps since the window began."""
+        """Increase of `OptimizerSchedule.clock_steps` since the window began."""
         return self._schedule.clock_steps - self._began
 
     @property
     def is_done(self) -> bool:
-        """True if the window covers an iteration, as far as the optimizers' intervals are known."""
+        """True if the window covers an iteration. An unknown interval of an optimizer counts as 1."""
         # Optimizers that have not stepped in the window come first, so even with very many this is fast.
         if any(not part.in_window for part in self._schedule.active()):
             return False
@@ -198,7 +198,7 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Maximum number of clock steps between two steps of an optimizer that takes part."""
+        """Maximum increase of `OptimizerSchedule.clock_steps` since an active optimizer's last step."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

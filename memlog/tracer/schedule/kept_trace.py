@@ -81,9 +81,9 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        If the next optimizer that steps also stepped in the trace, the trace covers a whole iteration.
+        The trace is whole if the optimizer that steps next has also stepped in the trace.
 
-        ``whole``: Guess that is used until an optimizer steps.
+        ``whole``: Guess that counts until the next optimizer step.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -97,7 +97,7 @@ class KeptTrace:
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
 
-        Call this when a step of ``optimizer`` ends. A trace without an optimizer step began within that step.
+        The trace then began inside a step of ``optimizer``. Call this when this step ends.
         """
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
@@ -132,10 +132,9 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        A trace of a whole iteration replaces a trace of a part. A whole trace in which no optimizer created
-        state replaces a whole trace in which an optimizer did. But if the kept trace's peak is clearly
-        higher, the kept trace stays, because its input was larger. A trace that is equally representative, or
-        that ended with a failed step, replaces the kept trace if its peak is higher.
+        A trace with a higher `StepTrace.rank` replaces the kept trace. One exception: a whole kept trace
+        stays if its peak is clearly higher, because its input was larger. A trace with the same rank, or of a
+        failed step, replaces the kept trace if the new peak is clearly higher.
         """
         peak = step_trace.event.peak
         if peak is None:

@@ -8,20 +8,20 @@ from __future__ import annotations
 from memlog.events import Batch, Event
 
 _LARGER = 1.1
-"""Factor. A step counts as larger only if its peak is at least this factor times the highest peak up to the
-end of the newest trace."""
+"""Factor. The peak of a larger step is at least this factor times the reference peak (see `LargerSteps`)."""
 _LEAST = 16 * 1024**2
-"""Bytes. A step counts as larger only if its peak is at least this many bytes above the highest peak up to
-the end of the newest trace. A smaller difference may be noise of an allocator."""
+"""Bytes. The peak of a larger step is at least this many bytes above the reference peak. A smaller difference
+may be noise of an allocator."""
 
 
 class LargerSteps:
-    """Subscriber that compares each step's peak with the highest peak up to the end of the newest trace.
+    """Subscriber that compares each step's peak with a reference peak.
 
-    The peaks are those of the accelerators, or of the process if the run uses no accelerator.
+    The reference peak is the highest peak that was known when the newest trace ended. The peaks are those of
+    the accelerators, or of the process if the run uses no accelerator.
 
     Attributes:
-        seen: True if the peak of a step after the newest trace was clearly higher than this highest peak.
+        seen: True if a step after the newest trace had a peak clearly above the reference peak.
     """
 
     def __init__(self) -> None:

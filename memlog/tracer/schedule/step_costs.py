@@ -62,10 +62,7 @@ class StepCosts:
         self.budget.charge(seconds, setting_up=not self._traced)
 
     def forget_step(self) -> None:
-        """Stop timing the current step.
-
-        The trace of the step was abandoned, so the step counts as neither traced nor plain.
-        """
+        """Ignore the duration of the current step. Call this when the trace of the step is abandoned."""
         self._trace_began = None
         self._step_began = 0.0
 

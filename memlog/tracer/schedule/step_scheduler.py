@@ -160,7 +160,7 @@ class PeriodicTracer:
             self._close()
 
     def _is_outdated(self) -> bool:
-        """Return whether optimizers of the kept trace and other optimizers now train together."""
+        """Return whether optimizers of the kept trace train together with one that the trace lacks."""
         return self._schedule.has_joined(self._kept_trace.members)
 
     # Waiting for the module call at which a window opens.

@@ -9,11 +9,11 @@ from typing import Any
 
 
 def trained_elsewhere(thread: threading.Thread | None) -> bool:
-    """Return whether ``thread`` may train its models while this thread reads their gradients.
+    """Return whether ``thread`` is another thread that may be training its models now.
 
     The process crashes if one thread reads ``parameter.grad`` while another thread resets the gradient.
-    Return False for a thread that Python has not started, because such a thread belongs to autograd. An
-    optimizer that steps on such a thread belongs to the thread that calls ``backward``.
+    Return False for autograd's threads. Optimizer steps on these threads belong to the thread that calls
+    ``backward``.
     """
     if thread is None or thread is threading.current_thread():
         return False

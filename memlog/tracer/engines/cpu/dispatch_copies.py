@@ -60,8 +60,8 @@ _ALTERED: Final = frozenset(
         "OrmqrBackward0",
     )
 )
-"""Derivatives that torch computes by other operations while a mode is active, with the same results. torch
-2.13's own tests contain more such derivatives. `ModeCopies` or `untraced_derivatives` handles all others."""
+"""Derivatives that torch computes by other operations while a mode is active, with the same results. A mode
+changes more derivatives in torch 2.13's own tests. `ModeCopies` or `untraced_derivatives` handles these."""
 
 
 class ModeCopies:
@@ -87,7 +87,7 @@ class ModeCopies:
         """Return the storage into which an untraced step would write ``out``; ``None`` if there is none.
 
         ``out`` is the result of the operation ``func``. Call this before the storage of ``out`` is tracked.
-        If the next event frees the returned storage, the caller counts both storages as a single storage.
+        The returned storage is a guess. The guess is right if the next event frees this storage.
         """
         role = _role_of(func)
         if phase == BACKWARD:
@@ -164,12 +164,11 @@ class ModeCopies:
 def _adds_up(*, made_here: bool) -> bool:
     """Return whether an addition in a backward pass may add up several gradients of one tensor.
 
-    The answer matters only if the addition's first argument is freed next. A derivative can't free a tensor
-    that was made before the current node began, because the node holds the tensor. So if ``made_here`` is
-    false, autograd adds up gradients. If ``made_here`` is true, autograd adds up gradients only if two
-    results of the current node are gradients of the same tensor.
+    The addition's first argument has to be a tensor that is freed next.
 
-    ``made_here``: True if the first argument was made since the current node began.
+    ``made_here``: True if the first argument was made since the current node began. Autograd then adds up
+    gradients only if two results of the node are gradients of the same tensor. False: return True, because
+    the node can't free an older tensor, but autograd can.
     """
     if not made_here:
         return True
@@ -210,7 +209,7 @@ def _role_of(func: Any) -> int:
 
 @functools.cache
 def unshared_reference_count() -> int:
-    """Return the reference count of an operation's first argument that no Python code holds.
+    """Return the reference count of an operation's first argument if no Python code holds this argument.
 
     An experiment measures the count, because it depends on the versions of torch and Python. Return -1 if the
     count does not rise when Python code holds the argument.

@@ -106,7 +106,7 @@ class _PendingAllocation:
 class StorageEvents:
     """Writer of the events of storages.
 
-    If a new storage may replace an older storage, the next event decides. Until then, the ALLOC event waits.
+    If a new storage may replace an older storage, the new storage's ALLOC event waits for the next event.
 
     Attributes:
         line: Number of the program's line to which new storages belong; 0: none, because a module makes them.
