@@ -65,7 +65,7 @@ def _init_trackers(
 ) -> None:
     """Create the trackers, including `MemlogTracker` on all ranks.
 
-    An Accelerator itself creates a tracker of a registered class only on the first rank.
+    The original method creates a tracker of a registered class on the first rank only.
     """
     method(accelerator, project_name, config, init_kwargs)
     if not accelerator.is_main_process and MemlogTracker.name in accelerator.log_with:

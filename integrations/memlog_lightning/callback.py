@@ -62,7 +62,7 @@ class MemlogCallback(Callback):
 
     @_contained
     def on_train_batch_end(self, trainer: Any, session: memlog.Session, *_: Any, **__: Any) -> None:
-        """Count a step if the optimizers stepped in this batch. Number it as Lightning does in its logs."""
+        """Count a step if the optimizers stepped in this batch. Lightning's logs use the same step number."""
         if self._session_id != session.id:  # the session has begun since `setup`
             self._join(trainer, session)
         loop = trainer.fit_loop.epoch_loop
@@ -88,7 +88,7 @@ class MemlogCallback(Callback):
         self.teardown(trainer)
 
     def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """If `setup` replaced ``save_checkpoint``, restore it, and let memlog count optimizer steps again."""
+        """Restore ``save_checkpoint`` after a fit, and let memlog count optimizer steps again."""
         if getattr(vars(trainer).get("save_checkpoint"), "func", None) is _save:
             del trainer.save_checkpoint
             if (session := memlog.current_session()) is not None:

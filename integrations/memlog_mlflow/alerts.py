@@ -10,7 +10,7 @@ from memlog.events import Alert
 
 ALERTS_FILE = "memlog/alerts.json"
 _MAX_TAG = 5000
-"""Maximum characters of a tag's value that every version of MLflow accepts. A longer title is cut."""
+"""Maximum characters of a tag's value. Every version of MLflow accepts a value of this length."""
 
 
 def alert_table(alerts: Sequence[Alert]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class MlflowBackend:
         )
 
     def prepare(self) -> None:
-        """Import mlflow. This takes seconds and, like `open_sink`, sets environment variables."""
+        """Import mlflow. The import takes seconds. The method also sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
@@ -85,7 +85,7 @@ class MlflowBackend:
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads files. Call it only in a process of memlog's own."""
+        """Build the store that downloads files. Call this method only in memlog's own processes."""
         store: ArtifactStore = self._import("store", connection).MlflowStore(connection)
         return store
 

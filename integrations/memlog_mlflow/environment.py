@@ -13,7 +13,7 @@ from memlog_mlflow.uris import absolute_uri
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"
 RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
-"""MLflow's own variable for tags that a run gets when it is created, as a JSON object."""
+"""MLflow's variable with the tags of new runs. The value is a JSON object."""
 
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
 """Prefixes of variables with a cloud's credentials. `credentials` leaves them out, because MLflow's client
@@ -56,7 +56,7 @@ def gathered() -> dict[str, str]:
 
 
 def credentials() -> tuple[str, ...]:
-    """Return the names of the variables and files whose credentials MLflow's client sends to any server."""
+    """Return the variables and files whose credentials MLflow's client would send to every server."""
     found = {name: text for name, text in gathered().items() if not name.startswith(_OF_CLOUDS)}
     named = [*secret_names(found), *(name for name in _OF_DATABASES if os.environ.get(name))]
     if Path(_CREDENTIALS).expanduser().exists():
@@ -67,7 +67,7 @@ def credentials() -> tuple[str, ...]:
 def apply(connection: Connection) -> None:
     """Set the environment variables of MLflow's client. Limit the size and duration of servers' answers.
 
-    Call it only in a process of memlog's own. Call it before mlflow is imported, because mlflow reads some of
+    Call this function only in a process of memlog's own, before the import of mlflow. mlflow reads some of
     the variables only during the import.
     """
     from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client

@@ -37,7 +37,7 @@ _REFUSALS = frozenset({401, 403})
 _TOO_LARGE = 413
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
 _REQUEST = re.compile(r"API request to \S+ failed with exception ")
-"""Beginning of an error message of MLflow's client. memlog removes it, and keeps the reason after it."""
+"""Beginning of an error message of MLflow's client. memlog removes this part and keeps the reason."""
 _NO_JSON = "not in a valid JSON format"
 _NO_SERVER = "MLflow is not available (another kind of server answers)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
@@ -50,7 +50,7 @@ def translated(address: str | None = None) -> Iterator[None]:
     """Translate the errors of a block that calls MLflow.
 
     Args:
-        address: MLflow's address, for messages; ``None``: the one in the client's message.
+        address: MLflow's address, for messages; ``None``: use the address in the client's message.
 
     Raises:
         TrackerRejectedError: MLflow has refused the request.
@@ -78,7 +78,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
 
     Args:
         text: Description of the failure, such as a client's message.
-        address: Address of the tracker; ``None``: the one in the text.
+        address: Address of the tracker; ``None``: use the address in ``text``.
     """
     detail = in_full(text)
     if answered := _ANSWERED.search(text):
@@ -111,9 +111,9 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
 
 
 def _http_status(error: Exception) -> int | None:
-    """Return the HTTP status of an error; ``None`` if it has none.
+    """Return the HTTP status of an error; ``None`` if the error has no status.
 
-    If the transfer of a file fails, MLflow's client raises the HTTP library's own error, which has a status.
+    If the transfer of a file fails, MLflow's client raises an error of the HTTP library, with a status.
     """
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None

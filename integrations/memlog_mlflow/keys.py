@@ -1,8 +1,8 @@
 """Names that MLflow accepts for metrics and parameters.
 
 MLflow refuses a whole batch if one name in the batch is invalid. MLflow's rules are in
-``mlflow/utils/validation.py``. A name has at most 250 characters, and may contain only certain characters. As
-a path, it must equal its ``posixpath.normpath`` and must not lead upwards.
+``mlflow/utils/validation.py``. A name has at most 250 characters, and may contain only certain characters. A
+name must equal ``posixpath.normpath(name)``, and must not lead to a parent folder.
 """
 
 from __future__ import annotations

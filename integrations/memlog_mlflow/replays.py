@@ -42,7 +42,7 @@ class StoredRows:
             self._stored(metric.key).add(_row(metric))
 
     def forget(self) -> None:
-        """Forget the rows, so that they are read again. Call it if a batch may be partly stored."""
+        """Forget all rows after a batch failed. `missing` then reads the rows from the store again."""
         self._rows.clear()
 
     def _stored(self, key: str) -> set[_Row]:

@@ -239,10 +239,10 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Return True if memlog must never send ``metric`` to the run's store twice.
+        """Return True if memlog must send ``metric`` only once.
 
-        A folder stores every copy. A database ignores copies, but older versions of MLflow refuse a batch
-        with a copied NaN.
+        A folder would store the metric twice. Older versions of MLflow refuse a batch with a NaN that the
+        database already has.
         """
         return self._doubles or math.isnan(metric.value)
 
@@ -250,10 +250,9 @@ class _OpenRun:
 def _uri_of(target: Target) -> str:
     """Return the URI of the store that contains the target's run.
 
-    The store of a new run is at the current URI. The URI of an existing run is known from memlog's journal,
-    but without credentials. If the current URI is the same except for credentials, the function returns the
-    current URI, because the client needs the credentials. Otherwise the current URI belongs to another
-    tracker, so the function returns the URI from the journal.
+    For a new run, return the current URI. For an existing run, memlog's journal has the URI without
+    credentials. If both URIs name the same store, return the current URI, because the client needs the
+    credentials. If the URIs name different stores, return the URI from the journal.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened
@@ -263,7 +262,7 @@ def _uri_of(target: Target) -> str:
 
 
 def _quieten() -> None:
-    """Keep MLflow's loggers from repeating memlog's messages. Call it only in a process of memlog's own."""
+    """Keep MLflow's loggers from repeating memlog's messages. For memlog's own processes only."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     # This logger prints a traceback with every row of a batch. MLflow raises the same error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

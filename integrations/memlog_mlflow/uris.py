@@ -75,7 +75,7 @@ def is_folder(uri: str) -> bool:
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the file or folder on this machine that ``uri`` names; ``None`` if it names none."""
+    """Return the local file or folder that ``uri`` names; ``None`` for other URIs."""
     path = _sqlite_path(uri)
     if path is not None:
         return Path(path)

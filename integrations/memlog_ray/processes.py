@@ -28,7 +28,7 @@ class Driver(msgspec.Struct, frozen=True):
     """Addresses of the trackers in which memlog may open runs. Each key is the environment variable that
     passes the address to a worker."""
     runs: dict[str, TrackerRun] = {}
-    """Open runs by backend, except runs to which only the driver's process can write."""
+    """The open run of each backend, except runs to which only the driver's process can write."""
 
     def look(self, names: Sequence[str]) -> None:
         """Store the addresses and open runs of the named backends.

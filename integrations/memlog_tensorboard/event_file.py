@@ -80,7 +80,7 @@ class EventFile:
                 )
 
     def _read_back(self, file: io.BufferedRandom) -> None:
-        """Read the file's records, and cut off an incomplete record at its end."""
+        """Read the file's records. Cut the file before the first incomplete or damaged record."""
         self._stored.clear()
         self.texts.clear()
         end = 0

@@ -58,8 +58,8 @@ class TrackioBackend:
     def prepare(self) -> None:
         """Import the slow part of trackio's client.
 
-        `open_sink` imports trackio itself, after it has set the environment variable with Trackio's folder.
-        trackio reads this variable only during its import.
+        trackio reads the path of its folder from the environment, only during the import. So `open_sink` sets
+        the path first, and then imports trackio.
         """
         importlib.import_module("gradio_client")
 
@@ -74,7 +74,7 @@ class TrackioBackend:
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads artifacts. Call it only in a process of memlog's own."""
+        """Build the store that downloads artifacts. Call this method only in memlog's own processes."""
         store: ArtifactStore = self._import("store", connection).TrackioStore(connection)
         return store
 

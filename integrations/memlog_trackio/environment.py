@@ -70,9 +70,9 @@ def home() -> Home:
 
 
 def apply(connection: Connection, uri: str | None = None) -> None:
-    """Set the environment variables of Trackio's client in this process, which must be memlog's own.
+    """Set the environment variables of Trackio's client.
 
-    Call it before trackio is imported.
+    Call this function only in a process of memlog's own, before the import of trackio.
 
     Args:
         connection: How the client connects.

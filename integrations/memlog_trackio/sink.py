@@ -36,9 +36,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 class TrackioSink:
     """A `memlog.sink.Sink` for Trackio. Its methods raise the errors that `Sink` names.
 
-    Each point is a separate row. The row's id is computed from the point. If a point is sent again, Trackio
-    ignores the row, because it already has a row with this id. A row with several points would get another id
-    if the points were sent again in other groups.
+    Each point is a separate row. The row's id is computed from the point. If memlog sends a point again, the
+    row has the same id, and Trackio ignores the row.
 
     Args:
         target: The run to write to.

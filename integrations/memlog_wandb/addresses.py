@@ -28,8 +28,8 @@ class RunPath(NamedTuple):
 def address_of(settings: Any) -> str | None:
     """Return the address of the run with these settings.
 
-    If the run's entity, project or id is unknown, return the server's address. An offline run often has no
-    entity yet, because it gets one when it is synced.
+    An offline run's address needs no entity and no project. If an online run lacks its entity, project or
+    id, return the server's address.
     """
     if getattr(settings, "_noop", False):
         return DISABLED

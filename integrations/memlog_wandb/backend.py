@@ -60,9 +60,9 @@ class WandbBackend:
         return self._seen
 
     def _only_run(self) -> Any:
-        """Return the open run if exactly one is open, otherwise ``None``.
+        """Return the open run if exactly one run is open, otherwise ``None``.
 
-        Call it if ``wandb.run`` is ``None``. With ``reinit="create_new"``, W&B does not set ``wandb.run``.
+        The method finds runs with ``reinit="create_new"``. For these runs, W&B does not set ``wandb.run``.
         """
         runs = _open_runs()
         if len(runs) == 1:
@@ -95,7 +95,7 @@ class WandbBackend:
         return environment.home()
 
     def prepare(self) -> None:
-        """Import wandb. This takes about a second and, like `open_sink`, sets environment variables."""
+        """Import wandb. The import takes about a second. The method also sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
@@ -107,7 +107,7 @@ class WandbBackend:
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads artifacts. Call it only in a process of memlog's own."""
+        """Build the store that downloads artifacts. Call this method only in memlog's own processes."""
         store: ArtifactStore = self._import("store", connection).WandbStore(connection)
         return store
 

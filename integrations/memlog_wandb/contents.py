@@ -18,8 +18,8 @@ METADATA = "memlog_name"
 
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
-"""Seconds during which W&B drops a second alert with the same title. The time is short, because
-memlog itself limits how often a rule fires. It is not zero, because W&B treats zero as one minute."""
+"""Seconds after an alert during which W&B drops alerts with the same title. The time is short, because
+memlog itself limits how often a rule fires. The time is not zero, because W&B treats zero as one minute."""
 
 
 def axis_key(axis: Axis) -> str:
@@ -44,7 +44,7 @@ class Definitions:
         self._known: set[str] = set()
 
     def add(self, points: Iterable[Point]) -> None:
-        """Define the metrics that are new. Call it before the points are logged."""
+        """Define the new metrics of ``points``. Call this method before the points are logged."""
         for point in points:
             axis, key = axis_key(point.axis), safe_key(point.name)
             if axis not in self._known:

@@ -98,7 +98,7 @@ def _written(file: Path) -> dict[str, str]:
 def apply(connection: Connection) -> None:
     """Set the environment variables of W&B's client. Limit the size and duration of servers' answers.
 
-    Call it only in a process of memlog's own, before wandb is imported.
+    Call this function only in a process of memlog's own, before the import of wandb.
     """
     from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 

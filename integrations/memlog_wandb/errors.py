@@ -59,7 +59,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
 
     Args:
         text: Description of the failure, such as a client's message.
-        address: Address of the server; ``None``: the one in the text.
+        address: Address of the server; ``None``: use the address in ``text``.
     """
     detail = in_full(text)
     reason = reason_of(text)

@@ -19,11 +19,11 @@ _DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
-    """Return the key of a metric or parameter. It is the name itself if W&B accepts the name.
+    """Return the key of a metric or parameter. A name that W&B accepts stays as it is.
 
-    Otherwise characters are replaced, and the key ends with a digest of the name, so that two names don't
-    become one metric. A ``*`` is replaced, because W&B would take the key for a glob. Keys that begin with
-    ``_`` are reserved by W&B.
+    In any other name, characters are replaced. The key then ends with a digest of the name, so that two names
+    don't become one metric. A ``*`` is replaced, because W&B treats a key with ``*`` as a glob. W&B reserves
+    keys that begin with ``_``.
     """
     cleaned = _FOREIGN_IN_KEY.sub("_", name)
     if cleaned == name and name[:1].isalpha() and len(name) <= MAX_KEY:

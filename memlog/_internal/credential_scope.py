@@ -37,8 +37,7 @@ class Home(msgspec.Struct, frozen=True):
     credentials: tuple[str, ...] = ()
     """Variables and files with credentials that the tracker's client would send to any address."""
     own_schemes: frozenset[str] = frozenset()
-    """Schemes of addresses that name an entry in one of the user's own files instead of a host. An example
-    is ``databricks``."""
+    """Schemes such as ``databricks``. Their addresses name no host, but an entry in a file of the user."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -52,7 +51,7 @@ def is_same_place(named: str, known: str | None) -> bool:
     """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
     ``named`` is the address that a run names. ``known`` is an address from the user or the environment;
-    ``None``: there is none. If ``named`` contains a user or password, the two must be equal.
+    ``None``: there is none. If ``named`` contains a user or password, ``named`` must equal ``known``.
     """
     if known is None:
         return False

@@ -15,7 +15,7 @@ from memlog.events import Batch, Event
 
 
 class Publisher(Protocol):
-    """The part of a session that monitors use. No method raises."""
+    """The part of a session that a monitor uses. No method raises."""
 
     @property
     def enabled(self) -> bool:

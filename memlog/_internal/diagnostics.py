@@ -92,7 +92,7 @@ class Diagnostics:
         )
 
     def count_fault(self, cause: str) -> None:
-        """Count an error inside memlog that the caller logs itself."""
+        """Count an error inside memlog, and log nothing."""
         self._count(self.faults, cause, 1)
 
     def _count(self, counts: Counter[str], cause: str, count: int) -> None:

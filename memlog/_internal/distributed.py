@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 _NO_ID = "none"
-"""Id that torchrun gives to a training if the user gives it none."""
+"""torchrun's default id of a training."""
 _BATCH_STEP = 4_000_000_000
 """Lowest id of a step that SLURM itself starts, such as the batch script. The processes of such a step are no
 ranks."""

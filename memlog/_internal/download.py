@@ -1,4 +1,4 @@
-"""Progress of a download whose client reports none."""
+"""Progress of a download if the client reports no progress."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def watched(
             raised.
         directory: Folder that contains only this download.
         progress: Function called with the number of bytes that have arrived since the last call.
-        on_wait: Function called repeatedly with the number of bytes that have arrived so far. If it raises an
-            exception, `watched` raises it at once and does not wait for the download.
+        on_wait: Function called repeatedly with the number of bytes that have arrived so far. If this
+            function raises an exception, `watched` raises the same exception at once.
     """
     results: list[_T] = []
     errors: list[BaseException] = []

@@ -17,7 +17,7 @@ If an object has stored a smaller number, a fork has copied the object.
 """
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
-"""Function that creates each lock, by owner and attribute name."""
+"""Locks by owner and attribute name. Each value is the function that creates a new lock."""
 
 
 def _forked() -> None:

@@ -31,7 +31,7 @@ class ImportWatch:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return a watched module's own spec with a loader that calls back; ``None`` for other modules."""
+        """Return a watched module's spec, whose loader calls the callback; ``None`` for other modules."""
         if fullname not in self._names:
             return None
         for finder in sys.meta_path:

@@ -1,7 +1,7 @@
 """Access to a program's objects that runs none of the program's code.
 
-``isinstance``, ``len``, ``getattr`` and ``repr`` may all call methods that a class defines in Python. These
-functions use the types and descriptors of CPython itself.
+``isinstance``, ``len``, ``getattr`` and ``repr`` may all call methods that a class defines in Python. The
+functions in this file use CPython's own types and descriptors instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def type_name(value: object) -> str:
 
 
 def shown(text: object) -> str:
-    """Return a name as one line of printable text, cut to `_LONGEST` characters; empty if not a ``str``."""
+    """Return a ``str`` as one printable line, cut to `_LONGEST` characters. Return ``""`` for other types."""
     if type(text) is not str:
         return ""
     clean = "".join(one if one.isprintable() else "?" for one in text[: _LONGEST + 1])
@@ -49,7 +49,7 @@ def shown(text: object) -> str:
 
 
 def container_base(value: object) -> type | None:
-    """Return the type in `CONTAINERS` of which ``value`` is an instance; ``None`` for other values."""
+    """Return the type from `CONTAINERS` to which ``value`` belongs; ``None`` for other values."""
     return container_kind(type(value))
 
 
@@ -63,7 +63,7 @@ def container_kind(kind: type) -> type | None:
 
 
 def container_length(value: Any, base: type) -> int:
-    """Return the number of elements of a container; ``base`` is the result of `container_base` for it."""
+    """Return the number of elements of a container. ``base`` is the container's `container_base`."""
     return int(base.__len__(value))  # type: ignore[attr-defined] # every base has one
 
 
@@ -73,9 +73,9 @@ def class_namespace(kind: type) -> Any:
 
 
 def own_method(value: object, name: str) -> Any:
-    """Return the method ``name`` that a class written in C defines, bound to ``value``.
+    """Return the method ``name`` of ``value`` from a class that is written in C.
 
-    The function ignores Python methods and attributes of the same name.
+    The function ignores Python methods and other attributes with this name.
 
     Raises:
         AttributeError: There is no such method.
@@ -130,7 +130,7 @@ def module_file(name: object) -> str:
 
 
 def attribute_name(owner: object, value: object) -> str | None:
-    """Return the name of the attribute or slot of ``owner`` that holds ``value``; ``None`` if none does."""
+    """Return the name of the attribute or slot in which ``owner`` holds ``value``; ``None`` if not found."""
     attributes = instance_dict(owner)
     if attributes is not None:
         key = key_of(attributes, value)

@@ -1,6 +1,6 @@
 """Options that ``memlog run`` passes to the processes that it launches, in one environment variable.
 
-``MEMLOG_LAUNCH`` holds them as JSON, without secrets. `memlog.settings` uses them as defaults.
+``MEMLOG_LAUNCH`` holds the options as JSON, without secrets. `memlog.settings` uses the options as defaults.
 `memlog.launch` begins a session if a script does not call memlog itself.
 """
 

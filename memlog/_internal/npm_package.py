@@ -55,7 +55,7 @@ def cache_directory() -> Path:
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """A package of npm's registry, of which memlog uses some files."""
+    """A package of npm's registry. memlog uses some of the package's files."""
 
     name: str
     """Name in the registry and in messages."""
@@ -148,7 +148,7 @@ class NpmPackage:
         (target / LICENSES).write_text("\n\n".join(texts), "utf-8")
 
     def _pack(self, folder: Path) -> Path:
-        """Download the package with npm's client, without running code from it."""
+        """Let npm download the package's tarball. The package's scripts do not run."""
         npm = shutil.which("npm")
         if npm is None:
             raise FetchError("npm is not installed", INSTALL_NPM)

@@ -58,7 +58,7 @@ _MAX_ADDRESS = 4096
 _MAX_PATTERNS = 16
 """Maximum number of patterns that match the secrets of one address."""
 _MAX_REMEMBERED = 64
-"""Maximum number of patterns of all addresses; the newest are kept."""
+"""Maximum number of remembered patterns. New patterns replace the oldest patterns."""
 _SHORTEST = 4
 """Minimum number of characters of a secret with blanks. A shorter secret gets no pattern of its own, because
 the pattern would match too much ordinary text."""
@@ -75,8 +75,8 @@ _known: re.Pattern[str] | None = None
 def without_credentials(text: str) -> str:
     """Return ``text`` without users, passwords, keys and tokens.
 
-    An address counts as ended at its first blank. To remove secrets with blanks from an address, first call
-    `remember` with the address.
+    The function takes the first blank as the end of an address. If a secret in an address contains a blank,
+    first call `remember` with the address.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
@@ -128,7 +128,7 @@ def remember(*addresses: str | None) -> None:
 
 
 def _patterns(address: str) -> Iterator[str]:
-    """Yield patterns of an address's user and password, and of the address's secrets that contain blanks."""
+    """Yield patterns for the user and the password in ``address``, and for other secrets with blanks."""
     scheme = _SCHEME.search(address)
     if scheme is None or len(address) > _MAX_ADDRESS:
         return

@@ -21,7 +21,7 @@ MAX_ANSWER = 32 * 1024**2
 """Maximum unpacked bytes of an answer that a client reads into memory. For comparison, a tracker's list
 of thousands of files has 2 MiB. Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
-"""Maximum seconds for an answer if the client reads it into memory or sets no time limit."""
+"""Maximum seconds for an answer in memory. Clients without a time limit also get this limit."""
 RATE = 1024
 """Number of received bytes that extend an answer's time limit by a second."""
 
@@ -29,7 +29,7 @@ RATE = 1024
 def bound_answers() -> None:
     """Limit every answer that Python's HTTP clients get in this process.
 
-    Call it only in memlog's own processes: the user's clients must stay unchanged.
+    Call this function only in memlog's own processes. The user's clients must stay unchanged.
     """
     from requests.adapters import HTTPAdapter  # noqa: PLC0415 - the trackers' clients bring it
 
