@@ -79,10 +79,10 @@ def workspace(func: Any, args: Any) -> Workspace | None:
 
 
 def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Measured | None:
-    """Return the operations' allocations, extrapolated from measurements; ``None`` if one fails.
+    """Return the operations' allocations, extrapolated from measurements; ``None`` if a measurement fails.
 
     ``forward`` and ``backward`` are the operations' arguments. If ``backward`` is ``None``, only the forward
-    operation is measured. ``chosen`` replaces the lengths of the first dimensions, in the order of `_points`.
+    operation is measured. ``chosen`` holds new lengths of the first dimensions, numbered as in `_points`.
     """
     lengths = (*forward[0].shape, forward[_HIDDEN])
     at = len(chosen)

@@ -56,9 +56,9 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     kept: Int | None
     """Activations: bytes that the layer's forward pass left in use. Child layers are included."""
     added: Int | None = None
-    """Bytes by which the memory in use rose while the layer ran: the largest rise of all forward calls and of
-    all uninterrupted parts of the backward pass. Child layers are included. The value is ``None`` for work
-    outside all modules, and in a journal of an older memlog."""
+    """Largest rise of the memory in use during one call of the layer's ``forward``, or during one
+    uninterrupted part of the layer's backward pass. Child layers are included. ``None`` for work outside all
+    modules, and in a journal of an older memlog."""
     in_series: bool = True
     """True if trackers get this layer's figures as time series. Only a few layers of a run have them."""
 
@@ -103,8 +103,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
     """Inputs of a step that raised the run's peak by 5 % or more.
 
-    Later steps may raise the peak by less than 5 %. At the end of the run, memlog publishes the newest inputs
-    that it has read from these steps.
+    The last event of a run can be about a step that raised the peak by less than 5 %.
     """
 
     time_us: Int
@@ -160,7 +159,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     idle: Int | None = None
     """On the host: bytes that the C library's allocator held unused when memlog handled the error."""
     inputs: tuple[TensorInput, ...] = ()
-    """Inputs of the failed step that memlog found among the variables of the program's functions."""
+    """Inputs of the failed step. memlog finds them in the variables of the program's functions."""
 
     @property
     def capacity(self) -> int | None:

@@ -14,8 +14,8 @@ after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
 """Minimum difference, in bytes, between the memory of a much larger step and that of a usual step."""
 _FAR = 10
-"""If the bytes left until the limit exceed this factor times the peak's rise so far, memlog makes no
-forecast, because the relation may not hold that far."""
+"""Maximum bytes left until the limit, as a multiple of the peak's rise so far. If more bytes are left, memlog
+makes no forecast, because the relation may change."""
 
 
 def matters(found: Relation) -> bool:

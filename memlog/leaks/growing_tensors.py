@@ -18,7 +18,7 @@ _JOINS: Final = re.compile("cat|stack|append|pad")
 _LEAST_ENDS: Final = 3
 """If fewer iterations than this were watched, no tensor counts as becoming larger."""
 _EVEN: Final = 0.5
-"""Growth of a tensor counts as even if each rise is at least this fraction of the mean rise."""
+"""A tensor grows evenly if each rise of its size is at least this fraction of the mean rise."""
 
 
 class SizesAtEnds:
@@ -39,7 +39,7 @@ class SizesAtEnds:
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:
-        """Return a `Holder` for each site that joins tensors and whose result is larger in each iteration.
+        """Return a `Holder` for each `Site` that joins tensors into a larger tensor in each iteration.
 
         Sites of other operations are left out. Their results are larger only because their inputs are larger.
         """

@@ -1,4 +1,4 @@
-"""The file in a run's folder that names the rank, and the search for the runs of one training's ranks."""
+"""Registration of a run's rank in a file, and search for the runs of the training's other ranks."""
 
 from __future__ import annotations
 

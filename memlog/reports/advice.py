@@ -65,10 +65,10 @@ def needed(failure: OutOfMemory) -> int:
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Return True if the tightest limit that memlog knows had room for the request.
+    """Return True if the tightest known limit had room for the request.
 
-    A limit with less than the share `FULL` free counts as full, because an allocator takes more memory from
-    the system than the program requests.
+    A limit counts as full if less than the share `FULL` of it is free. The reason: an allocator takes more
+    memory from the system than the program requests.
     """
     free = failure.free or 0
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)

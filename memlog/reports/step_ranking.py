@@ -17,8 +17,8 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""A step counts as far larger only if its excess over the traced step's peak is more than this share of the
-bytes in the traced step's tensors."""
+"""Minimum excess of a far larger step over the traced step's peak. A fraction of the bytes in the traced
+step's tensors."""
 _GROWN = 0.1
 """The excess (see `_FURTHER`) must also be more than this share of the traced step's peak."""
 _RECENT = 64
@@ -33,8 +33,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use at this step's peak; a lower bound."""
     traced: bool
-    """True if the larger step was traced. In this case, memory outside tensors makes the step larger, because
-    the worst traced step has the most bytes in tensors."""
+    """True if the larger step was traced. Its tensors took no more bytes than the worst traced step's
+    tensors. So memory outside tensors made the step larger."""
     inputs: str | None = None
     """The larger step's inputs and their shapes, as text. If these inputs are unknown, the text has the
     inputs of an earlier step, with that step's number. ``None``: no inputs are known."""

@@ -53,8 +53,8 @@ class PhaseReader:
 class OpenPhase:
     """Phase that has begun.
 
-    ``within`` names the phases that enclose this phase, the outermost first. ``highest`` holds the highest
-    reading of memory in use so far, in bytes, by ``"host"`` or the device's name.
+    ``within`` names the phases that enclose this phase, the outermost first. ``highest`` maps ``"host"`` and
+    each device's name to the highest reading of memory in use so far, in bytes.
     """
 
     def __init__(self, label: str, within: tuple[str, ...]) -> None:

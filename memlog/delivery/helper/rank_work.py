@@ -20,7 +20,7 @@ from memlog.ranks.ends import Failure
 from memlog.ranks.registration import Registration, Training
 
 _SEARCH = 1.0
-"""Seconds between searches for a lower rank on this machine. That rank's helper process takes the run."""
+"""Seconds between searches for a lower rank on this machine. The lower rank's helper can serve this run."""
 
 
 class RankWork:
@@ -89,8 +89,8 @@ class RankWork:
     def look(self) -> None:
         """Start helpers for other ranks of this machine that have begun.
 
-        If `take_place` handed the run over, search for a lower rank of this machine. If a lower rank has
-        begun, end this process: the lower rank's helper process takes the run.
+        After a call of `hand_over`, end this process if a lower rank of this machine has begun. The lower
+        rank's helper process then serves this run.
         """
         if self._training is not None and self._lower_rank_is_here(self._training):
             os._exit(protocol.HANDED_OVER)

@@ -143,9 +143,9 @@ def _has_received(state: UploadState, process: str, segment: int) -> bool:
 def _needed(progress: Progress) -> int:
     """Return the number of the first segment that a sink has not received completely.
 
-    A sink receives one point of each metric for a group of steps, a bucket. A bucket is open until the
-    uploader reads a step of the next bucket. As long as a bucket is open, the segments with its events do not
-    count as received. For epochs and evaluations, open buckets are ignored.
+    The uploader groups steps into buckets, and sends one point of each metric for a bucket. A bucket is open
+    until the uploader reads a step of the next bucket. A segment with events of an open bucket does not count
+    as received. For epochs and evaluations, open buckets are ignored.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
 

@@ -81,8 +81,8 @@ def flame_page(
     Args:
         document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
         intro: Sentence that describes the drawing.
-        holder: Heading of the first column in the table of the frames that hold the most bytes. A stack's
-            bytes belong to the innermost frame; if that frame is a category, to the next outer frame.
+        holder: Heading of the first column in the table of the largest holders. A holder is a stack's
+            innermost frame that is not a category.
     """
     if not document["profiles"]:
         return None  # a damaged snapshot whose blocks all have no bytes

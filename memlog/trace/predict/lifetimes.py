@@ -41,8 +41,8 @@ class StorageLifetime:
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
-        """Moment of the last event that set the category. For the state of an optimizer that steps in the
-        trace, this moment lies in a step of that optimizer."""
+        """Moment of the last event that set the category. For optimizer state, `TracedStep.optimizer_step_at`
+        finds from this moment the step that uses the state, if the trace contains the step."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 class PhaseChange(NamedTuple):
-    """Layer and phase of the work outside ``forward``, from the moment ``at`` on."""
+    """Begin of work outside ``forward``: its moment, layer and phase."""
 
     at: int
     layer: int
@@ -257,7 +257,7 @@ class TracedStep:
         return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
     def between_steps(self, at: int) -> Interval:
-        """Return the interval around ``at`` in which no optimizer steps.
+        """Return the longest interval around ``at`` that contains no optimizer step.
 
         The next optimizer step uses the gradients of all backward passes in the interval. If ``at`` lies in
         an optimizer step, return the interval before this step.

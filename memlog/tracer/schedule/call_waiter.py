@@ -84,10 +84,9 @@ class CallWaiter:
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
     """Return when a hook for module calls can be installed without causing a compilation.
 
-    Return "now" if ``torch.compile`` is not in use. Return "never" if ``torch.compile`` is in use for other
-    code only. Also return "never" for a compiled model on the CPU, because no engine sees inside compiled
-    code. For other compiled models, return "later" until torch has compiled the model. Then return "now",
-    because torch calls the hook outside the compiled code.
+    - "now": ``torch.compile`` is not in use, or has already compiled the model.
+    - "later": ``torch.compile`` has not compiled the model yet.
+    - "never": ``torch.compile`` is in use for other code only, or the compiled model is on the CPU.
 
     ``steps``: Number of the session's steps so far.
     """

@@ -81,9 +81,7 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
 
-        The trace is whole if the optimizer that steps next has also stepped in the trace.
-
-        ``whole``: Guess that counts until the next optimizer step.
+        ``whole``: Guess whether the trace covers a whole iteration. `optimizer_begins` replaces the guess.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -95,9 +93,9 @@ class KeptTrace:
             self.decide(whole=any(member() is optimizer for member in members))
 
     def optimizer_ended(self, optimizer: Any) -> None:
-        """Assign the first trace to ``optimizer`` if the trace contains no optimizer step.
+        """Assign the first trace to ``optimizer`` if no optimizer step began in the trace.
 
-        The trace then began inside a step of ``optimizer``. Call this when this step ends.
+        In this case, the trace began inside a step of ``optimizer``. This step ends now.
         """
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
@@ -115,10 +113,9 @@ class KeptTrace:
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
     def decide(self, *, whole: bool | None = None) -> None:
-        """Publish the first trace, unless it is published already. Call this at the end of the next step.
+        """Publish the first trace, unless it is published already. Call this after the next step.
 
-        ``whole``: True if the trace covers a whole iteration. ``None``: unknown, because no optimizer has
-        stepped since the trace. Then use the guess from `add_undecided`.
+        ``whole``: True if the trace covers a whole iteration; ``None``: use the guess from `add_undecided`.
         """
         if self._undecided is None:
             return
@@ -132,9 +129,9 @@ class KeptTrace:
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
         """Keep a trace if it is more representative than the kept one.
 
-        A trace with a higher `StepTrace.rank` replaces the kept trace. One exception: a whole kept trace
-        stays if its peak is clearly higher, because its input was larger. A trace with the same rank, or of a
-        failed step, replaces the kept trace if the new peak is clearly higher.
+        If the new trace has a higher `StepTrace.rank`, keep it. Exception: the kept trace covers a whole
+        iteration and has a clearly higher peak. If both ranks are equal, or if the new trace is of a failed
+        step, keep the new trace if its peak is clearly higher.
         """
         peak = step_trace.event.peak
         if peak is None:

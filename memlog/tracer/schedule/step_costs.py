@@ -57,7 +57,7 @@ class StepCosts:
         self._traced += 1
 
     def window_failed(self, seconds: float, now: float) -> None:
-        """Charge ``seconds`` for a window that gave no trace."""
+        """Record ``seconds``, the cost of a trace that failed."""
         self.budget.begin(now)
         self.budget.charge(seconds, setting_up=not self._traced)
 
@@ -67,10 +67,9 @@ class StepCosts:
         self._step_began = 0.0
 
     def settle(self, now: float) -> None:
-        """Charge the time of a trace's steps, from the begin of the first step to ``now``.
+        """Record the time of the last trace, from the begin of its first step to ``now``.
 
-        Call this when no window is open. Do nothing if there was no trace, or if the time of the last trace
-        is charged already.
+        Call this after the trace. Do nothing if there was no trace, or if its time is recorded already.
         """
         began, self._trace_began = self._trace_began, None
         if began is not None:

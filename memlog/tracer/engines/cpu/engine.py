@@ -32,7 +32,7 @@ from memlog.tracer.tensor_storages import tensors_in
 
 
 class DispatchEngine:
-    """Engine that records the thread that starts it, and the threads that run its backward pass."""
+    """Engine that records the thread that calls `start`, and the threads of this thread's backward passes."""
 
     def __init__(
         self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, *, types: bool = False
@@ -143,7 +143,7 @@ class DispatchEngine:
         return tuple(missed)
 
     def stop_recording(self) -> None:
-        """Record nothing more. The mode stays, because it may be running an operation."""
+        """Stop recording. `stop` removes the dispatch mode later: an operation may be running in the mode."""
         self._mode.stop_observing()
         self._module_stack.closed = True
 

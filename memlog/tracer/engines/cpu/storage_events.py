@@ -122,7 +122,7 @@ class StorageEvents:
     ) -> None:
         """Write the ALLOC event of a storage.
 
-        If the storage may replace ``instead``, keep the event pending.
+        ``instead``: Older storage that the storage may replace. If given, the event waits for the next event.
         """
         self.write_pending()
         now, serial, category = self._log.now(), tracked.serial, tracked.category
@@ -161,7 +161,7 @@ class StorageEvents:
     def write_pending(self) -> None:
         """Write the pending ALLOC event, if there is one.
 
-        Call this if the next event is not the free of a storage.
+        Call this before another event is written.
         """
         with suppress(IndexError):
             pending = self._pending.pop()
