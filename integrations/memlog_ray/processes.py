@@ -21,7 +21,7 @@ the user passes them in ``runtime_env``."""
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """Trackers' addresses and open runs in the driver's process at the call of ``fit``."""
+    """Working directory, trackers' addresses and open runs of the driver's process when it calls ``fit``."""
 
     directory: str = ""
     addresses: dict[str, str] = {}

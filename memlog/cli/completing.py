@@ -64,7 +64,7 @@ def complete_backends(
 
 
 def _is_plain(name: str) -> bool:
-    """Return True if every shell takes the name as one word, unquoted."""
+    """Return True if no shell needs quotes around the name."""
     return name.isascii() and all(char.isalnum() or char in "._-+@=" for char in name)
 
 

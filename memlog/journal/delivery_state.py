@@ -145,7 +145,7 @@ class UploadState(msgspec.Struct, kw_only=True):
 def held_name(process: str, segment: int) -> str:
     """Return the key of a deferred range in `UploadState.held`. The range begins with ``segment``.
 
-    A key never equals the name of a process, because `UploadState.progress` accepts both.
+    A key never equals a process's name. So `UploadState.progress` accepts both keys and names.
     """
     return f"{process}@{segment}"
 

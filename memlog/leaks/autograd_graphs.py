@@ -31,7 +31,7 @@ _BLOCK: Final = 16
 class KeptGraph(NamedTuple):
     """Storages that the graph of one tensor or node keeps.
 
-    `memlog.leaks.holder_search` watches the new storages of the watched iterations.
+    The watched iterations are the few training steps that `memlog.leaks.holder_search` watches.
 
     Attributes:
         holder: The tensor or node that keeps the graph.
@@ -52,17 +52,17 @@ class KeptGraph(NamedTuple):
 
 
 class GraphWalk:
-    """Walk through the graphs of a program. Each node counts for the first tensor from which it is reached.
+    """Walk through autograd graphs. If several graphs share a node, only the first graph counts the node.
 
-    The watched iterations (see `KeptGraph`) made the nodes with sequence numbers from ``first_node`` up to,
-    but not including, ``end_node``. Older nodes are not visited.
+    Only nodes with sequence numbers from ``first_node`` up to, but not including, ``end_node`` are counted.
+    Older nodes are not visited.
     """
 
     def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
         self._first, self._end = first_node, end_node
         self._budget = budget
         self._visited: dict[int, tuple[Any, list[Any]]] = {}
-        """Visited nodes by identity, with the `KeptGraph.sharers` of the first graph that has the node."""
+        """Visited nodes by identity. The list is `KeptGraph.sharers` of the first graph that has the node."""
         self._saved_names: dict[int, tuple[str, ...]] = {}
         self._has_tracebacks = torch.is_anomaly_enabled()
 

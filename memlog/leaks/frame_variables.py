@@ -44,7 +44,7 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
 
 
 def all_objects() -> list[Any]:
-    """Return all objects that the collector tracks, and untracked values of running functions' variables."""
+    """Return all tracked objects of Python's garbage collector, and untracked values of local variables."""
     objects = gc.get_objects()
     for frame in _running_frames():
         objects += itertools.filterfalse(gc.is_tracked, local_variables(frame).values())

@@ -1,14 +1,14 @@
 """Evaluation without ``no_grad``: forward passes that record graphs that no backward pass uses.
 
-While the watch is on, global hooks notice each outermost call of a module in evaluation mode, if gradients
-are enabled. During such a call, the last node of each output of the module and of its submodules gets a hook.
-A backward pass calls this hook. The hook belongs to the graph and is freed with the graph, so memlog keeps no
-graph alive. From the hook, memlog knows for each forward pass whether a backward pass used a part of the
-graph, and whether the graph is freed.
+A forward pass is an outermost call of a module in evaluation mode with gradients enabled. While the watch is
+on, global hooks notice each forward pass. memlog adds a hook to the last graph node of each output of the
+module and its submodules. A backward pass calls this hook. The hook is freed with the graph, so memlog keeps
+no graph alive. From the hook, memlog knows whether a backward pass used a part of the graph, and whether the
+graph is freed.
 
-Passes that the same line of the program called are judged together. The line is reported if several of its
-graphs were freed unused, and none was used. Models in training mode are not judged. Rollouts, and generators
-whose output is detached, record unused graphs on purpose.
+Forward passes that the same line of the program called are judged together. memlog reports the line if
+several of the line's graphs were freed unused, and no graph was used. Models in training mode are not judged,
+because rollouts, and generators with detached output, record unused graphs on purpose.
 """
 
 from __future__ import annotations

@@ -18,11 +18,10 @@ from memlog.monitors._readings import Meter
 class EpochMemoryMonitor:
     """Monitor for a training loop: call it at an epoch's start, after each batch, and at the epoch's end.
 
-    The monitor takes over the counting of steps. `on_batch_end` creates the batch events, and optimizer steps
-    are no longer counted. So no step is counted twice. If there are several monitors, for example for
-    training and validation, the first monitor that ends a batch or an epoch counts steps and epochs. The
-    other monitors print lines but publish nothing. If the counting monitor is deleted, or is idle while
-    another monitor ends two epochs, the other monitor counts instead.
+    Each call of `on_batch_end` counts as a step. memlog no longer counts optimizer steps. If there are
+    several monitors, for example for training and validation, only the first monitor that ends a batch or an
+    epoch counts. The other monitors only print lines. If the counting monitor is deleted, another monitor
+    counts instead. The same happens if another monitor ends two epochs while the counting monitor is idle.
 
     Args:
         enabled: ``False``: calls do nothing.

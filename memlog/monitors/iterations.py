@@ -25,11 +25,11 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
         with memlog.track_iterations("L-BFGS-B") as iterations:
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
-    Every evaluation of a watched loss in the block records its iteration's number. The example needs its
-    callback only if the program has imported SciPy's ``minimize`` by name before the block. Otherwise, and in
-    PhiFlow's ``math.minimize``, iterations are counted without a callback. The program's own callback is
-    still called. With other optimisers, call this object once per iteration. If several problems are solved
-    together, the problem with the most iterations counts.
+    Every evaluation of a watched loss in the block records the number of its iteration. memlog counts the
+    iterations of SciPy's ``minimize`` and PhiFlow's ``math.minimize``, and still calls the program's own
+    callback. But if the program imported SciPy's ``minimize`` by name before the block, pass this object as
+    the callback, as in the example. With other optimisers, call this object once per iteration. If several
+    problems are solved together, the problem with the most iterations counts.
 
     Args:
         label: Beginning of the progress line.

@@ -159,10 +159,10 @@ def is_of_a_device(error: BaseException | None) -> bool:
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return one line of an error's message: the last line that contains the requested size.
+    """Return the last line of an error's message that contains the requested size.
 
-    If no line contains the size, return the last line of a traceback, or the first line of another message.
-    The message is a traceback if torch passed the error on from a worker or another thread.
+    If no line contains the size, return the message's first line. If the message is a traceback from a worker
+    or another thread, return the traceback's last line.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):

@@ -110,10 +110,9 @@ class HostProbe:
 class _LinuxMemory:
     """Reader for Linux: 1.4 µs for the resident set, 0.8 µs for its largest size so far (``ru_maxrss``).
 
-    ``ru_maxrss`` can be another program's value: ``ru_maxrss`` survives ``exec``, and a child that was
-    started by ``vfork`` (as ``subprocess`` does) inherits the parent's value. ``VmHWM`` is always right, but
-    reading ``VmHWM`` takes 8 µs. If ``ru_maxrss`` is another program's value (larger than ``VmHWM``), memlog
-    reads ``VmHWM`` until ``ru_maxrss`` rises.
+    A process can inherit ``ru_maxrss`` from another program: by ``exec``, or by ``vfork`` (``subprocess``
+    uses ``vfork``). ``VmHWM`` is never inherited, but reading ``VmHWM`` takes 8 µs. memlog reads ``VmHWM``
+    only while ``ru_maxrss`` still has an inherited value.
 
     Raises:
         OSError: ``/proc`` can't be read.

@@ -15,8 +15,8 @@ _LEAST_TOLERANCE = 8 * 1024**2
 """Minimum of the tolerance, in bytes. Allocators and the interpreter take and return pages even if little
 memory is in use."""
 _DRIFT = 1024**2
-"""Rise in bytes. memlog splits the steps within the tolerance into three parts. If the median rises by more
-than this value from the first part to the second, and again to the third, memory is not steady."""
+"""Rise in bytes. memlog compares three successive parts of the steps that seem steady. If the median rises by
+more than this value from each part to the next, memory is not steady."""
 LEAST_STEPS = 10
 """If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4

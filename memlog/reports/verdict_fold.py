@@ -43,11 +43,11 @@ class VerdictFold:
         peaks: Mapping[str, Peak],
         devices: Mapping[str, Device],
     ) -> str:
-        """Return the verdict: how the run ended, if it ended badly, and the most important finding.
+        """Return the verdict: the most important finding. If the run ended badly, the end comes first.
 
-        If nothing was found, the verdict has a sentence on the memory of the first accelerator. If the run
-        has no accelerator, the sentence is on the memory of the process. ``last_step`` is ``None`` if no step
-        was complete.
+        If nothing was found, the verdict describes the memory of the first accelerator. If the run has no
+        accelerator, the verdict describes the memory of the process. ``last_step`` is ``None`` if no step was
+        complete.
         """
         findings, failure = self.findings, self._bad_end(status, last_step)
         growth = sentence(findings[0]) if findings else self._no_growth(last_step, peaks, devices)

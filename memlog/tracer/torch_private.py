@@ -84,7 +84,7 @@ def without_mode(mode: Any) -> Iterator[None]:
 def remove_mode_for_node(mode: Any) -> bool:
     """Remove a dispatch mode from the top of this thread's stack; return False if the mode is not there.
 
-    In a backward pass autograd restores the stack before the next node of the graph.
+    In a backward pass, autograd puts the mode back before the next node of the graph runs.
     """
     stack = mode_stack()
     if not stack or stack[-1] is not mode:

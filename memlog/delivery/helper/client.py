@@ -28,9 +28,9 @@ _POLL = 0.02
 Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``delivered``: it has delivered everything and ended, or goes on only for other ranks' runs. ``at work``: it
-still delivers. ``unreachable``: it can't reach any of the trackers that still lack data, and keeps trying.
-``dead``: it ended too early.
+``delivered``: the helper has delivered the run, or handed the run over to another rank's helper.
+``at work``: the helper still delivers. ``unreachable``: the helper reaches no tracker that still lacks data,
+and keeps trying. ``dead``: the helper did not start, or will not deliver the remaining data.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []

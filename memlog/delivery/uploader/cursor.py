@@ -12,9 +12,9 @@ from memlog.sink import Point, Resolution
 def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Position]:
     """Return the plan that converts a segment's events to points.
 
-    The plan uses the metric names of the memlog version that wrote the segment. ``offset`` is the
-    number of a step in the session, minus the number of the same step in the tracker's run. If ``offset`` is
-    0, the tracker's run begins at the header's ``initial_step``. Otherwise that run begins at step 0.
+    The plan uses the metric names of the memlog version that wrote the segment. `memlog.journal.Binding`
+    explains ``offset``. If ``offset`` is 0, the tracker's run begins at the header's ``initial_step``. If
+    ``offset`` is not 0, the tracker's run begins at step 0.
     """
     initial_step = 0 if offset else header.initial_step
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
@@ -53,7 +53,7 @@ class Cursor:
         self.plan, self.skipping, self.offset = None, False, offset
 
     def plan_on(self, header: Header, resolution: Resolution, offset: int) -> None:
-        """Make a plan (`plan_for`) if there is none or ``offset`` has changed. First complete all buckets."""
+        """Complete all buckets and make a new plan, if there is no plan or ``offset`` has changed."""
         if self.plan is None or offset != self.offset:
             self.finish()
             self.offset, self.plan = offset, plan_for(header, resolution, offset)

@@ -20,21 +20,21 @@ from memlog.journal.in_process_state import ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
-"""Number of consecutive failed deliveries after which an unknown error of the tracker counts as a refusal of
-the points. The uploader then drops the refused points."""
+"""Number of consecutive failed deliveries. After these failures, the uploader drops each point for which the
+tracker's client raises an unknown error."""
 
 
 class Uploader:
-    """Uploader of one run to one backend. It begins at the position that the previous uploader saved.
+    """Uploader of one memlog run to one backend. It begins at the position that the previous one saved.
 
     After each batch, the uploader saves its position in the journal. If the uploader dies, the next uploader
     repeats at most one batch, with the same points.
 
-    If the tracker refuses a run because the run is deleted or does not exist, the uploader notes that run's
-    segments and skips them. It delivers these segments when the run exists again. Other runs do not wait.
+    If the tracker's run is deleted or does not exist, the uploader skips the segments of the tracker's run,
+    and delivers them when the run exists again. Segments of the tracker's other runs do not wait.
 
     Args:
-        run: The run's folder.
+        run: Folder of memlog's run.
         backend: Name of the backend.
         open_sink: Function that builds a sink for a target. It may import the tracker's client.
         project: Project for a run that the sink opens itself; ``None``: the client's default.

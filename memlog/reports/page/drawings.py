@@ -93,7 +93,7 @@ def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
 
 
 def curve_class(curve: Curve, number: int) -> str:
-    """Return a line's CSS class: by ``number`` for the line of a rank or run, by kind for other lines."""
+    """Return a line's CSS class: a numbered class for a rank or run, the line's kind for other lines."""
     if curve.label.startswith(("rank ", "run ")):
         return f"n{number % 8}"
     return curve.kind

@@ -47,12 +47,11 @@ class CallingLines:
         self._owners: dict[str, Owner] = {}
 
     def current_line(self) -> int:
-        """Return the number of the program's line that this thread is executing.
+        """Return the number of the program's line that this thread is executing; 0 if there is none.
 
         The program's line is the innermost line of the call stack outside torch, memlog and installed
-        packages. If there is no such line, because the trainer is an installed package, use the innermost
-        line outside torch and memlog. Return 0 if there is no such line either. Also return 0 for a new line
-        if `MAX_LINES` lines are registered already.
+        packages. If the whole program is an installed package, the program's line is the innermost line
+        outside torch and memlog. After `MAX_LINES` different lines, new lines have number 0.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None

@@ -116,10 +116,9 @@ class ObservingMode(TorchDispatchMode):
     def leave(self) -> bool:
         """Stop observing, and remove the mode if it is on top of this thread's stack.
 
-        Return whether the mode is removed. A mode that stays runs every operation unchanged. The mode stays
-        in three cases. First, another mode is on top of the mode. Second, the mode is on the stack of another
-        live thread. Third, a backward pass is running. The stack is then a copy, so a removed mode would be
-        back after the pass.
+        Return True if the mode is on no stack now. A mode that stays runs every operation unchanged. The mode
+        stays if another mode is above it, or if it is on the stack of another live thread. The mode also
+        stays during a backward pass, because autograd would put the mode back after the pass.
         """
         self.stop_observing()
         thread = self._thread
@@ -187,10 +186,10 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
-        """Return an operation's kind (see `kind_of`), and the storages that it may replace or resize.
+        """Return an operation's kind (see `kind_of`), and the storages of the operation's arguments.
 
-        If the operation only writes into existing storages, clear the flags of `RESULT`, and return no
-        storages.
+        If the operation can't replace or resize storages, return no storages. The returned kind then has no
+        flags of `RESULT`.
         """
         try:
             if args and is_sparse(args[0]):
@@ -212,11 +211,10 @@ class ObservingMode(TorchDispatchMode):
 
 
 class _Flags(SharedHook[ObservingMode]):
-    """Repair of torch's global mode flags after modes of several threads were active at the same time.
+    """Reset of torch's global mode flags after the last mode has ended.
 
-    The flags are set while a mode is active. When a mode ends, torch resets the flags to their values from
-    the mode's start. If the mode that starts first also ends first, the flags stay set for good. While the
-    flags are set, the compiler compiles nothing.
+    torch sets the flags while a mode is active. If modes of several threads overlap in time, torch can leave
+    the flags set after all modes have ended. While the flags are set, the compiler compiles nothing.
     """
 
     _NAMES = (
@@ -263,7 +261,7 @@ def was_seen(func: Any) -> bool:
 
 
 def kind_of(func: Any) -> int:
-    """Return an operation's flags, such as `NEW`, combined with its workspace class in one number."""
+    """Return one number: an operation's flags, such as `NEW`, plus its class from `op_workspace`."""
     return _result_of(func) | op_workspace.workspace_class(func)
 
 

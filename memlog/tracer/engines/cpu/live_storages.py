@@ -40,13 +40,12 @@ _stand_in: Callable[[Tensor], Tensor] | None = None
 
 @contextmanager
 def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, track a fake tensor in place of each real tensor.
+    """Inside the block, use a tensor's fake tensor in place of the tensor.
 
-    An estimate runs a step with fake tensors, but the step may also use a real tensor.
+    An estimate runs a step on fake tensors, but the step may also use a real tensor.
 
     Args:
-        stand_in: Function that returns the fake tensor of a tensor. For a tensor without a fake tensor, the
-            function returns the tensor itself.
+        stand_in: Function that returns a tensor's fake tensor, or the tensor itself if there is none.
     """
     global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
     _stand_in = stand_in
@@ -95,8 +94,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if the storage is new.
 
-        ``instead``: Storage into which an untraced step would have written the result. If the next event
-        frees this storage, both storages count as a single storage.
+        ``instead``: Older storage that the new storage may replace. If the next event frees the older
+        storage, both storages count as one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -157,13 +156,12 @@ class LiveStorages:
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a tensor's storage; return True if the storage is newly tracked.
 
-        Parameters and buffers keep their categories. An input never becomes a gradient. For example, the
-        indices of an embedding's sparse gradient are the input tokens themselves, and stay inputs. An input
-        is not tracked if torch did not allocate its memory (memory of numpy, or memory that a data loader's
-        workers share).
+        Parameters and buffers keep their categories. Inputs do not become gradients: the sparse gradient of
+        an embedding contains the input tokens. If torch did not allocate an input's memory (for example,
+        numpy did), the input is not tracked.
 
-        A newly tracked storage counts as made in ``phase``. But a storage that is larger than the tensor
-        counts as made before the trace. An example is a buffer that collects gradients for several ranks.
+        A newly tracked storage counts as made in ``phase``. If the storage is larger than the tensor, the
+        storage counts as made before the trace.
         """
         added = False
         for plain in storage_tensors(_counted(tensor)):
