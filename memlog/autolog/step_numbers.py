@@ -41,10 +41,10 @@ class RunOffsets:
         return offset
 
     def begin_at(self, step: int, number: int | None) -> list[tuple[str, str, int]]:
-        """Let each run that has no step yet begin with the session's step ``step``.
+        """If a backend's newest run has no step yet, let the run begin with the session's step ``step``.
 
-        ``number`` is the trainer's number of this step, and becomes the runs' number of the step. ``None``:
-        the trainer gave no number. Return backend, id and offset of each run whose offset has changed.
+        ``number`` is the trainer's number for the step; ``None``: there is none. The run uses the trainer's
+        number for the step, too. Return backend, id and offset of each run whose offset has changed.
         """
         begin, self._without_step = self._without_step, {}
         changed = []

@@ -133,7 +133,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     children: tuple[ChildReading, ...] = ()
     """Descendants of the trainer, the oldest first; at most 32."""
     children_shared: Int | None = None
-    """Shared memory in the proportional set sizes of ``children``, in bytes."""
+    """Bytes of shared memory that are part of the proportional set sizes of all descendants."""
     host_limit: Int | None = None
     """Bytes that the trainer's processes may use together: the smaller of ``cgroup_limit`` and the machine's
     memory."""

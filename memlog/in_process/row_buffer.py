@@ -31,8 +31,8 @@ class UsersRows:
     """A `memlog.sink.Rows`: the values that wait for the user's next row, and the values of the open row.
 
     Attributes:
-        folded: Number of steps, evaluations and epochs that have no complete row of their own. Such a step
-            shares a row with a later step, or one of its values came after its row was closed.
+        folded: Number of steps, evaluations and epochs that have no complete row of their own. For example,
+            a step shares a row with a later step, or a value of the step came after the row was closed.
         delivered: Number of points put into rows, counted before folding.
     """
 
@@ -73,7 +73,7 @@ class UsersRows:
             self.fold_received()
 
     def fold_received(self) -> None:
-        """Add the values of the events that `receive` has stored to the values for the rows."""
+        """Add the values of all received events to the values for the rows."""
         with self._lock:
             while self._received:
                 event = self._received.popleft()
@@ -162,7 +162,7 @@ class UsersRows:
     def _take(self, taken: _RowValues) -> Sequence[Point]:
         """Fold new values into the values that the row already has. Return the results as points of the row.
 
-        In the tracker, these points replace the row's earlier ones: the last value written to a row wins.
+        In the tracker, these points replace the points that the row already has.
         """
         held = self._held
         stale = [

@@ -142,8 +142,8 @@ class WrittenRuns:
     def save(self, *, over: bool) -> None:
         """Save the state. ``over`` is True if the session is over.
 
-        Before the session is over, memlog saves a run as whole only if the user has ended or disabled the
-        run. An open run can get more data.
+        Until the session is over, ``state.whole`` does not include an open run, because the run can get more
+        data.
         """
         every = list(self)
         self.state.delivered = sum(run_state.rows.delivered for run_state in every)

@@ -133,7 +133,7 @@ class SegmentOutput:
             )
 
     def _check_file(self) -> None:
-        """If the file was deleted, count the events written to it since the last check as lost."""
+        """If the file was deleted, count the events since the last check as lost."""
         unseen, self._unchecked = self._unchecked, 0
         if not self._gone and self._file.is_there():
             return
@@ -190,7 +190,7 @@ class SegmentFile:
             raise
 
     def write(self, line: bytes, put: Put = os.write) -> None:
-        """Write a line by one call of ``put``. After a partial write, put a newline before the next line."""
+        """Write a line with one call of ``put``. If the previous line was cut off, begin with a newline."""
         data = b"\n" + line if self._torn else line
         written = put(self._descriptor.number, data)
         self._torn = written < len(data)

@@ -1,5 +1,5 @@
 """Detection of growing memory, on by default.
 
-memlog finds which memory grows (such as a device's), since which step, at which step it will reach its limit,
-and what holds it.
+memlog finds the memory that grows (such as a device's), the step at which the growth began, the step at which
+the memory will reach its limit, and the holders of the memory.
 """

@@ -12,7 +12,7 @@ from memlog.leaks.watched_storages import WatchedStorage
 
 
 class Held(NamedTuple):
-    """Memory of the watched iterations that one owner keeps alive.
+    """Memory that one owner keeps alive. The watched iterations allocated the memory.
 
     `memlog.leaks.holder_search` watches the new storages of these iterations.
 

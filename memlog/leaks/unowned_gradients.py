@@ -7,8 +7,8 @@ unowned if all of this is true:
 - In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
-- Dozens of steps later, the gradient is still the same tensor, and nothing has cleared the gradient. Clearing
-  would raise its version (torch's count of in-place changes) faster than in the watched iterations.
+- Dozens of steps later, the gradient is still the same tensor. torch has counted no more in-place changes per
+  step than in the watched iterations. So nothing has cleared the gradient.
 - A few more watched iterations give the same result.
 """
 
@@ -52,8 +52,8 @@ _MAX_TENSORS: Final = 20_000
 _PASSIVE: Final = frozenset(
     ("detach", "alias", "view", "norm", "linalg_vector_norm", "_foreach_norm", "mul_", "_foreach_mul_")
 )  # fmt: skip
-"""Operations that do not count as use of a gradient: those that compute or clip a norm, and those that make a
-view. An operation that uses the view counts."""
+"""Operations that do not count as use of a gradient. They compute a norm, clip a norm, or make a view. Any
+other operation on a view of the gradient counts as use of the gradient."""
 _base: Any = torch._C.TensorBase
 
 

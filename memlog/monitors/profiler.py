@@ -12,7 +12,7 @@ from memlog.monitors._readings import MAX_POINTS, Meter
 
 
 class BatchMemoryProfiler:
-    """Recorder of checkpoints within a batch, which prints them as a profile.
+    """Recorder of checkpoints within a batch. `print_summary` prints the checkpoints as a profile.
 
     Args:
         enabled: ``False``: nothing is read, published or printed until `enable`.

@@ -51,7 +51,7 @@ def levels(moments: LastMoments) -> list[StepMemory]:
 
 
 def reading(step: Batch, device: str) -> Reading | None:
-    """Return a step's reading of a device, or of the process for ``host``; ``None`` if unknown."""
+    """Return a step's reading of a device; ``None`` if unknown. The device ``host`` means the process."""
     if device == "host":
         return None if step.rss is None else Reading(step.rss, step.rss_peak, step.rss_peak_source)
     for each in step.devices:

@@ -138,7 +138,7 @@ def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState
 
 
 def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
-    """Add one saved state to ``before``, the delivery to a backend, and return the result.
+    """Return the delivery ``before`` with one saved state added.
 
     ``alone``: True if this state is the backend's first one.
     """
@@ -290,7 +290,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return an initial delivery for each tracker passed to `init`, or in which the user opened a run."""
+    """Return an initial delivery for each tracker that was passed to `init` or has a run of the user."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""Factor. A step replaces the worst step if the step's peak exceeds the worst step's peak times this factor.
-If the worst step is the first traced step, a peak above the worst peak divided by this factor is enough."""
+"""Factor. A step replaces the worst step if the step's peak exceeds the worst peak times the factor. But if
+the worst step is the first traced step, the limit is the worst peak divided by the factor."""
 
 
 class TraceFold:

@@ -78,11 +78,11 @@ class PeakWatch:
         source: PeakSource | None,
         event: _Measured,
     ) -> None:
-        """Keep a reading if it is higher than all earlier readings of its kind of memory.
+        """Keep a reading if it is higher than all earlier readings of the memory ``name``.
 
-        If a phase's exact peak equals the highest reading of another event, keep the phase's peak, because
-        the phase shows where the peak was. If two phases have the same peak, keep the first phase. The
-        innermost phase is the first, because nested phases end before the phases that contain them.
+        If a phase's exact peak equals the highest reading of another kind of event, keep the phase's peak.
+        The phase shows where the peak was. If two phases have the same peak, keep the first phase, because
+        an inner phase ends before the outer phase.
         """
         if peak is None:
             peak, source = size, "sampled"

@@ -276,8 +276,8 @@ def init(
         layers: Trace a training step from time to time, to show each layer's memory. The first and the third
             step are always traced. A traced step begins with the first call of ``model``. If ``model`` is not
             passed, it begins with the first call of any module. It ends when every optimizer has stepped.
-        budget: Maximum fraction of training time that traced steps after the third step cost, above 0 and up
-            to 1.
+        budget: Fraction of training time that tracing may take after the third step, above 0 and up to 1.
+            Early in a run, tracing may take more.
         finish_timeout: Maximum seconds that `finish` waits until the trackers have all data. If no tracker
             can be reached, `finish` returns after 2 s, and the helper process continues to try.
 

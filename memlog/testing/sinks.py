@@ -275,7 +275,7 @@ class UsersRunContract(TrackerChecks):
         sink.close("failed")
 
     def _check_in_process(self, run: TrackerRun, folder: Path) -> None:
-        """Check that the user's rows get points until ``leave_rows``, and that ``log`` then adds a point."""
+        """Check that rows get points only before ``leave_rows``, and that ``log`` adds a point afterwards."""
         user_run, rows = self.open_in_process(run), _OneRow()
         assert user_run.run_id == run.run_id
         assert user_run.watch_rows(rows) is None  # the user has not logged yet

@@ -198,12 +198,12 @@ class Accountant:
     layer contains another layer.
 
     Attributes:
-        live_bytes: Bytes live after the processed events, minus the bytes live at the start of the trace.
+        live_bytes: Number of live bytes after the processed events, minus the number at the trace's start.
         peak_bytes: The highest `live_bytes` so far.
         peak_ns: Time of the peak, in nanoseconds since the trace began.
         rows: Figures by layer and phase.
-        added: Largest rise of the live bytes during one call of a layer's forward, or during one
-            uninterrupted part of the layer's backward pass, by layer. Inner layers are included.
+        added: Largest rise of the live bytes in each layer, inner layers included. A rise belongs to one call
+            of the layer's forward, or to one uninterrupted part of the layer's backward pass.
         lines: Bytes allocated outside all modules, by line of the program (see `RecordedTrace.lines`).
         unmatched_frees: Number of frees without a recorded allocation.
     """

@@ -103,11 +103,11 @@ class HistoryJoin:
             the allocation of the storage.
         opening: Allocated bytes when the trace began; ``None``: unknown.
         started_us: Unix time in microseconds at which the trace began.
-        by_time: True: find marks by time, because the history holds no notes.
+        by_time: True if the history holds no notes (see `label`). Marks are then found by time.
 
     Attributes:
-        unattributed: Number of allocations with an outdated note, from an earlier backward pass. The layer
-            of these allocations is unknown.
+        unattributed: Number of allocations that have a note of an earlier backward pass. The layer of these
+            allocations is unknown.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class HistoryJoin:
         yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield an ALLOC for each known storage from before the trace, and one ALLOC for all other bytes.
+        """Yield an ALLOC for each known storage older than the trace. Yield one ALLOC for all other bytes.
 
-        Known storages are those in ``existing``, and those whose first entry in the history is a free.
+        A storage is known if it is in ``existing``, or if the history has its free but not its allocation.
         """
         known = 0
         first = _first_entries(history)

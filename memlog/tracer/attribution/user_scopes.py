@@ -32,7 +32,7 @@ began."""
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Attribute memory to ``name``: all memory that the block, or the decorated function, allocates.
+    """Give a name to all memory that the block, or the decorated function, allocates.
 
     ::
 

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Maximum number of clock steps in a window. If an optimizer's interval is longer, most windows contain no
-step of that optimizer."""
+"""Maximum length of a window, in steps of the optimizer whose steps memlog counts. An optimizer that steps
+more rarely does not step in most windows."""
 _MOST = 4096
 """Maximum number of optimizers to track. A program may have one optimizer for each parameter. Beyond the
 maximum, the optimizer whose last step is oldest is dropped."""
@@ -155,7 +155,7 @@ class TracedIteration:
         return tuple(part.optimizer for part, _ in self._stepped())
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Return whether the optimizer steps in the window cover all trainable parameters of ``models``."""
+        """Return True if the optimizers that stepped have all trainable parameters of ``models``."""
         stepped = {
             id(parameter)
             for _, optimizer in self._stepped()
@@ -198,7 +198,7 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Maximum increase of `OptimizerSchedule.clock_steps` since an active optimizer's last step."""
+        """Number of clock steps. After a longer time without a step, the optimizer is inactive."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

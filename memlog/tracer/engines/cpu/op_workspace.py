@@ -69,8 +69,8 @@ class Workspace(NamedTuple):
 
 
 MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
-"""Function that returns the workspace of an operation; ``None``: unknown. It gets the operation, the
-positional arguments and the keyword arguments of the call, and the result."""
+"""Function that returns an operation's workspace; ``None``: unknown. The function's arguments are the
+operation, the call's positional arguments, the call's keyword arguments and the call's result."""
 
 
 class _LastMeasurement(threading.local):
@@ -254,7 +254,7 @@ def workspace_of(sizes: Iterable[int]) -> Workspace:
 
 
 def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int) -> list[int]:
-    """Return an operation's allocations for ``length``, estimated from measurements at other lengths.
+    """Estimate an operation's allocations for one length of a dimension, from measurements at other lengths.
 
     The bytes of each allocation are assumed to follow a line (two measurements) or a parabola (three). If the
     measurements have different numbers of allocations, each measurement is first reduced to one allocation.
