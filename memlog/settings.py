@@ -144,7 +144,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
     def described(self) -> dict[str, str]:
-        """Return the setting ``every`` and each setting that differs from its default, as text for trackers.
+        """Return settings as text for trackers: ``every``, and all settings that differ from their defaults.
 
         Settings in `_NOT_DESCRIBED` are left out.
         """

@@ -1,4 +1,4 @@
-"""Access to a program's objects that runs none of the program's code.
+"""Functions to read a program's objects without running the program's code.
 
 ``isinstance``, ``len``, ``getattr`` and ``repr`` may all call methods that a class defines in Python. The
 functions in this file use CPython's own types and descriptors instead.
@@ -73,7 +73,7 @@ def class_namespace(kind: type) -> Any:
 
 
 def own_method(value: object, name: str) -> Any:
-    """Return the method ``name`` of ``value`` from a class that is written in C.
+    """Return a method of ``value`` that is written in C. ``name`` is the method's name.
 
     The function ignores Python methods and other attributes with this name.
 

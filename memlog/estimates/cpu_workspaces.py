@@ -36,8 +36,8 @@ from memlog.tracer.tensor_storages import is_sparse
 from memlog.tracer.torch_private import operation_name
 
 _WHOLE: Final = MIB
-"""Maximum bytes of arguments and results together for a measurement with full shapes. If they have more
-bytes, memlog cuts dimensions."""
+"""Maximum bytes of an operation's arguments and results together. Above this maximum, memlog measures with
+smaller tensors."""
 _FEW: Final = 2
 """Smallest number of samples to which memlog cuts a batch, and smallest side to which it cuts a matrix. For
 half-precision matrices, the smallest sides are `_OUTER` and `_INNER`."""
@@ -48,31 +48,32 @@ _FEW_VALUES: Final = 16
 """Smallest length to which memlog cuts other dimensions, such as channels. A processor's vector and a oneDNN
 block have this length."""
 _FEW_POINTS: Final = 16
-"""Minimum samples of a cut batch if a convolution's kernel has size 1 (`_FEW` if the full batch is smaller).
-A single thread does not use oneDNN for fewer samples (``use_mkldnn`` in ATen's Convolution.cpp)."""
+"""Minimum samples of a cut batch if a convolution's kernel has size 1. With fewer samples, a single thread
+does not use oneDNN (``use_mkldnn`` in ATen's Convolution.cpp). If the full batch has fewer samples, the
+minimum is `_FEW`."""
 
 _CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "addmm")
 _BATCHED_PRODUCTS = ("bmm", "baddbmm")
 _HALF = 2  # bytes of a half-precision value
 _OUTER, _INNER = 1024, 2048
-"""Minimum sides of cut half-precision matrices. With these sides, oneDNN's blocks have their maximum size.
-`_INNER` is for the product's inner dimension. For other types, the minimum is `_FEW`, because MKL
-multiplies these matrices and allocates nothing."""
+"""Minimum sides of half-precision matrices after a cut. With these sides, oneDNN's blocks have their maximum
+size. `_INNER` is for the product's inner dimension. For other types, the minimum is `_FEW`, because MKL
+allocates nothing for a product of other types."""
 
 _PARAMETERS = frozenset(
     ("weight", "bias", "gamma", "running_mean", "running_var", "save_mean", "save_invstd")
 )
-"""Names of tensors that have no batch dimension, in the schemas of torch's operations."""
+"""Names that torch's operations give to tensors without a batch dimension."""
 _SIZES = frozenset(["N", "size", "sizes", "input_size", "input_sizes", "self_sizes"])
-"""Names of arguments that are the batch size, or a list that begins with the batch size. In torch, no
-argument with another name holds the batch size. memlog reduces these arguments together
-with the batch. Otherwise the operation would read past the end of a tensor."""
+"""Names of all arguments of torch's operations that are the batch size or a list that begins with the batch
+size. memlog cuts the batch size in these arguments, too. Otherwise the operation would read past the end of
+a tensor."""
 
 
 @contextmanager
 def measured_on_small_batches() -> Iterator[None]:
-    """Inside the block, measure the workspaces of traced operations on fake tensors."""
+    """Inside the block, measure the workspaces of traced operations whose tensors are fake."""
     with op_workspace.of_fakes(_workspace):
         yield
 
@@ -111,8 +112,8 @@ class _Dimension(NamedTuple):
     fewest: int
     """Minimum length with which the operation works in the same way as with the full length."""
     places: Mapping[int, tuple[int, int | Fraction]]
-    """Tensors with this dimension. The key is the tensor's `id`. The value is the dimension's index in the
-    tensor's shape, and the change of the tensor's length if ``length`` changes by 1."""
+    """Index of the dimension in a tensor's shape, and a factor. The key is the tensor's `id`. If ``length``
+    shrinks by 1, the tensor's length at the index shrinks by the factor."""
     numbers: Callable[[str, Any, int], Any] = lambda _name, value, _few: value
     """Function that adapts an argument to a new length. It gets the argument's name and value, and the new
     length."""
@@ -208,7 +209,7 @@ def _allocations(
 
 
 def _dimensions(call: _Call) -> list[_Dimension]:
-    """Return the dimensions to cut. The batch comes first. Others follow, in case the batch is not enough."""
+    """Return the dimensions to cut: first the batch, then others for tensors that are still too large."""
     batch = _batch(call)
     found = [] if batch is None else [batch]
     if call.name in _CONVOLUTIONS:
@@ -221,10 +222,9 @@ def _dimensions(call: _Call) -> list[_Dimension]:
 def _batch(call: _Call) -> _Dimension | None:
     """Return the dimension of the samples; ``None`` if there is none.
 
-    The samples are the first dimension of the first tensor that is not a parameter. In a pointwise operation
-    or a batched product, that tensor may have no samples, because torch broadcasts tensors with fewer
-    dimensions. So in these operations, the samples are the first dimension of the tensor with the most
-    dimensions.
+    The samples are the first dimension of the first tensor that is not a parameter. In pointwise operations
+    and batched products, the samples are the first dimension of the tensor with the most dimensions. Their
+    first tensor may have no samples, because torch broadcasts tensors.
     """
     if torch.Tag.pointwise in call.func.tags or call.name in _BATCHED_PRODUCTS:
         tensors = [each for _, each in call.given]
@@ -309,11 +309,11 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
 def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     """Return the dimensions of the largest tensor, the longest dimension first.
 
-    If memlog cuts one of these dimensions, it also cuts:
+    A cut of one dimension also cuts other tensors and arguments:
 
-    * the length at the same index in tensors with the same number of dimensions, if `_same` is true;
-    * the first dimension of the same length in other tensors;
-    * integer arguments that are multiples of the length.
+    * Tensors with the same number of dimensions are cut at the same index, if `_same` is true.
+    * Other tensors are cut in their first dimension that has the same length.
+    * Integer arguments are cut if they are multiples of the length.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
     batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}
@@ -334,10 +334,10 @@ def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
 
 
 def _same(at: int, one: int, other: int) -> bool:
-    """Return whether two tensors' lengths at index ``at`` of their shapes belong to one dimension.
+    """Return whether two tensors have the same dimension at index ``at`` of their shapes.
 
-    Equal lengths do. Sides of images also do if one side is a multiple of the other, because pooling divides
-    sides, and upsampling multiplies them.
+    The lengths ``one`` and ``other`` must be equal. For sides of images, one length may also be a multiple of
+    the other length, because pooling divides sides, and upsampling multiplies sides.
     """
     image = at > 1 and min(one, other) > 1 and max(one, other) % min(one, other) == 0
     return one == other or image
@@ -356,7 +356,7 @@ def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
     outer, inner = _fewest_sides(first)
 
     def cut(matrix: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a smaller matrix. It is stored by columns if ``matrix`` is, otherwise by rows."""
+        """Return a smaller matrix in the same storage order: by rows or by columns."""
         rows, columns = min(matrix.shape[0], rows), min(matrix.shape[1], columns)
         if _for_blas(matrix) and matrix.stride(1) != 1:
             return torch.zeros(columns, rows, dtype=matrix.dtype).t()

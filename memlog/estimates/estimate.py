@@ -252,12 +252,12 @@ def estimate(
 
     Args:
         step: Function that makes one training step: forward, backward, and the optimizer's step. Its
-            parameters can be named ``model``, ``optimizer``, ``batch`` and ``length``; the function gets the
-            arguments that it names. It may use autocast, checkpointing and accumulation. It may print
-            ``loss.item()`` and calculate with it, but not branch on a tensor's value. Its other effects, such
-            as a scheduler's step and printing, really happen.
-        model: The model, which can be on the device ``meta``, or a function that makes the model. With a
-            function, not even the parameters take memory. ``None``: the first module that the step calls.
+            parameters can be ``model``, ``optimizer``, ``batch`` and ``length``. The step may use autocast,
+            checkpointing and accumulation. The step may print the number ``loss.item()`` and calculate with
+            the number, but must not branch on a tensor's value. Other effects of the step, such as a
+            scheduler's step and printing, really happen.
+        model: The model, which can be on the device ``meta``, or a function that makes it. If ``model`` is a
+            function, the parameters take no memory. ``None``: the first module that the step calls.
         optimizer: The optimizer, or a function that makes it from the parameters, such as
             ``torch.optim.AdamW``.
         batch: A number of samples, or a batch: nested tensors whose first dimension counts the samples.

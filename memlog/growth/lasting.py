@@ -16,8 +16,8 @@ The Mann-Kendall test is not used. It gives false alarms if each value is simila
 in every part. Single spikes do not change the medians. They do not change the spread either, because the
 spread ignores the 20 % of the levels that are farthest from the trend.
 
-A swing whose rise takes longer than the window looks like a leak until the rise ends. Only a window of more
-steps can tell such a swing from a leak.
+If a swing rises for longer than the window, the swing looks like a leak until the rise ends. Only a window of
+more steps can tell such a swing from a leak.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ _LOWEST = 0.25
 """Minimum rise of the lowest level from part to part, as a fraction of the required rise. Lowest levels are
 noisier than medians. So the fraction is less than `_STEADY`."""
 _HIGHS = 12
-"""A level is a new high if it exceeds the last high by more than the whole growth divided by this number."""
+"""Divisor of the total growth. A level is a new high if it exceeds the last high by more than the result."""
 _PATIENCE = 2
-"""Factor. The growth has stopped if the last new high is longer ago than this factor times the longest
-earlier time between two new highs."""
+"""Factor. The longest time between two new highs, multiplied by this factor, is the maximum time without a
+new high. After this time, the growth has stopped."""
 SIGMAS = 5
-"""Number of standard deviations that the growth has to exceed by default. The standard deviation is that of
-the levels around the trend."""
+"""Required growth by default, in standard deviations of the levels around the trend."""
 _SIGMAS_OF_FOUR_FIFTHS = 1.2816
-"""Number of standard deviations from the mean within which four fifths of a normal distribution lie."""
+"""Standard deviations on each side of the mean that cover four fifths of a normal distribution."""
 
 
 class Trend(NamedTuple):

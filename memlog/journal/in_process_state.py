@@ -71,7 +71,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
         return state
 
     def mark_delivered(self, run: RunDirectory) -> None:
-        """Save that the data of each run in ``joined`` was delivered to a run that memlog opened."""
+        """Save the stage ``done``. A run that memlog opened has the data of all runs in ``joined``."""
         self.whole = list(self.joined)
         self.stage, self.problem = "done", None
         self.save(run)

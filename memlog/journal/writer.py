@@ -73,7 +73,7 @@ class JournalWriter:
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """Runs in trackers to which the next events belong, by backend."""
+        """The tracker's run for the next events, by backend."""
         return self._header.bindings
 
     def append(self, event: Event) -> int:
@@ -95,7 +95,7 @@ class JournalWriter:
             return seq
 
     def bind(self, backend: str, binding: Binding) -> None:
-        """Begin a new segment, whose events belong to the run ``binding`` in ``backend``."""
+        """Begin a new segment. The segment's events belong to ``binding``, which is a run in ``backend``."""
         with self._lock:
             if self._closed:
                 return

@@ -13,8 +13,8 @@ from memlog.leaks.suspicion import Suspicion
 _SURE = 100
 """If growth has lasted fewer steps than this, the confidence that memory grows is at most medium."""
 _NARROW = 1 / 3
-"""If the rate's 95 % interval is wider than ± this fraction of the rate, the confidence that memory grows is
-at most medium."""
+"""Fraction of the rate. If half the width of the rate's 95 % interval is larger, the confidence that memory
+grows is at most medium."""
 _FRAGMENTS = 400
 """If growth of an allocator's unused memory has lasted fewer steps than this, memlog does not report it."""
 
@@ -130,9 +130,9 @@ def finding_of(growth: Suspicion) -> Finding:
 
 
 def _text_of(series: str) -> tuple[_Text, str | None]:
-    """Return the texts for a series, and the place in the series' name.
+    """Return the texts for a series, and its child process, kind of child processes, or device.
 
-    The place is a child process, a kind of child processes, or a device; ``None`` if the name has no place.
+    The second value is ``None`` if the series' name contains none of these.
     """
     if series.startswith(CHILD):
         return _TEXTS[CHILD], series.removeprefix(CHILD)

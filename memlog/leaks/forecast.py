@@ -7,8 +7,8 @@ from memlog.probes.cgroup import read_cgroup, read_file_pages
 from memlog.probes.tree import available_memory
 
 _WIDEST = 2.0
-"""If the highest estimate of the steps until the limit is more than this many times the lowest estimate,
-memlog makes no forecast."""
+"""Maximum ratio of the highest to the lowest estimate of the steps until the limit. Above this ratio, memlog
+makes no forecast."""
 _FURTHEST = 1_000_000
 """If the limit is more than this number of steps away, memlog makes no forecast, because such slow growth
 does not matter."""

@@ -126,7 +126,7 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
 
 
 def _node() -> str | None:
-    """Return a text for the layer of the autograd node that this thread runs: ``unknown, in NODE``.
+    """Return ``unknown, in NODE`` for an unknown layer. ``NODE`` is the autograd node of this thread.
 
     Return ``None`` if the thread runs no node, or if this version of torch can't name the node.
     """

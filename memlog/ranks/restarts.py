@@ -64,6 +64,6 @@ def _is_torchrun(place: Place) -> bool:
 
 
 def _end_of(run: RunDirectory) -> int:
-    """Return the number of steps in the tracker's run up to the end of an attempt."""
+    """Return the number of steps that the tracker's run had when the attempt ``run`` ended."""
     last = last_step(run)
     return steps_ahead(run) + (0 if last is None else last + 1)

@@ -149,9 +149,9 @@ def print_undelivered(
 
 
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
-    """Return a line with the reason for each tracker that refuses runs.
+    """Return a line for each tracker that refuses all runs with undelivered data.
 
-    If data of the tracker's other runs is not yet delivered, the tracker has no line.
+    The line contains the tracker's name, and the reason for the refusal.
     """
     states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]

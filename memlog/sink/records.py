@@ -71,8 +71,8 @@ class Target(msgspec.Struct, frozen=True):
     joined: TrackerRun | None
     """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
     opened: TrackerRun | None = None
-    """Run that an earlier sink opened for this target; ``None``: the sink searches for that run by
-    ``memlog_run``, or opens a run."""
+    """Run that an earlier sink opened for this target. If there is none, the sink searches for its own run by
+    `own_id`. If the sink finds no run, the sink opens a run."""
     project: str | None = None
     name: str | None = None
     begun_us: int | None = None
@@ -91,9 +91,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def id_with_beside(self) -> str:
-        """`own_id`, followed by a digest of the id of ``beside``; without ``beside``, only `own_id`.
+        """Id of the sink's own run: `own_id`. If ``beside`` is a run, a digest of that run's id follows.
 
-        So targets that differ in ``beside`` have different ids.
+        Two targets with different runs in ``beside`` have different ids.
         """
         if self.beside is None:
             return self.own_id

@@ -83,7 +83,7 @@ def storages_in(values: Any) -> Storages:
 
 
 def changed(values: Any, before: Storages) -> list[Tensor]:
-    """Return the plain tensors in ``values`` whose storage is not in ``before`` or has a new size."""
+    """Return the plain tensors in ``values`` with a storage that is new or resized since ``before``."""
     found = []
     for plain in _plain_tensors_in(values):
         storage = plain.untyped_storage()

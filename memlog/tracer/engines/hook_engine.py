@@ -25,7 +25,7 @@ class HookEngine:
         self._stopped = False
 
     def leave(self) -> bool:
-        """Return whether the engine has stopped. A stopped engine has left nothing in torch."""
+        """Return True if `stop` was called. Nothing of a stopped engine is left in torch."""
         return self._stopped
 
     def stop_recording(self) -> None:
