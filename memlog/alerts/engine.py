@@ -65,9 +65,9 @@ class AlertEngine:
     """Subscriber that judges events by rules. It may be called from any thread.
 
     For each alert, ``publish`` and then ``on_alert`` are called, on the thread of the event that caused the
-    alert. ``limit`` is the number of bytes to which ``%`` in a rule about the host refers; ``None``: unknown.
-    ``files`` returns how many bytes of this process's resident set are pages of mapped files; ``None``:
-    unknown. Growth of these bytes does not count for ``grows`` rules.
+    alert. ``limit``: bytes that are 100 % in rules about the host; ``None`` if unknown. ``files`` returns
+    the bytes of mapped files in this process's resident set, or ``None`` if the bytes are unknown. Growth of
+    these bytes does not count for ``grows`` rules.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ def real_tensor(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def bytes_of(tensor: Tensor, shape: Sequence[int] | None = None) -> int:
-    """Return the bytes that `real_tensor` takes for these arguments. ``shape``: by default, the tensor's."""
+    """Return the bytes of ``real_tensor(tensor, shape)``. By default, use the tensor's own shape."""
     shape = tensor.shape if shape is None else shape
     return extent(shape, _strides(tensor, shape)) * tensor.itemsize
 

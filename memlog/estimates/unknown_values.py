@@ -22,8 +22,8 @@ _CALCULATES = (
     "__abs__ __round__"
 )
 _LATE = 1000.0
-"""Value of each fake tensor that an optimizer reads, for example of the step counter. The behaviour of
-optimizers no longer changes after 1,000 steps."""
+"""Value that an optimizer reads from each fake tensor, such as the step counter. After 1,000 steps, the
+behaviour of optimizers no longer changes."""
 _DECIDES = "__lt__ __le__ __gt__ __ge__ __eq__ __ne__ __bool__ __int__ __index__"
 
 _READING: Final = frozenset((Tensor.item, Tensor.__format__, Tensor.numpy, Tensor.__array__))
@@ -67,7 +67,7 @@ for _name in _DECIDES.split():
 def unknown_values() -> Iterator[None]:
     """Let programs read the values of fake tensors inside the block.
 
-    Torch's optimizers may also branch on these values, because no size depends on their branches.
+    Torch's optimizers may also branch on these values. The branches do not change the sizes of tensors.
     """
     mode = _Reading()
     hooks = (
@@ -93,7 +93,7 @@ class _Reading(TorchFunctionMode):
         """Note the optimizer whose step begins. If ``stepping`` is ``None``, note that the step has ended.
 
         Raises:
-            ConfigurationError: The optimizer has real parameters, because `memlog.estimate` did not get it.
+            ConfigurationError: The caller did not pass the optimizer to `memlog.estimate`.
         """
         self._known = stepping is not None
         groups = () if stepping is None else stepping.param_groups

@@ -11,7 +11,7 @@ _NAMED = 5
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """Return the message that steps share rows with later steps. It names the CSV file with every step."""
+    """Return a message: some steps share rows with later steps, and the file ``name`` has every step."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
         f"{steps} a row of run {run_id} with a later one, because you log less often than you step: the "
@@ -20,7 +20,7 @@ def shared_rows(folded: int, run_id: str, name: str) -> str:
 
 
 def kept_nowhere(run_ids: Sequence[str]) -> str:
-    """Return the message that the tracker has no data of runs that the user disabled."""
+    """Return a message: the user disabled these runs, so the tracker has no data of the runs."""
     are = "is" if len(run_ids) == 1 else "are"
     return f"{_named(run_ids)} {are} disabled, so only memlog's folder of the run has its steps"
 
@@ -33,7 +33,7 @@ def _named(run_ids: Sequence[str]) -> str:
 
 
 def ended_early(run_ids: Sequence[str], sync: str) -> str:
-    """Return the message that runs lack data, with the command that delivers it."""
+    """Return a message: the runs lack data, and the command ``sync`` delivers all steps to new runs."""
     new = "a new run" if len(run_ids) == 1 else "a new run for each"
     return (
         f"{_named(run_ids)} ended before memlog had written everything: `{sync}` delivers "

@@ -6,11 +6,11 @@ only if this number rose in the step. For every other step, the number is an upp
 A dimension of an input explains the peaks if all of these hold:
 
 - The dimension has at least six different values in steps whose peaks are known.
-- A line or parabola that rises with the dimension fits all known peaks. Its distance from each is at most
-  10 % of the peaks' range, or 15 % for a parabola with many values.
-- For every other step, the line or parabola is at most this distance above the upper bound of the peak.
+- A line or parabola that rises with the dimension fits all known peaks. The tolerance is 10 % of the peaks'
+  range, or 15 % for a parabola with many values.
+- The line or parabola exceeds the upper bounds of all other steps by at most this tolerance.
 - A second fit, made without the largest input, predicts the peak of the largest input.
-- The memory in use after the steps did not rise with the peaks. If it did, memory grows for another reason.
+- The memory in use between steps does not rise with the peaks. If both rise, memory grows for another reason.
 
 If several independent dimensions explain the peaks, no relation is found.
 """
@@ -35,8 +35,8 @@ _FALLS = 0.05
 """If the fit falls by more than this fraction of the peaks' range, memlog rejects the fit. A smaller fall is
 accepted, because a parabola falls a little if the peaks of all small inputs are equal."""
 _PREDICTED = 0.2
-"""memlog makes a second fit without the largest input. If the second fit misses the largest input's peak by
-more than this fraction of the peaks' range, memlog rejects the first fit."""
+"""A second fit without the largest input predicts the largest input's peak. `_PREDICTED` is the maximum
+error of the prediction, as a fraction of the peaks' range."""
 _KEPT = 0.4
 """If the memory in use after the steps rose by more than this fraction of the peaks' rise, the program keeps
 memory from step to step, and memlog finds no relation."""
@@ -134,7 +134,7 @@ def _range(known: Sequence[StepPeak]) -> int:
 
 
 def _is_kept(known: Sequence[StepPeak]) -> bool:
-    """Return True if the memory in use after the steps rose with their peaks."""
+    """Return True if memory in use between steps rose by more than `_KEPT` of the rise of the peaks."""
     first, last = known[0], known[-1]
     if first.after is None or last.after is None:
         return False

@@ -40,10 +40,10 @@ def inputs_at_step_end() -> tuple[TensorInput, ...]:
 
 
 def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
-    """Return the inputs of a step that failed. ``frames`` are those of the failure, the outermost first.
+    """Return the inputs of a step that failed. ``frames`` is the failure's call stack, outermost frame first.
 
-    The inputs are the tensors among the variables of the program's functions outside the model. Then come the
-    model's arguments, if they are not among these variables.
+    The first inputs are tensors in variables of the program's functions, outside the model. The model's
+    arguments follow. Each tensor is returned only once.
     """
     outside: list[FrameType] = []
     inside: list[FrameType] = []

@@ -223,7 +223,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
-    """Return the runs with ``name`` as the name passed to ``init``, or as the name or id in a tracker."""
+    """Return the runs whose name in ``init``, name in a tracker, or id in a tracker is ``name``."""
     # Imported here, because that module needs the uploaders' states, whose module imports this one.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 
@@ -236,7 +236,7 @@ def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
 
 
 def _which(found: Sequence[RunDirectory], what: str, remedy: str) -> str:
-    """Return the message that a name matches several runs. The message lists the newest runs first."""
+    """Return a message: several runs match a name. The message lists the newest runs first."""
     newest = found[: -_CANDIDATES - 1 : -1]
     shown = ", ".join(f"{run.id} of {_local(run.begun())}" for run in newest)
     more = f" and {len(found) - len(newest):,} older" if len(found) > len(newest) else ""

@@ -1,9 +1,9 @@
 """Containers that grow, and the sizes of the elements that they gain.
 
 A census records the length of each container, by the container's identity. A container counts as growing if
-it became longer from the first census to the last, and again after the last census. CPython's collector
-tracks neither a ``bytearray`` nor a dictionary that holds only numbers and strings. A census finds such
-containers through the objects that refer to them.
+it is longer in the last census than in the first census, and even longer now. CPython's collector tracks
+neither a ``bytearray`` nor a dictionary that holds only numbers and strings. A census finds such containers
+through the objects that refer to them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
 def growing(
     objects: list[Any], before: Sequence[Census], budget: TimeBudget
 ) -> list[ContainerGrowth]:
-    """Return the containers that grew from the first census to the last, and again since the last census.
+    """Return the containers that are longer in the last census than in the first, and even longer now.
 
     ``objects`` are all objects that the collector tracks. ``before`` has the censuses, the oldest first.
     """

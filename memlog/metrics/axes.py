@@ -58,8 +58,8 @@ def in_run(event: Event, offset: int) -> Event | None:
 def alert_in_run(alert: Alert, offset: int) -> Alert:
     """Return an alert with the step number of a tracker's run. The arguments are those of `in_run`.
 
-    Steps in the title and in the text are not converted. If there are any, a remark at the end of the text
-    says that they are the session's steps.
+    Steps in the title and in the text keep the session's numbers. If the title or the text names a step, a
+    remark at the end of the text explains the numbers.
     """
     if not offset:
         return alert

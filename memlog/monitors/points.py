@@ -69,8 +69,8 @@ class MemoryMonitor:
         """Record a point and print it: ``After loading: CPU: 850.2 MB | GPU Allocated: …``.
 
         Args:
-            prefix: Beginning of the line. A missing colon or space at its end is added.
-            device: Accelerator whose figures are printed, as an index or torch's name.
+            prefix: Beginning of the line. The ``: `` at its end is optional.
+            device: Accelerator whose figures are printed, such as ``0`` or ``"cuda:0"``.
         """
         if _publishing.silenced():
             return
@@ -87,8 +87,8 @@ class MemoryMonitor:
         """Record a point and log the line that `print_memory_usage` prints.
 
         Args:
-            prefix: Beginning of the line. A missing colon or space at its end is added.
-            device: Accelerator whose figures are logged, as an index or torch's name.
+            prefix: Beginning of the line. The ``: `` at its end is optional.
+            device: Accelerator whose figures are logged, such as ``0`` or ``"cuda:0"``.
             logger: Logger for the line; ``None``: the logger ``memlog.memory``.
             level: Logging level of the line.
         """
@@ -100,10 +100,10 @@ class MemoryMonitor:
 
 
 class MemoryTracker:
-    """Recorder of points under labels, which prints them together.
+    """Recorder of points with labels. `print_summary` prints all points together.
 
     Args:
-        device: Accelerator whose figures are read, as an index or torch's name.
+        device: Accelerator whose figures are read, such as ``0`` or ``"cuda:0"``.
     """
 
     def __init__(self, device: Any = 0) -> None:

@@ -51,7 +51,7 @@ class AcceleratorProbe:
     def read(self) -> tuple[DeviceReading, ...]:
         """Return a reading of each device in use; ``()`` if no device is in use.
 
-        A reading's peak is the peak since the previous call. ``peak_source`` is ``exact`` or names a bound.
+        Each peak since the last call is exact, an upper bound (``watermark``) or a lower bound (``sampled``).
         """
         torch = sys.modules.get("torch")
         if torch is None:
@@ -86,7 +86,7 @@ class AcceleratorProbe:
 
 @dataclass(eq=False)
 class _DevicesOfAKind:
-    """Devices of one backend that the run uses. From its first use on, a device is read at every reading."""
+    """Devices of one backend that the run uses. Each reading includes all devices that were used before."""
 
     backend: AcceleratorBackend
     _diagnostics: Diagnostics

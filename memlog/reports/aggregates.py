@@ -32,7 +32,7 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 
 def peak_kind(name: str) -> str:
-    """Return the kind of memory in peaks: ``host.rss`` for ``host``, ``cuda0.allocated`` for ``cuda0``."""
+    """Return a kind of memory: ``host.rss`` for the name ``host``, ``cuda0.allocated`` for ``cuda0``."""
     return HOST if name == "host" else name + ALLOCATED
 
 
@@ -148,7 +148,7 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Update the peak of one kind of memory. Of equal sizes, the one with the better source is kept."""
+        """Update the peak of one kind of memory. If sizes are equal, the `_TRUST` of the source decides."""
         if size is None:
             return
         peak = self._peaks.get(kind, UNKNOWN)

@@ -90,7 +90,7 @@ class GrowthCauses:
 
     @property
     def keeps(self) -> bool:
-        """True if memory that steps did not free is the probable cause."""
+        """True if the probable cause is memory that the program keeps after each step."""
         return self.growth is not None and self.growth.is_kept
 
     @cached_property
@@ -290,7 +290,7 @@ def _until_full(series: Sequence[int]) -> Sequence[int]:
 
 
 def _of_files(moments: LastMoments) -> int:
-    """Return the growth of mapped files' pages over the last steps, in bytes, from the samples."""
+    """Return the bytes by which the pages of mapped files grew during the last steps."""
     first = moments.steps[0].step
     files = [
         sample.tree_file

@@ -38,7 +38,7 @@ class History:
 def highest_of(values: list[int], count: int) -> list[int]:
     """Split values into ``count`` equal parts and return the highest value of each part.
 
-    If there are not more than ``count`` values, return all values.
+    If there are at most ``count`` values, return all values.
     """
     if len(values) <= count:
         return list(values)

@@ -81,8 +81,8 @@ def speedscope_file(
 ) -> dict[str, Any]:
     """Build the whole document from the profiles that are not ``None``.
 
-    Speedscope shows the first profile when it opens the file. ``files`` holds the "file" of each frame, by
-    the frame's name. A frame that is missing there has no file.
+    Speedscope shows the first profile when it opens the file. ``files`` maps names of frames to the names of
+    files that Speedscope shows for the frames.
     """
     known = files or {}
     return {

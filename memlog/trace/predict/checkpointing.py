@@ -26,9 +26,9 @@ _MIN_SHARE = 0.02
 """If checkpointing a group of modules frees less than this fraction of the peak, memlog ignores the group."""
 _MAX_GROUPS = 12
 _RESULT_RATIO = 20
-"""Divisor that gives the minimum size of a call's result, from the largest storage that outlives the call.
+"""Maximum of: bytes of the largest storage that outlives a call / bytes of the call's result.
 
-The newest storage of at least this size counts as the result. Smaller storages are, for example, statistics
+The newest storage that is large enough counts as the result. Smaller storages are, for example, statistics
 that a norm allocates after its result.
 """
 _RNG_STATE_BYTES = 5056
@@ -41,9 +41,9 @@ class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """Storages that checkpointing frees in the forward pass, each with the moment of the free. For the result
-    of the call, the moment is the end of the last forward that reads the result. For every other storage, see
-    `_forward_ends`."""
+    """Storages that checkpointing frees in the forward pass, each with the moment of the free.
+
+    `_last_reader_end` gives the moment for the call's result, `_forward_ends` for the other storages."""
     recompute_at: int
     """Moment at which the second forward begins."""
     recompute_bytes: float
@@ -156,9 +156,10 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
-    """Return the moment at which each storage would be freed if autograd did not keep the storage.
+    """Return the moment at which checkpointing can free each storage that autograd keeps.
 
-    The moment is the end of the innermost forward that allocates the storage but does not return it.
+    The moment is the end of the forward that allocates the storage. If this forward returns the storage, the
+    moment is the end of the surrounding forward.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -183,7 +184,7 @@ def _recomputed_call(
 ) -> RecomputedCall | None:
     """Return the figures of a call under checkpointing; ``None`` if checkpointing would drop nothing.
 
-    ``later`` is the next call of the same module. The backward pass reaches ``later`` before ``call``.
+    ``later`` is the next call of the same module. The backward pass reaches this next call first.
     """
     allocated = _transients(traced, call)
     left = [storage for storage in allocated if storage.end > call.end]
@@ -250,10 +251,9 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters the module's call before ``later``.
+    """Return the moment after the call ``later`` at which the backward pass enters the module again.
 
-    In both calls, the backward pass starts at the same layer. If the backward pass does not enter this layer
-    after ``later``, return the `released_at` of ``later``.
+    If the backward pass does not enter the module again, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

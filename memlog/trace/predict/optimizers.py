@@ -26,11 +26,10 @@ _ALLOCATOR_BLOCK = 512
 """Bytes of an optimizer's step counter on CUDA and XPU. The allocators of these devices allocate at least
 this number of bytes."""
 _ALMOST_ALL = 0.95
-"""Lower limit of two fractions. If one is lower, memlog predicts no peak with another optimizer.
+"""Minimum of two fractions. If a fraction is lower, `kept_states` returns an empty list.
 
-* Bytes of the largest group that `_whole_values` finds, as a fraction of the state's bytes.
-* Bytes of the parameters in the largest groups, as a fraction of the bytes of all parameters with gradients.
-  Layers without state do not count.
+* Bytes of the largest group in `_whole_values` / bytes of the optimizer's state.
+* Bytes of the parameters in the largest groups / bytes of all parameters with gradients in layers with state.
 """
 
 
@@ -118,10 +117,10 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
 
 
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
-    """Return the first step of the storage's optimizer. ``known`` holds all first steps, sorted.
+    """Return the key of the storage's optimizer in `_by_step`. ``known`` has all keys, sorted.
 
-    An optimizer (for example, of a critic) can step several times in one trace. So a step that is not in
-    ``known`` belongs to the same optimizer as the step before.
+    One optimizer can step several times in a row, for example the optimizer of a critic. If a step has no key
+    of its own, the nearest earlier key counts.
     """
     step = traced.optimizer_step_at(
         storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
@@ -139,7 +138,7 @@ class _Whole(NamedTuple):
 
 
 def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
-    """Count the storages of optimizer state, by the optimizer step in which the trace classifies them."""
+    """Count the storages of optimizer state, by the optimizer step that last recorded their category."""
     smallest = _smallest(traced)
     found: dict[int, Counter[ParameterKey]] = {}
     for storage in traced.storages:
@@ -175,11 +174,11 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
 
 
 def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
-    """Group a state's storages by their number per parameter (two in Adam). Return the largest group.
+    """Group parameters by the number of state storages for each parameter. Return the largest group.
 
-    ``kept`` counts the storages, and ``stepped`` counts the parameters. If the number per parameter is not
-    whole, the storages are in no group. Return ``None`` if the largest group holds less than `_ALMOST_ALL` of
-    the state's bytes.
+    ``kept`` counts the storages, and ``stepped`` counts the parameters. In Adam, the number is two. If the
+    number is not whole, the parameter is in no group. If the largest group has less than `_ALMOST_ALL` of the
+    state's bytes, return ``None``.
     """
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
@@ -235,7 +234,7 @@ def _is_in_use(traced: TracedStep, storage: StorageLifetime) -> bool:
 
 
 def _is_idle(traced: TracedStep, storage: StorageLifetime) -> bool:
-    """Return True for the state of an optimizer that did not step, if another optimizer stepped."""
+    """Return True for state of an optimizer that did not step. If no optimizer stepped, return False."""
     known_before = storage.begin == START and storage.classified_at < traced.first_activity
     return bool(traced.optimizer_steps) and _is_state(storage) and known_before
 

@@ -38,7 +38,7 @@ class SequenceMap:
     def since(self, number: int, layer: int) -> None:
         """Assign operation ``number`` and all later operations to ``layer``.
 
-        Operations of older spans keep their layers. If `mark` was never called, do nothing.
+        Operations before the last `mark` keep their layers. If `mark` was never called, do nothing.
         """
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)

@@ -53,7 +53,7 @@ class _BackwardPasses(SharedHook[BackwardListener]):
     def _uninstall(self) -> None:
         """Restore the original function.
 
-        If another library has patched the function since, keep this patch, without listeners.
+        If another library has patched the function later, keep memlog's patch, without listeners.
         """
         if getattr(torch.autograd, torch_private.ENGINE, None) is self._replacement:
             setattr(torch.autograd, torch_private.ENGINE, self._original)
