@@ -41,7 +41,7 @@ class RowWatch:
         self._users: set[str] = set()
 
     def contents_of(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Return the points as a row's values, without the names that the user logs."""
+        """Return the points as a row's values. Leave out each point whose name the user logs."""
         kept = [
             point
             for point in points

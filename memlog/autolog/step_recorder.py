@@ -91,7 +91,7 @@ class BatchRecorder:
         self._record(own)
 
     def claim(self, *, only_first: bool) -> None:
-        """Let only the caller count the steps until `release`.
+        """Ignore optimizer steps until `release` is called. Only reported steps count.
 
         With ``only_first``, the call has no effect if the session has recorded a step.
         """

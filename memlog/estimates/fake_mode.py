@@ -48,10 +48,10 @@ _LARGER_RESULTS: Final[dict[Any, Callable[[Any, Any], int]]] = {
     _aten.soft_margin_loss.default: _size_of_losses,
     _aten.mkldnn_rnn_layer.default: lstm_on_cpu.kept,
 }
-"""Operations whose last result has extra bytes besides its values. On fake tensors, torch leaves out the
-extra bytes.
+"""Operations whose result has more bytes than its values need. torch's fake result lacks the extra bytes.
 
-Each function gets the operation's arguments and result, and returns all bytes of the last result."""
+Each function gets the operation's arguments and result, and returns the bytes of the real result. If the
+result is a tuple, these are the bytes of the last tensor."""
 
 
 def _fake_quantized(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -121,9 +121,9 @@ class FakeMode(FakeTensorMode):
         return out
 
     def _describe(self, values: Iterable[Any], into: list[Any]) -> bool:
-        """Append to ``into`` everything in ``values`` on which an operation's result depends.
+        """Add to ``into`` all properties of ``values`` that can change an operation's result.
 
-        Return False if the result may depend on something that can't be appended.
+        Return False if the result may depend on anything else.
         """
         for value in values:
             kind = type(value)

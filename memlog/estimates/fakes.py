@@ -73,8 +73,7 @@ class Fakes:
     def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
         """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
 
-        Inside the block, operations also get fakes instead of real tensors. At the end, the mode's reference
-        to this object is removed, because garbage collections can't free this cycle of references.
+        Inside the block, operations also get fakes instead of real tensors.
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used

@@ -45,7 +45,7 @@ class LevelWindow:
         self.unseen += 1
 
     def lower(self, level: float) -> None:
-        """Take a second reading at the newest index. Keep the lower of the two readings."""
+        """Add a second reading at the newest index. Keep the lower of the two readings."""
         if self.levels:
             self.levels[-1] = min(self.levels[-1], level)
 

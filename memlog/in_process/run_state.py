@@ -33,7 +33,7 @@ class RunState:
 
     @property
     def is_waiting(self) -> bool:
-        """True if data is not in the run yet. Values for rows are ignored while the run can get more rows."""
+        """True if data waits for the run. While the run can get more rows, values for rows do not count."""
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)
 

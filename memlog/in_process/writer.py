@@ -66,7 +66,7 @@ class InProcessWriter:
         return run_state is not None and not run_state.user_run.is_open
 
     def count_from(self, run_id: str, offset: int) -> None:
-        """Set the session's step number minus the run's step number. Call it before the run's first step."""
+        """Set `memlog.journal.Binding.offset` of a run. Call this method before the run's first step."""
         run_state = self._runs.get(run_id)
         if run_state is not None:
             run_state.offset = offset

@@ -15,24 +15,24 @@ from memlog.probes.malloc import read_heap
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
 _RECORD = 1.05
-"""A peak is a record if it is at least this number times the last record. The first record is the peak of the
-last warm-up step (`_WARM_UP`). memlog publishes the inputs of each step whose peak is a record."""
+"""A peak is a new record if it is at least this number times the old record. The first record is the peak of
+the last warm-up step (`_WARM_UP`). memlog publishes the inputs of each step with a new record."""
 _RISEN = 1.01
-"""A peak has risen if it is at least this number times the last risen peak. The first risen peak is the peak
-of the last warm-up step (`_WARM_UP`). memlog reads the inputs of each step whose peak has risen."""
+"""A peak is a new high if it is at least this number times the old high. The first high is the peak of the
+last warm-up step (`_WARM_UP`). memlog reads the inputs of each step with a new high."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
-whose peak has risen (`_RISEN`) or is a record (`_RECORD`)."""
+with a new high (`_RISEN`) or a new record (`_RECORD`)."""
 _EVENTS = 200
 """Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
-"""Maximum number of steps to remember. When it is reached, every other remembered step is dropped."""
+"""Maximum number of steps to remember. At this number, memlog drops every second step."""
 _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
 sum of 1/k² is about `_OF_SQUARES`."""
 _SIGMAS = 3
-"""memlog makes a finding only if more peaks have risen than the mean in random order. The minimum difference
-is this number of standard deviations."""
+"""Minimum difference, in standard deviations, between the number of new highs and its mean for steps in
+random order. If the difference is smaller, memlog makes no finding."""
 
 
 class StepInputsWatch:
@@ -200,7 +200,7 @@ class StepInputsWatch:
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return a device, its bytes after the step, its peak in bytes, and True if the step reached the peak.
+    """Return a device, its bytes after the step, its peak in bytes, and True if the peak is exact.
 
     The device is the accelerator with the highest peak. If no accelerator has a known peak, return ``host``
     and the process's figures.

@@ -71,7 +71,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """Run in a tracker to which a segment's events belong."""
+    """A tracker's run. The events of a segment belong to this run."""
 
     run_id: str
     uri: str | None = None

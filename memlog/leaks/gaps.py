@@ -38,8 +38,8 @@ class Gaps:
         self._shift = StepLevel(0, 0)
         """Steps and bytes to subtract from a measured level."""
         self._begins = [(0, 0)]
-        """Pairs: the last shifted step before a gap, and the number of steps subtracted after the gap. The
-        first pair is for the start of the series."""
+        """Pairs ``(step, count)``. From the shifted step ``step`` on, measured steps are larger by ``count``.
+        The first pair is for the start of the series. Each further pair is for a gap."""
         self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
         """The newest levels, minus `_shift`. During a gap, these are the last levels before the gap."""
         self._waiting: list[StepLevel] = []
@@ -65,7 +65,7 @@ class Gaps:
         return [self._shifted(each) for each in self._waiting]
 
     def measured(self, growth: Growth) -> Growth:
-        """Return ``growth`` with its first step and its level as they were measured, without the shift."""
+        """Undo the shift: return ``growth`` with its measured first step and its measured level."""
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 

@@ -24,8 +24,8 @@ from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
-"""memlog searches for the owners of the graphs, the sites and the containers with the most bytes: at most
-this number of each."""
+"""Maximum number of graphs whose owners memlog searches for. The same limit applies to sites and to
+containers. memlog takes those with the most bytes."""
 _MAX_VIEWS: Final = 4
 """memlog searches for the owners of at most this number of tensors per storage."""
 _MAX_SHARERS: Final = 64
@@ -123,10 +123,7 @@ class HolderReport:
         return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
 
     def _graph_targets(self) -> list[_Target]:
-        """Return a target for each sort of graph from the watched iterations.
-
-        Graphs of one sort have the same last operation and the same number of nodes.
-        """
+        """Return a `_Target` for each group of similar graphs that the watched iterations made."""
         first, end = self._watch.first_node, self._watch.end_node
         if first is None or end is None:
             return []
@@ -155,10 +152,10 @@ class HolderReport:
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
-        """Return a target for each site whose storages are still alive.
+        """Return a `_Target` for each `Site` whose storages are still alive.
 
-        The target's holders are tensors of the site's newest storage. Storages whose tensors have no Python
-        object are skipped. If all storages are skipped, the target has no holders.
+        ``holders`` are tensors of the site's newest storage. Storages whose tensors have no Python object are
+        skipped. If all storages are skipped, ``holders`` is empty.
         """
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)
@@ -201,9 +198,10 @@ class HolderReport:
         ]
 
     def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
-        """Return the variable that extends the graph of ``owner`` in each step; ``owner`` if none is found.
+        """Return the variable to which the program adds in each step: ``owner`` or the owner of a sharer.
 
-        In a loop with ``out, state = cell(x, state)``, the result is ``state``, even if ``owner`` is ``out``.
+        If no such variable is found, return ``owner``. In a loop with ``out, state = cell(x, state)``, the
+        result is ``state``, even if ``owner`` is ``out``.
         """
         if self._growth_of(owner) is not None or addition(owner) is not None:
             return owner
@@ -298,9 +296,9 @@ class HolderReport:
     def _with_containers(
         self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return ``held`` with ``element_rate`` set, and with new items for containers that ``held`` lacks.
+        """Return ``held`` with ``element_rate`` set. Add an item for each container that has none yet.
 
-        Containers whose owner is unknown get no item.
+        If the owner of a container is unknown, the container gets no item.
         """
         measured = {id(one.growth.container): one for one in containers}
         found = []

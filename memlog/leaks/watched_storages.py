@@ -243,7 +243,7 @@ class StorageWatch:
         self._count(time.thread_time() - began)
 
     def _count(self, seconds: float) -> None:
-        """Add processor seconds that the watch has taken. End the watch if its time is spent."""
+        """Add processor seconds that the watch has taken. If ``most_seconds`` is reached, end the watch."""
         self.seconds += seconds
         if self.ended:
             self._mode.stop_observing()  # the mode itself can't be removed within an operation

@@ -1,7 +1,7 @@
 """Write the post-mortem report: failed request, free memory, memory by category and layer, advice.
 
-The report depends on three things only: the journal, the worst traced step, and what the process that writes
-the report has observed.
+The report depends on three things only: the journal, the worst traced step, and the observations of the
+writing process (`Witness`).
 """
 
 from __future__ import annotations

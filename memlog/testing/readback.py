@@ -1,4 +1,4 @@
-"""Access of the sink contract to a tracker, and checks of the data that the tracker holds."""
+"""Methods by which the sink contract reaches a tracker and checks the data in the tracker."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TrackerChecks(TrackerReading):
     """Checks of the data in a tracker, which the contract's tests share."""
 
     def test_what_cannot_be_shown_has_a_reason(self) -> None:
-        """Each kind of data that `cannot_show` names is a known kind, and has a reason."""
+        """Each kind of data in `cannot_show` is a known kind, and has a reason."""
         for what, why in self.cannot_show.items():
             assert what in get_args(Shown)
             assert len(why.split()) >= 3, f"explain why {what} can't be read back"

@@ -23,10 +23,7 @@ deliver the remaining data."""
 
 
 class RunUploaders:
-    """Uploaders of a run, by the name of their backend.
-
-    The settings name the trackers in which memlog opens a run.
-    """
+    """Uploaders of one run, one for each backend."""
 
     def __init__(self, run: RunDirectory, settings: Settings, begun_us: int) -> None:
         self._run = run

@@ -76,7 +76,7 @@ class TrainingNews:
 
     @property
     def failure(self) -> Failure | None:
-        """Bad end of the training; ``None``: it goes on, or has ended well."""
+        """Bad end of the training; ``None`` if the training goes on or has ended well."""
         return failure_of(list(self._ends.values()))
 
     def lost(self, rank: int) -> None:

@@ -33,7 +33,7 @@ class Chart(msgspec.Struct, frozen=True):
     x: list[int]
     """First index of each interval; an index is the number of a step, an evaluation or an epoch."""
     width: int
-    """Number of indices in an interval."""
+    """Number of steps, evaluations or epochs in an interval."""
     curves: list[Curve]
     limit: int | None
     """Bytes available; ``None``: unknown."""

@@ -119,7 +119,7 @@ class OperationRecorder:
         return self._autocast_types.operation(func, args, out, owner.layer, owner.phase, before)
 
     def add_result(self, tensor: Tensor) -> None:
-        """Record the result of a derivative that ran without the mode."""
+        """Record the result of a derivative that torch computed without the dispatch mode."""
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is not None:
             self._live_storages.track(tensor, self.owner(thread_state))
