@@ -241,8 +241,8 @@ class _OpenRun:
     def _would_double(self, metric: Metric) -> bool:
         """Return True if memlog must send ``metric`` only once.
 
-        A folder would store the metric twice. Older versions of MLflow refuse a batch with a NaN that the
-        database already has.
+        MLflow's file store would store a repeated metric twice. If a database already has a NaN, older
+        versions of MLflow refuse a batch that repeats this NaN.
         """
         return self._doubles or math.isnan(metric.value)
 

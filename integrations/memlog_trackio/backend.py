@@ -58,8 +58,8 @@ class TrackioBackend:
     def prepare(self) -> None:
         """Import the slow part of trackio's client.
 
-        trackio reads the path of its folder from the environment, only during the import. So `open_sink` sets
-        the path first, and then imports trackio.
+        trackio itself is not imported yet. trackio reads the path of its folder only during its import, and
+        `open_sink` has to set this path first.
         """
         importlib.import_module("gradio_client")
 

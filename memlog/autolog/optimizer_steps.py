@@ -47,7 +47,7 @@ class OptimizerClock:
 
     If the old clock steps again before the new clock has made `INACTIVE_AFTER` steps, the two optimizers
     alternate. The old clock becomes the clock again. If the new clock has made N steps, the next N steps of
-    the old clock do not count. After that, the step number equals the number of the old clock's steps again.
+    the old clock do not count.
 
     Args:
         on_step: Function called with the optimizer after each step that counts, on the thread that made the

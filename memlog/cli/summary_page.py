@@ -140,10 +140,7 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
 
 
 def _steps(summary: Summary) -> str:
-    """Return the number of steps.
-
-    If the first step is not step 0, because the run resumed another one, return the first and the last step.
-    """
+    """Return the number of steps. If the first step is not step 0, return the first and the last step."""
     steps = summary.steps
     firsts = [metric.first_index for metric in summary.metrics.values() if metric.axis == "step"]
     if min(firsts, default=0) > 0:

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 BLOCKS = 8
 _STUDENT = 2.447
-"""97.5 % quantile of Student's distribution with six degrees of freedom. Six is the number of medians, eight,
-minus the two parameters of a line."""
+"""97.5 % quantile of Student's distribution with six degrees of freedom: eight medians minus the two
+parameters of a line."""
 _MOST_SIMILAR = 0.7
-"""Maximum autocorrelation by which the interval is widened. A larger autocorrelation counts as this maximum,
-because an autocorrelation computed from only eight medians is uncertain."""
+"""Maximum autocorrelation. A larger value is replaced by this maximum, because a value computed from only
+eight medians is uncertain."""
 _CERTAIN = 0.25
 """Minimum ratio of the interval's lower end to the rate. Below this ratio, the growth is not certain."""
 

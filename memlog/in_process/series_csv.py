@@ -1,4 +1,4 @@
-"""CSV file with every point of a run that has fewer rows than steps."""
+"""CSV file with every point of a run. A tracker's run with fewer rows than steps gets this file."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of the journal's size while the journal is too large."""
 EVERY = 1_000
-"""While the journal is too large, memlog writes at least one of this number of consecutive steps."""
+"""Maximum number of steps from one written step to the next, while the journal is too large."""
 
 
 class Backpressure:

@@ -53,8 +53,8 @@ steps lie between two such readings."""
 _GARBAGE = 0.25
 """If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
 _COLLECTING = 2.0
-"""When its garbage collections have taken this number of processor seconds, the detector collects only young
-garbage. In a long run, the limit is 1 % of the run's time."""
+"""Maximum processor seconds of the detector's garbage collections; in a long run, 1 % of the run's time.
+Beyond the maximum, the detector collects only young garbage."""
 _UNUSED = 0.6
 """If the growth of the allocator's unused memory exceeds this fraction of the whole growth, the detector
 reports the growth as `FREE_LISTS`."""
@@ -133,8 +133,7 @@ class GrowthDetector:
         on_confirmed: Function called if growth has lasted. Growth of the trainer's process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
             Both can be reported, one after the other. Growth of ``host.free_lists`` and of a device's
-            fragmented memory often ends by itself. So each later confirmation of this growth calls the
-            function, too.
+            fragmented memory can be confirmed several times. Each confirmation calls the function.
         on_suspicion: Function called when a series seems to grow, before the growth is confirmed. The search
             for the cause can then begin.
         on_withdrawn: Function called if the suspected growth has not lasted.
@@ -324,9 +323,8 @@ class GrowthDetector:
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
 
-        Garbage can hide a leak. So compare the bytes left after this collection and the last one. If these
-        bytes grow at least half as fast as ``growth``, return False. If ``old`` is true, also collect old
-        garbage, unless the time for collections (`_COLLECTING`) is used up.
+        Garbage can hide a leak. If the bytes left after collections grow at least half as fast as ``growth``,
+        return False. If ``old`` is true, collect old garbage, too, while time is left (`_COLLECTING`).
         """
         old = old and self._collecting < seconds_allowed(_COLLECTING, self._begun)
         began = thread_time()
@@ -358,9 +356,9 @@ class GrowthDetector:
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
 
-        ``rate`` is the growth of the process per step. The figures of the C library's allocator lack the
-        memory that Python manages for small objects. So the growth counts as at least ``rate`` times the
-        number of steps.
+        ``rate`` is the growth of the process in bytes per step. The whole growth is the larger of two
+        values: ``rate`` times the number of steps, and the growth according to the C library's
+        allocator. This allocator does not count the memory that Python manages for small objects.
         """
         before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:

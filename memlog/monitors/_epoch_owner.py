@@ -31,7 +31,7 @@ class EpochOwner:
         """Return True if a batch or an epoch of ``monitor`` counts for the session.
 
         The first monitor that calls this method counts. If the counting monitor is deleted, the next caller
-        counts. If the counting monitor is idle, another monitor counts after its `IDLE_EPOCHS`-th epoch.
+        counts. If the counting monitor is idle, a monitor that has ended `IDLE_EPOCHS` epochs counts.
         """
         if self._session is None or self._session() is not session:
             self._begin()  # epochs of another run begin at 0

@@ -141,8 +141,8 @@ class MpsBackend(AcceleratorBackend):
     """Apple's GPU, without ``peak`` and ``inactive_split``.
 
     ``torch.accelerator.memory_*`` fails an assertion on this device. Every query of the device's memory
-    initialises the device, and torch can't tell whether it is initialised. So memlog queries the device
-    only after `noticed` was set, that is, after a caller has seen a tensor on it.
+    initialises the device. torch can't tell whether the device is initialised. So memlog queries the device
+    only after a caller has seen a tensor on the device and has set `noticed`.
     """
 
     kind = "mps"

@@ -20,8 +20,8 @@ from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, mem
 _FEWEST = 6
 """If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
 _SIGMAS = 3
-"""Minimum excess of records (new highest peaks) over their mean for random order, in standard deviations.
-With a smaller excess, steps do not count as larger."""
+"""Number of standard deviations. Steps count as larger only if the number of new highest peaks is at least
+this far above the mean number for steps in random order."""
 _MATTERS = 0.1
 """Smallest growth that memlog reports, as a share. For growing steps: a share of a peak near the end. For a
 sudden rise: a share of the memory in use after the last complete step."""
@@ -98,7 +98,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Return True if steps in random order rarely have this many records. A record is a new highest peak."""
+    """Return True if ``records``, the number of new highest peaks, is too large for steps in random order."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

@@ -16,8 +16,7 @@ from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
-"""If a storage in a trace has more bytes than this, the trace counts as damaged: no real storage is as large.
-Sums of sizes up to this bound do not overflow."""
+"""Maximum bytes of a storage. A trace with a larger storage counts as damaged: no real storage is as big."""
 
 
 class WorstStep(NamedTuple):

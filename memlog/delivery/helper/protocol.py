@@ -78,7 +78,7 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """The last message: the run is over, and its journal is complete. The helper delivers it, then ends."""
+    """The last message: the run is over. The helper process then delivers the remaining data."""
 
     end: End
     """The run's end. The journal lacks it if the disk was full."""

@@ -33,9 +33,9 @@ def with_half_batch(traced: TracedStep) -> int:
 def accumulated(traced: TracedStep) -> int:
     """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
 
-    The result is the peak of the second batch and of each later batch. Accumulated gradients are live from
-    the end of the previous optimizer step on. From then on, gradients of earlier steps do not count. A new
-    gradient is live until the backward pass has added it to the accumulated gradient.
+    The result is the peak of the second batch and of each later batch. During these batches, the accumulated
+    gradients are live, and the gradients of the previous step are freed. A new gradient is live until the
+    backward pass has added the new gradient to the accumulated gradient.
     """
     gradients = [
         storage
@@ -57,10 +57,9 @@ def accumulated(traced: TracedStep) -> int:
 def _replaced(
     traced: TracedStep, gradients: Iterable[StorageLifetime]
 ) -> dict[StorageLifetime, int]:
-    """Return the gradients of an earlier step, each with the moment when an accumulated gradient replaces it.
+    """Return new ends for the gradients of an earlier step, because accumulated gradients replace them.
 
-    The program freed each of these gradients before the backward pass allocated a new gradient of the same
-    parameter.
+    The program freed these gradients before the backward pass allocated new gradients.
     """
     times: dict[ParameterKey, list[tuple[int, int]]] = {}
     for storage in gradients:
@@ -77,7 +76,7 @@ def _replaced(
 
 
 def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
-    """Return the new bytes of the storages that shrink with the batch."""
+    """Return the halved bytes of each storage that shrinks with the batch."""
     copies = _copies(traced)
     return {
         storage: storage.size / 2
@@ -92,11 +91,11 @@ def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
 
 
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
-    """Return the sizes of storages that do not shrink with the batch, by layer and phase.
+    """Return the sizes of copies of parameters, and of gradients of parameters, by layer and phase.
 
-    Under autocast, a copy of a parameter and the copy's gradient have half the parameter's size. In the
-    backward pass, a gradient that is added to another gradient has the parameter's full size. If a layer of
-    `PRODUCTS` is called once per step, the layer's gradients are not added.
+    These storages do not shrink with the batch. Under autocast, a copy and the copy's gradient have half the
+    parameter's size. A gradient that is added to another gradient has the parameter's full size. A layer of
+    `PRODUCTS` that is called once per step has no such gradient.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(

@@ -1,15 +1,15 @@
 """Periodic traces of a running session's steps.
 
-A window opens when the first module of a training step is called. It closes at the end of the step, when
-every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is always
-traced, because a job that does not fit into memory fails there. The third step is traced too, because the
-optimizer has its state when that step starts. Later steps are traced as often as the budget allows. If a
-step's peak was well above those of the traced steps, the next trace comes sooner
+A window is the time that one trace covers. A window opens when a training step calls its first module. The
+window closes when every optimizer of the step has stepped (`memlog.tracer.schedule.iteration`). The first
+step is always traced, because a job that does not fit into memory fails there. The third step is traced too,
+because the optimizer has its state when that step starts. Later steps are traced as often as the budget
+allows. If a step's peak was well above the peaks of the traced steps, the next trace comes sooner
 (`memlog.tracer.schedule.larger_steps`).
 
-A window opens in one hook and closes in another. The window opens only if that is safe
-(`memlog.tracer.window.may_open`). The tracer counts the traces that it skips. It abandons a window if the
-step does not end within limits (`memlog.tracer.schedule.open_window`), for example during an evaluation.
+A window opens in one hook and closes in another. A window opens only if `memlog.tracer.window.may_open` is
+true. The tracer counts the traces that it skips. The tracer abandons a window if the step does not end within
+limits (`memlog.tracer.schedule.open_window`), for example during an evaluation.
 """
 
 from __future__ import annotations
@@ -151,16 +151,16 @@ class PeriodicTracer:
             deferred_removal.remove_waiting()
 
     def _optimizer_ended(self, optimizer: Any) -> None:
-        """Close the window if all optimizers of the step have stepped.
+        """End the trace if all optimizers of the step have stepped.
 
-        The optimizer whose steps memlog counts may not be the last one to step.
+        memlog counts the steps of one optimizer. Other optimizers may step later than this optimizer.
         """
         self._kept_trace.optimizer_ended(optimizer)
         if self.tracing and self._iteration.steps and self._iteration.is_done:
             self._close()
 
     def _is_outdated(self) -> bool:
-        """Return whether optimizers of the kept trace train together with one that the trace lacks."""
+        """Return True if optimizers of the kept trace now train together with other optimizers."""
         return self._schedule.has_joined(self._kept_trace.members)
 
     # Waiting for the module call at which a window opens.
@@ -234,10 +234,10 @@ class PeriodicTracer:
         return opened
 
     def _close(self, *, any_thread: bool = False, failed: bool | None = None) -> None:
-        """Close the window, if one is open.
+        """End the current trace, if there is one.
 
         Args:
-            any_thread: True to close the window even if another thread opened it.
+            any_thread: True to end the trace even if another thread began the trace.
             failed: ``None`` at the end of a step. At the end of the session, True if the step failed, else
                 False.
         """

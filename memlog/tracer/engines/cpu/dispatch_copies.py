@@ -1,12 +1,14 @@
 """Copies that torch makes only while a dispatch mode is active.
 
-A derivative is the function that autograd runs for one operation in the backward pass. In an untraced step,
-torch writes some results into an existing tensor that nothing else owns. While a mode is active, torch treats
-every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then makes a new tensor for
-the result, and frees the old tensor at once. This happens in three cases. Autograd adds up several gradients
-of one tensor, such as the weights of a packed GRU. A derivative writes into a tensor that it made, such as a
-tensor of zeros. ``linear`` or attention adds a bias or a mask to a matrix product. The tracer counts the new
-and the old tensor as one.
+In an untraced step, torch writes some results into an existing tensor that nothing else owns. While a mode is
+active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in torch's sources). torch then
+makes a new tensor for the result, and frees the old tensor at once. The tracer counts both tensors as one.
+
+torch makes a new tensor for these results:
+
+* the sum of several gradients of one tensor, such as the weights of a packed GRU
+* a result that a derivative (autograd's function for one operation) writes into a tensor that it made
+* the sum of a matrix product and a bias or a mask, in ``linear`` or attention
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ _ALTERED: Final = frozenset(
         "OrmqrBackward0",
     )
 )
-"""Derivatives that torch computes by other operations while a mode is active, with the same results. A mode
-changes more derivatives in torch 2.13's own tests. `ModeCopies` or `untraced_derivatives` handles these."""
+"""Derivatives that torch computes by other operations while a mode is active, with the same results. In
+torch 2.13's own tests, a mode also changes other derivatives, which `ModeCopies` or `untraced_derivatives`
+handles."""
 
 
 class ModeCopies:
@@ -86,8 +89,8 @@ class ModeCopies:
     ) -> TrackedStorage | None:
         """Return the storage into which an untraced step would write ``out``; ``None`` if there is none.
 
-        ``out`` is the result of the operation ``func``. Call this before the storage of ``out`` is tracked.
-        The returned storage is a guess. The guess is right if the next event frees this storage.
+        ``out`` is the result of the operation ``func``, and its storage is not tracked yet. The returned
+        storage is a guess. If the next event frees the returned storage, the guess is right.
         """
         role = _role_of(func)
         if phase == BACKWARD:
@@ -144,10 +147,7 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether only autograd or the running derivative owns a tensor.
-
-        Such a tensor is freed next.
-        """
+        """Return True if only autograd or the running derivative owns the tensor ``old``."""
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False
@@ -162,13 +162,11 @@ class ModeCopies:
 
 
 def _adds_up(*, made_here: bool) -> bool:
-    """Return whether an addition in a backward pass may add up several gradients of one tensor.
+    """Return True if an addition in a backward pass may add up several gradients of one tensor.
 
-    The addition's first argument has to be a tensor that is freed next.
-
-    ``made_here``: True if the first argument was made since the current node began. Autograd then adds up
-    gradients only if two results of the node are gradients of the same tensor. False: return True, because
-    the node can't free an older tensor, but autograd can.
+    If ``made_here`` is true, the addition's first argument was made since autograd's current node began.
+    Return True only if two results of this node are gradients of the same tensor. If ``made_here`` is
+    false, the first argument is older than the node. Always return True: only autograd can free it.
     """
     if not made_here:
         return True
@@ -188,7 +186,7 @@ def _same_shape_and_type(old: Any, new: Any) -> bool:
 
 
 def _called_by_autograd() -> bool:
-    """Return whether autograd called the operation, rather than Python code such as a hook."""
+    """Return True if autograd called the operation; False if Python code, such as a hook, called it."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("memlog.tracer."):
         frame = frame.f_back
@@ -209,10 +207,10 @@ def _role_of(func: Any) -> int:
 
 @functools.cache
 def unshared_reference_count() -> int:
-    """Return the reference count of an operation's first argument if no Python code holds this argument.
+    """Return the reference count of an operation's first argument that no Python code holds.
 
-    An experiment measures the count, because it depends on the versions of torch and Python. Return -1 if the
-    count does not rise when Python code holds the argument.
+    The count is measured, because the count depends on the versions of torch and Python. Return -1 if an
+    argument that Python code holds has no larger count.
     """
     counter = _ReferenceCounter()
     bias = torch.zeros(1)
