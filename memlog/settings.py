@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         enabled: If ``False``, memlog installs nothing and records nothing.
         initial_step: Number of the first step, for resumed training.
         layers: True to trace a step from time to time, layer by layer.
-        budget: Maximum fraction of training time that tracing takes, above 0 and up to 1.
+        budget: Fraction of training time that tracing may take, above 0 and up to 1.
         verbose_batches: Number of the run's first batches for which a line is printed.
         quiet: True to print no line about the run itself. Alerts, findings and problems are still printed.
         bind_grace: Seconds, from the first step, in which the user can open a run for a named backend. After

@@ -1,4 +1,4 @@
-"""Part of the integration that the trainer's process imports."""
+"""Backend for MLflow. The trainer's process imports this module."""
 
 from __future__ import annotations
 

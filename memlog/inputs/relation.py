@@ -59,7 +59,7 @@ class StepPeak(NamedTuple):
     step: int
     inputs: tuple[TensorInput, ...]
     peak: int
-    """The step's peak in bytes if ``known`` is true; otherwise, an upper bound of the peak."""
+    """The step's peak in bytes if ``known`` is true; otherwise, a bound of the peak."""
     known: bool
     after: int | None
     """Bytes in use after the step; ``None``: unknown."""

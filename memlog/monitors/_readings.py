@@ -38,7 +38,7 @@ def device_index(device: Any) -> int:
 class Meter:
     """Reader of memory at points in time. Each meter measures peaks since its own previous reading.
 
-    Readings contain only one accelerator: ``device``, given as an index or torch's name.
+    Readings contain only one accelerator: ``device``, given by number or by torch's name.
     """
 
     def __init__(self, device: Any = 0) -> None:

@@ -26,7 +26,7 @@ class EpochMemoryMonitor:
     Args:
         enabled: ``False``: calls do nothing.
         verbose_batches: Number of batches at the start of each epoch for which a line is printed.
-        device: Accelerator whose figures are read, as an index or torch's name.
+        device: Accelerator whose figures are read, by number or by torch's name, such as ``cuda:1``.
     """
 
     def __init__(self, enabled: bool = True, verbose_batches: int = 5, device: Any = 0) -> None:

@@ -39,7 +39,7 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
     Args:
         function: The function; ``None``: return a decorator.
         verbose_evaluations: Number of evaluations, from the first, for which a line is printed.
-        device: Accelerator whose figures are read, as an index or torch's name.
+        device: Accelerator whose figures are read, by number or by torch's name, such as ``cuda:1``.
 
     Returns:
         A callable with the function's name and signature. The callable can be pickled if the function can. A

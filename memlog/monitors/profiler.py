@@ -16,7 +16,7 @@ class BatchMemoryProfiler:
 
     Args:
         enabled: ``False``: nothing is read, published or printed until `enable`.
-        device: Accelerator whose figures are read, as an index or torch's name.
+        device: Accelerator whose figures are read, by number or by torch's name, such as ``cuda:1``.
     """
 
     def __init__(self, enabled: bool = True, device: Any = 0) -> None:

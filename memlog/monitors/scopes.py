@@ -23,7 +23,7 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
 
     Args:
         label: The block's name.
-        device: Accelerator whose figures are read, as an index or torch's name.
+        device: Accelerator whose figures are read, by number or by torch's name, such as ``cuda:1``.
         print_output: ``True``: print a line at the block's end.
     """
 
@@ -73,7 +73,7 @@ def monitor_memory(label: Any = None, device: Any = 0, verbose: bool = True) -> 
 
     Args:
         label: Name in the printed line; ``None``: the function's name.
-        device: Accelerator whose figures are read, as an index or torch's name.
+        device: Accelerator whose figures are read, by number or by torch's name, such as ``cuda:1``.
         verbose: ``True``: print a line after each call.
 
     Raises:

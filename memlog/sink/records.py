@@ -67,7 +67,7 @@ class Target(msgspec.Struct, frozen=True):
     """Run that a sink writes to."""
 
     memlog_run: str
-    """memlog's own run id. By this id, a sink finds the run that an earlier sink opened."""
+    """memlog's own run id."""
     joined: TrackerRun | None
     """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
     opened: TrackerRun | None = None

@@ -37,7 +37,7 @@ class State(NamedTuple):
     """State that one optimizer keeps."""
 
     step: int
-    """Index of the first optimizer step in which the trace shows this state, counted from 0."""
+    """Index, counted from 0, of an optimizer step in which the trace shows this state."""
     name: str
     """Class of the optimizer; empty if unknown."""
     values: int

@@ -55,7 +55,7 @@ class FunctionPatch(SharedHook[_Listener]):
     def _uninstall(self) -> None:
         """Restore the original function.
 
-        If another library has patched the function since, keep this patch, without listeners.
+        If another library has patched the function later, keep memlog's patch, without listeners.
         """
         if vars(self._holder).get(self._name) is not self._replacement:
             return
