@@ -36,9 +36,9 @@ class WandbStore:
     Callers name a run by its id, its path, or its address.
 
     Args:
-        connection: How to reach W&B. `open_store` has already set the connection's environment variables. If
-            the connection's address names the run, the address's entity and project override those of the
-            environment.
+        connection: How to reach W&B. If ``connection.uri`` names the run, the entity and the project come
+            from ``connection.uri``, not from environment variables. `open_store` has already set these
+            variables.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -6,12 +6,12 @@ import os
 
 
 class Descriptor:
-    """A file descriptor of memlog. memlog closes it only if the number still refers to memlog's file.
+    """A file descriptor of memlog. `close` never closes another file that has got the same number.
 
-    A program that becomes a daemon forks and closes every descriptor. The system then may give the same
-    number to a file of the program. memlog must not close that file.
+    A program that becomes a daemon forks and closes every descriptor. The system may then give the same
+    number to a file of the program.
 
-    The object takes over the open descriptor ``number``. After `close`, its ``number`` is -1.
+    The object takes over ``number``, an open descriptor. After `close`, ``number`` is -1.
     """
 
     def __init__(self, number: int) -> None:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 generation = 0
 """Number of forks between the first process and this one.
 
-If an object has stored a smaller number, a fork has copied the object.
+An object can store this number to detect a fork later. In the child process, the number is larger.
 """
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
@@ -29,10 +29,10 @@ def _forked() -> None:
 
 
 def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
-    """Replace a lock by a new one in every child process that a fork creates.
+    """Replace a lock by a new lock in every child process that a fork creates.
 
-    If a thread of the parent holds the lock during the fork, no thread of the child could release the copy.
-    ``owner`` is the module or object that has the lock; memlog does not keep the owner alive. ``attribute``
+    A fork also copies locks that other threads hold. No thread of the child could release these copies.
+    ``owner`` is the module or object that has the lock. memlog does not keep the owner alive. ``attribute``
     is the lock's name in ``owner``. ``make`` creates the new lock.
     """
     _locks.setdefault(owner, {})[attribute] = make

@@ -1,4 +1,4 @@
-"""Decision whether the levels of a rule with ``grows`` have grown enough to raise an alarm.
+"""Decision whether a figure has grown enough to raise an alarm, for alert rules with ``grows``.
 
 A level is the value of a rule's figure at a step or epoch, such as the bytes of ``host.rss`` at step 120.
 """
@@ -16,8 +16,8 @@ LEAST_STEPS = 20
 warm-up would raise an alarm."""
 LEAST_EPOCHS = 3
 _LONGER = 2
-"""Number of extra windows, which are longer than the rule needs. They show growth that comes in large, rare
-jumps, and growth that noise hides in shorter windows."""
+"""Number of windows that are longer than the rule needs. Longer windows also show growth in large, rare jumps
+and growth with much noise."""
 _LOOKS = 8
 """After judging N levels of a window, memlog waits for N / `_LOOKS` new levels before it judges the window
 again."""
@@ -31,7 +31,7 @@ _LARGER = 2
 
 
 class _Look(NamedTuple):
-    """Growth of the newest levels that one window of a `GrowthMeter` holds."""
+    """Growth of the newest levels in one window of a `GrowthMeter`."""
 
     pace: float
     """Growth per epoch or step."""
@@ -59,12 +59,12 @@ class GrowthMeter:
     """State of one rule for the levels of the host or of one device.
 
     Windows of several lengths hold the levels. The number of levels in each window is bounded. A window is
-    judged when its levels cover as many steps or epochs as the rule needs. All windows are cleared after an
-    alarm and when growth ends, so the next alarm is about later growth.
+    judged when the window covers enough steps or epochs for the rule. All windows are cleared after an alarm
+    and when growth ends, so the next alarm is about later growth.
 
-    ``threshold`` is the growth that raises an alarm, in the unit of the levels. In the ``cooldown_us``
-    microseconds after an alarm, only two kinds of growth raise another alarm: growth much faster than the
-    alarm's growth, and growth to a level clearly above the highest level of the alarm's growth.
+    ``threshold`` is the growth that raises an alarm, in the unit of the levels. The cooldown is the time of
+    ``cooldown_us`` microseconds after an alarm. During the cooldown, only growth that is much faster or
+    reaches a clearly higher level raises another alarm.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -95,10 +95,10 @@ class GrowthMeter:
         """True as soon as a window has been judged."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
-        """Judge the level at the epoch or step ``index``. Return ``None`` if it raises no alarm.
+        """Judge the level at the epoch or step ``index``. Return ``None`` if the level raises no alarm.
 
-        If it raises an alarm, return the growth over as many epochs or steps as the rule names. ``time_us``
-        is the event's Unix time in microseconds.
+        If the level raises an alarm, return the growth over the rule's number of epochs or steps.
+        ``time_us`` is the event's Unix time in microseconds.
         """
         if self._first is None:
             self._first = index
@@ -124,8 +124,8 @@ class GrowthMeter:
         A garbage collection has just freed ``freed`` bytes. Now ``left`` bytes are in use. If the growth
         without garbage is too small for an alarm, withdraw the alarm and return ``None``.
 
-        Some of the freed garbage may be older than the growth. Subtracting this garbage would hide a leak. So
-        the result of a subtraction is never less than the growth since the previous garbage collection.
+        The freed garbage can be older than the growth. Subtracting old garbage could hide a leak. So the
+        result of a subtraction is at least the growth since the previous garbage collection.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -166,10 +166,10 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return True if the growth ``look`` may raise another alarm after ``alarm``.
+        """Return True if ``look`` is reason enough for another alarm after ``alarm``.
 
-        One of these must hold: the cooldown is over, the level is clearly above the highest level of the
-        alarm's growth, or ``look`` is much faster than the alarm's growth.
+        One of these is enough: the cooldown is over, the level is clearly above the highest level of the
+        earlier growth, or the growth is much faster than the earlier growth.
         """
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
@@ -178,11 +178,10 @@ class GrowthMeter:
     def _look(self, window: LevelWindow, least: int) -> _Look | None:
         """Judge a window's newest levels.
 
-        Return ``None`` if the window has fewer than ``least`` levels, if its levels cover too few steps or
-        epochs for the rule, or if it has got too few levels since it was last judged.
+        Return ``None`` if the window has too few levels, or too few new levels since the last judgement.
+        ``least`` is the minimum number of levels.
 
-        If no alarm is active and the newest level is hardly above the oldest, skip the slow, full judgement
-        and report that nothing grew. Most calls end this way.
+        If no alarm is active and the level hardly rose, report no growth without the slow, full judgement.
         """
         held = len(window.levels)
         if held < least:

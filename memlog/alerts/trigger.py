@@ -12,11 +12,11 @@ threshold, at least this fraction away from the threshold."""
 class Trigger:
     """State of one rule for the values of the host or of one device.
 
-    The rule fires at the first value beyond the threshold. If ``rule.hold`` is above 1, it fires when the
-    values have been beyond the threshold for that many steps. ``threshold`` is in the values' unit.
+    The rule fires at the first value beyond the threshold. If ``rule.hold`` is N > 1, the rule fires when the
+    values have been beyond the threshold for N steps. ``threshold`` is in the values' unit.
 
-    Before the rule fires again, a value must return to the harmless side of the threshold (`HYSTERESIS`).
-    Also, the events' timestamps must show that ``cooldown_us`` microseconds have passed since the rule fired.
+    Two things must happen before the rule fires again. A value returns to the harmless side of the threshold
+    (`HYSTERESIS`). The events' timestamps advance by ``cooldown_us`` microseconds.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -51,7 +51,7 @@ class Trigger:
         return True
 
     def has_fired(self, time_us: int) -> None:
-        """Restore the state after an alert that an earlier helper process raised at ``time_us``."""
+        """Record that the rule fired at ``time_us`` in an earlier helper process."""
         self._armed, self._fired_us = False, time_us
 
     def _has_held(self, index: int | None) -> bool:

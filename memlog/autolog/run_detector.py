@@ -44,7 +44,7 @@ class RunDetector:
 
     The call is made on the thread that publishes the events."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
-    """Function called with the backend's name and the run each time that a run was joined.
+    """Function that is called after a run was joined. It gets the backend's name and the run.
 
     The call is made on the thread that publishes the events."""
     _may_join: Callable[[], bool] = lambda: True
@@ -56,9 +56,9 @@ class RunDetector:
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
     """Newest joined run of each backend, by the backend's name."""
     _not_wanted: dict[str, str | None] = field(default_factory=dict, init=False)
-    """Id of the run that was active at the last call of `join`, by the backend's name; ``None``: no run.
+    """For each backend, the id of the run that was active at the last call of `join`; ``None``: no run.
 
-    memlog does not join this run until another run has been active."""
+    `join_new_runs` ignores this run until another run is active."""
     _looked_for: set[str] = field(default_factory=set, init=False)
     """Names of backends that `_look_for` has tried to load. Each name is tried only once, because an attempt
     takes some milliseconds, and a loop may call `join` at each step."""
@@ -117,10 +117,10 @@ class RunDetector:
             self._diagnostics.say_once(f"join {name}", f"run {known.run_id} is not joined: {error}")
 
     def begin_step(self, step: int, number: int | None) -> bool:
-        """Join new runs. Runs joined since the last step begin with ``step``. Never raises.
+        """Join new runs. Return True if a run was joined since the last step. Never raises.
 
-        ``number`` is the trainer's own number of the step; ``None``: the trainer gave none. Return True if a
-        run was joined since the last step.
+        The first step of these runs is ``step``. ``number`` is the trainer's own number of this step;
+        ``None``: the trainer gave none.
         """
         self.join_new_runs(step)
         for name, run_id, offset in self._offsets.begin_at(step, number):
@@ -131,10 +131,9 @@ class RunDetector:
         return joined
 
     def resolve_active_runs(self) -> None:
-        """Ask each backend for its active run, but join none.
+        """Let each backend resolve the address of its active run. Join no run.
 
-        A backend resolves a run's address when it first sees the run. This must happen before the user
-        changes the working directory.
+        Call this method before the user changes the working directory.
         """
         for name, backend in self._backends.items():
             with self._diagnostics.contained(f"looking for a run in {name}"):
@@ -158,7 +157,7 @@ class RunDetector:
         return writer is not None and writer.is_over(run.run_id)
 
     def _is_wanted(self, name: str, run: TrackerRun) -> bool:
-        """Return False if ``run`` was active at the last call of `join`, and no other run since then."""
+        """Return False if ``run`` was active at the last call of `join`, and no other run became active."""
         if name not in self._not_wanted:
             return True
         if run.run_id == self._not_wanted[name]:
@@ -180,7 +179,7 @@ class RunDetector:
         self._on_joined(name, self._point_to(name, run, offset))
 
     def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:
-        """Assign all events from now on to a run, in the journal and in the helper process.
+        """Assign all later events to ``run``, in the journal and in the helper process.
 
         ``offset`` is the session's step number minus the run's step number.
         """

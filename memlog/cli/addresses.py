@@ -70,9 +70,9 @@ def connection_of(backend: Backend) -> Connection:
 
 
 def known_address(known: str | None, connection: Connection) -> str | None:
-    """Return a run's address from the journal, with the environment's user and password for this address.
+    """Return a run's address. Add the user and password if the environment has them for this address.
 
-    If the journal has no address, return the address in the environment.
+    ``known`` is the address in the journal. If ``known`` is ``None``, return the environment's address.
     """
     if known is None:
         return connection.uri

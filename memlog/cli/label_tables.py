@@ -18,7 +18,7 @@ _SHOWN = 50
 
 
 def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
-    """Return a table with a row for each label's blocks, and a row below it for each accelerator."""
+    """Return a table with rows for each label's blocks: one for the host, and one for each accelerator."""
     made = _made(console, "count", "time", "last change", "largest change", "peak", "errors")
     for label, facts in list(by_label.items())[:_SHOWN]:
         made.add_row(
@@ -56,7 +56,7 @@ def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
 
 
 def points(console: Console, by_label: Mapping[str, PointFacts]) -> Table:
-    """Return a table with a row for each label's points, and a row below it for each accelerator."""
+    """Return a table with rows for each label's points: one for the host, and one for each accelerator."""
     made = _made(console, "count", "last", "largest")
     for label, facts in list(by_label.items())[:_SHOWN]:
         made.add_row(plain(label), "host", f"{facts.count:,}", *_sizes(facts.rss))

@@ -23,8 +23,7 @@ STATUS_STYLES: dict[RunStatus, str] = {
 LEVEL_STYLES = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 _PIPE_WIDTH = 100_000
-"""Width of the output in a pipe, in columns: so large that no line is wrapped or cut, because programs read
-the lines."""
+"""Columns of the output in a pipe. Programs read this output, so memlog must not wrap or cut a line."""
 _SMALL = 100
 """Least number that is shown with one decimal. Smaller numbers are shown with four significant digits."""
 

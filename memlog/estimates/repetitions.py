@@ -1,7 +1,7 @@
 """Cache of the results of operations on fake tensors. memlog makes a known result again faster than torch.
 
-Results follow from the shapes and types of an operation's arguments. Some operations return tensors that
-always have the shapes of their arguments. For them, one result from torch is enough for all shapes.
+Results follow from the shapes and types of an operation's arguments. Some operations return only tensors with
+the shapes of their arguments. For these operations, one result from torch is enough for all shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Repetition = Callable[..., Any]
 _CPU: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _UNMARKED_VIEWS: Final = ("aten::_unsafe_view", "aten::unsafe_split")
-"""Operations whose results share their argument's storage although their schemas do not say so."""
+"""Operations whose results share the storage of an argument, but which torch does not mark as views."""
 _LIKE_ARGUMENTS: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -34,9 +34,9 @@ _LIKE_ARGUMENTS: Final = frozenset(
         *("zeros_like", "ones_like", "empty_like", "zero_", "fill_", "copy_"),
     )
 )
-"""Operations whose results have their arguments' shape although torch does not mark them as pointwise."""
+"""Operations whose results have the shape of the arguments, but which torch does not mark as pointwise."""
 _NORMALISATIONS: Final = frozenset(("aten::native_batch_norm", "aten::native_batch_norm_backward"))
-"""Operations whose arguments and results have the input's shape, or one value per channel of the input."""
+"""Operations with only two shapes of arguments and results: the input's shape, and one value per channel."""
 _MOST: Final = 100_000
 """Maximum number of entries in `_known` (about 100 MB). Further results are not remembered."""
 
@@ -121,13 +121,13 @@ class _LikeArguments(NamedTuple):
     """Results of an operation for arguments of any shape. Each new tensor has the layout of an argument."""
 
     again: Repetition
-    """Function that makes the results for the shapes that were seen first."""
+    """Function that makes the results for the shapes of the first call."""
     places: Sequence[int | None] = ()
-    """For each new tensor, the index of the argument whose shape and strides the tensor has."""
+    """Index of an argument for each new tensor. The tensor gets the shape and strides of this argument."""
 
     @classmethod
     def of(cls, again: Repetition, given: Sequence[Tensor]) -> _LikeArguments | None:
-        """Return a form of ``again`` for any shape; ``None`` if ``again`` works for one shape only."""
+        """Extend ``again`` to any shape. Return ``None`` if this is not possible."""
         if again in (_nothing, _first_argument):
             return cls(again)
         if not isinstance(again, _NewTensors):
@@ -166,7 +166,7 @@ def _repetition(mode: FakeMode, given: Sequence[Tensor], args: Any, out: Any) ->
 def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
     """Return whether a result can be made again from its shape and type alone.
 
-    ``taken`` holds the storages of the arguments and of earlier results. The result's storage is added to it.
+    ``taken`` has the storages of the arguments and of earlier results, and gets the storage of a new result.
     """
     if (
         type(result) is not FakeTensor

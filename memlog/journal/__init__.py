@@ -1,11 +1,10 @@
 """The journal: files of a run's events, which outlive every process.
 
-A run is a folder, ``<directory>/<run id>/``. Each process that publishes appends to segments of its own,
-``trainer-<pid>-0001.jsonl``, …. A segment begins with a header (a JSON object); each line after it is one
-record, ``[number, event]``. One ``write(2)`` writes a record, so the file has every event published before a
-``kill -9``. The reader skips an incomplete last line, and counts it. A new segment begins when the
-current segment is full, and when later events belong to another run in a tracker. The header names the
-tracker's run.
+A run is a folder, ``<directory>/<run id>/``. Each process that publishes events has its own files, called
+segments: ``trainer-<pid>-0001.jsonl``, …. The first line of a segment is a header (a JSON object). Each later
+line is one record, ``[number, event]``. One ``write(2)`` writes a record, so the record survives a
+``kill -9``. The reader skips and counts an incomplete last line. The header names the run in a tracker to
+which the events belong. A new segment begins when a segment is full, or when the run in the tracker changes.
 """
 
 from memlog.journal.format import Binding, Header, Position, ProcessIdentity, binding_of

@@ -27,12 +27,12 @@ _UNSAID: Final = (tuple, CellType, MethodType, TracebackType, functools.partial)
 
 
 class Owner(NamedTuple):
-    """Description of an object's owner, as a program would write it.
+    """Description of the chain of objects that leads from the outermost owner to one object.
 
     Attributes:
         expression: The variable, attribute or element, such as ``trainer.metric.preds``; empty if unknown.
         name: Last name in ``expression``, such as ``preds``.
-        container: The outermost container that grows. If none grows, the outermost container of the chain.
+        container: The outermost container that grows. If no container grows, the outermost container.
             ``None`` if the chain has no container.
         contents: Expression from the container to the object, such as ``['loss']``.
         between: Objects from the container to the object.
@@ -142,9 +142,9 @@ def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
 
 
 def _without_repetition(texts: list[str]) -> str:
-    """Return the last expression. If it repeats an attribute name, return the part before that name.
+    """Return the last text. If the text has an attribute name twice, return only the part before this name.
 
-    For ``last.before.before.value``, the result is ``last``.
+    For ``node.next.next.value``, the result is ``node``.
     """
     parts = texts[-1].split(".")
     for number, part in enumerate(parts[1:], 1):

@@ -20,18 +20,18 @@ class PeakWindow:
     def advance(
         self, current: int | None, mark: int | None
     ) -> tuple[int | None, PeakSource | None]:
-        """End a window at this reading, which is in bytes, and begin the next.
+        """End a window with this reading in bytes, and begin the next window.
 
         Returns:
-            The window's peak in bytes and how it was obtained; ``(None, None)`` if ``mark`` is ``None``.
+            The window's peak in bytes and its source; ``(None, None)`` if ``mark`` is ``None``.
 
-            * The mark rose: the peak lies in this window, ``exact``.
-            * The mark stayed equal, or this is the first reading: an upper bound, ``watermark``.
-            * The mark fell, so other code reset it: the peak before the reset is lost, and the highest known
-              value of this window is a lower bound, ``sampled``.
+            * ``exact``: the mark rose, so the mark is the window's peak.
+            * ``watermark``: the mark stayed equal, or this is the first reading. The mark is an upper bound.
+            * ``sampled``: the mark fell, because other code reset the mark. The peak before the reset is
+              lost. The highest known value of this window is a lower bound.
 
-            If the mark was reset and rose to its old value or higher within one window, the reset can't be
-            detected. The result is then valid for the time since the reset.
+            memlog can't detect a reset if the mark rises to its old value before the next reading. The
+            result is then valid only for the time since the reset.
         """
         if mark is None:
             return None, None

@@ -11,13 +11,13 @@ from memlog.events import End, Event, Exit
 _TOGETHER_US = 1_000_000
 """Microseconds. If the same signal from outside ends several ranks within this time, no rank is the cause."""
 _NOTICED_LATE_US = 2_000_000
-"""Maximum time between a crash and the moment at which a busy machine notices it, in microseconds."""
+"""Maximum microseconds from a crash until a busy machine notices the crash."""
 FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that a launcher, a scheduler or a person sends."""
 _CONSEQUENCES = FROM_OUTSIDE | {"SIGABRT"}
 """Signals that can be the consequence of another rank's end. NCCL's watchdog ends a process by SIGABRT."""
 _NAMED = 8
-"""Maximum number of ranks that a text lists. Of further ranks, the text only says how many there are."""
+"""Maximum number of ranks that a text lists. A text only counts further ranks."""
 
 
 class RankEnd(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Part of a sentence about the ends of the other ranks."""
+        """Remark to print after `title`: which other ranks ended badly, and why."""
         if self.first is None:
             return "no rank failed before: the job was cancelled, preempted or out of time"
         if not self.afterwards:
@@ -102,9 +102,9 @@ def how_it_ended(event: Exit) -> str:
 def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
-    The rank that ended first is the cause. If one signal from outside ended several ranks within a second, no
-    rank is the cause. A crashed rank counts as first even if other ranks failed up to two seconds earlier. A
-    busy machine notices a crash late, so the crash can be the reason why the other ranks failed.
+    The rank that ended first is the cause, with two exceptions. If one signal from outside ended several
+    ranks within a second, no rank is the cause. If a rank crashed up to two seconds after the first failure,
+    the crashed rank is the cause, because a busy machine notices a crash late.
     """
     if not ends:
         return None

@@ -88,8 +88,8 @@ def run_figures(run: RunDirectory) -> RunFigures:
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
     """Return the value of ``trace.peak``, in bytes, and its source.
 
-    The value is the worst traced step's peak. If that step is the run's first, the optimizer's state is added
-    to the peak, because the first step allocates the state only at its end.
+    The value is the peak of the worst traced step. If this step is the run's first step, memlog adds the
+    optimizer's state, which did not exist during most of the step.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -173,9 +173,9 @@ class _Fold:
                     self._levels[name] = value
 
     def figures(self) -> dict[str, float | None]:
-        """Return the figures by name, with ``None`` for unknown figures.
+        """Return the figures by name. An unknown figure is ``None``.
 
-        Unknown figures of the control group and of single devices are left out instead.
+        If a figure of the control group or of a single device is unknown, the result lacks this figure.
         """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():

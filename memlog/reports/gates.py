@@ -10,8 +10,8 @@
     COMPARISON  >  >=  <  <=
     CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation only), against the first run
 
-A gate fails if its condition is true. ``device.peak > +5%`` fails if a run needs over 5 % more than the
-first run. ``device.peak > -30%`` fails if a run saves less than 30 %.
+A gate fails if its condition is true. ``device.peak > +5%`` allows at most 5 % more than in the first run.
+``device.peak > -30%`` requires that a run saves at least 30 %.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Gate(msgspec.Struct, frozen=True):
     figure: str
     comparison: Comparison
     amount: float
-    """Limit of a run's change against the first run. If ``share`` is True, the limit is a fraction of the
-    first run's figure, else an amount in the figure's unit."""
+    """Limit for the figure's change since the first run, in the figure's unit. If ``share`` is True, the
+    limit is a fraction of the first run's figure."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:

@@ -35,7 +35,7 @@ def like_another(like_step: int) -> str:
 
 
 def of_the_end(moments: LastMoments) -> Iterator[str]:
-    """Yield sentences on the inputs of the failing step and of the largest step before it."""
+    """Yield sentences on the inputs of the failing step and of the largest earlier step."""
     failure, largest = moments.failure, moments.largest
     if failure is not None and failure.inputs:
         yield f"Inputs of the step that failed: {shapes(failure.inputs)}."

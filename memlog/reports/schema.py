@@ -128,7 +128,7 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     worst_step: int | None
-    """Number of the step with the highest peak; ``None``: that step did not end, or no peak is known."""
+    """Number of the worst traced step; ``None`` if this step did not end, or if no peak is known."""
     worst_peak_bytes: int | None
     worst_exact: bool | None
     """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
@@ -206,10 +206,9 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     exact_step: int | None
     """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None
-    """Lower bound of the phases' highest peak: the maximum of ``exact_bytes`` and of the readings of memory
-    in use in the phases."""
+    """Lower bound of the highest peak: the largest of ``exact_bytes`` and all readings in the phases."""
     made_the_peak: bool
-    """True if a phase of this label reached the run's peak, and no phase nested in that phase did."""
+    """True if a phase of this label was the innermost phase that reached the run's peak."""
 
 
 class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):

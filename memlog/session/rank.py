@@ -19,14 +19,14 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL
 
 _DECIDED_WITHIN = 5.0
-"""Maximum seconds that memlog waits, at the end of a run, for the search for lower ranks."""
+"""Maximum seconds that the end of a run waits for the search for lower ranks."""
 
 
 class SessionRank:
-    """Rank of the process, from the launcher's variables or, at the first step, from torch's process group.
+    """Rank of the process, from the launcher's variables or from torch's process group.
 
-    Only one rank has runs in trackers: rank 0 or, if rank 0 has no session, the lowest rank that has begun a
-    session. That rank joins the user's runs, or opens a run.
+    Only one rank has runs in trackers: the lowest rank that has a session. This rank joins the user's runs,
+    or opens a run.
 
     Attributes:
         wanted: Settings that the user has passed.
@@ -59,7 +59,7 @@ class SessionRank:
 
     @property
     def settings(self) -> Settings:
-        """This rank's settings. Above rank 0, ``backends`` is empty, and the run's name ends in the rank."""
+        """This rank's settings. If the rank is not 0, ``backends`` is empty and the name ends in the rank."""
         place, wanted = self._place, self.wanted
         if place is None or place.rank == 0:
             return wanted

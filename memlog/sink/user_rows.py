@@ -33,7 +33,7 @@ class Rows(Protocol):
         """Record that the user has committed the row. The user's next values are in another row."""
 
     def give_back(self, points: Sequence[Point]) -> None:
-        """Take back points that `enter` returned. The client raised an exception, so they are in no row."""
+        """Take back points from `enter`. The client raised an exception, so these points are in no row."""
 
     def failed(self, error: Exception) -> None:
         """Count an error of the integration. The user's values are then logged without memlog's points."""
@@ -64,8 +64,8 @@ class InProcessRun(Protocol):
     def watch_rows(self, rows: Rows) -> int | None:
         """Begin to add points to the user's rows. Each time the user logs, ask ``rows`` for the points.
 
-        If the user logs a metric of the same name as a point, memlog adds no point of that name
-        to this row or to later rows.
+        If the user logs a metric with the name of a point, the user's values stay. memlog then adds no more
+        points with this name.
 
         Returns:
             The number that the user gave the open row; ``None`` if the user gave none.

@@ -1,10 +1,10 @@
 """Type and uses of a storage, as the stream of events encodes them.
 
-A use is a read of the storage by an operation.
+A use is a read of the storage by an operation. A moment is the serial number of the storage that is the
+newest at that time.
 
 The FREE event of a storage holds the type and the uses. If the storage is live when the trace ends, a USES
-event holds the type and the uses. Both events store them in fields that mean something else in other events.
-A moment is given as the serial number of the newest storage at that time.
+event holds the type and the uses. In other events, the same fields have another meaning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALF_NOW: Final = 4
 _BITS: Final = 21
 _MAX_MOMENT: Final = (1 << _BITS) - 1
 MOST_CASTS: Final = 255
-"""Maximum of `Uses.casts`, for which an event has one byte."""
+"""Maximum of `Uses.casts`. An event stores this number in one byte."""
 
 
 class Uses(NamedTuple):
@@ -37,8 +37,8 @@ class Uses(NamedTuple):
     """Number of reads by matrix products and convolutions in the forward pass. Only reads of `WIDE` storages
     are counted, because autocast casts no other storages."""
     cast_first: int
-    """Moment of the first read by a matrix product or convolution, in the forward or the backward pass; 0: no
-    such read. Like `casts`, it is known for `WIDE` storages only."""
+    """Moment of the first read by a matrix product or convolution, in the forward or the backward pass.
+    0: there was no such read, or the storage is not `WIDE`."""
     cast_last: int
     """Moment of the last read by a matrix product or convolution; see `cast_first`."""
     used: int

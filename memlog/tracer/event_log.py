@@ -10,8 +10,7 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""After the log has kept ``max_events`` events, it collects this many further events before it adds them to
-the totals."""
+"""Number of events that the log adds to the totals at once, after the log has kept ``max_events`` events."""
 
 
 class EventLog:
@@ -49,7 +48,7 @@ class EventLog:
         self.append = self._appended.extend
 
     def begin(self) -> None:
-        """Set the start of the log to now. Times of events count from it."""
+        """Set the start of the log to now. Times of events count from this start."""
         self.began_us = time.time_ns() // 1000
         self._began_ns = time.perf_counter_ns()
 

@@ -15,8 +15,8 @@ from memlog.journal.format import Role
 ROLE: Role = "ranks"
 """Role of the journal that rank 0's helper writes about all ranks."""
 _WRITTEN_WITHIN = 2.0
-"""If a rank's process is gone, memlog waits at most these seconds until the rank's helper process has written
-how the rank ended. If it has written nothing by then, the rank counts as lost (`RankReader.is_lost`)."""
+"""Seconds to wait for the event that tells a rank's end, after the rank's process is gone. If no event comes,
+the rank counts as lost (`RankReader.is_lost`)."""
 
 
 class RankReader:
@@ -50,7 +50,7 @@ class RankReader:
 
     @property
     def is_over(self) -> bool:
-        """True if the journal tells the rank's end, or if its process is gone for `_WRITTEN_WITHIN` s."""
+        """True if the journal tells the rank's end, or if the process is gone for `_WRITTEN_WITHIN` s."""
         if self._ended:
             return True
         if self.run.is_alive():

@@ -40,10 +40,10 @@ _PART = 100
 Samples become rarer during a run, so that the journal stays small.
 """
 _LOOK = 0.05
-"""Minimum seconds between two samples. If steps are fast, the newest step is checked as often."""
+"""Minimum seconds between two samples. If steps are fast, this is also the value of `Sampler.pause`."""
 _SHARE = 0.02
-"""Maximum fraction of one processor's time for early samples, which are due because of fast steps. After a
-slow sample, the next early sample comes later."""
+"""Maximum fraction of one processor's time for samples that are due because of fast steps. A slow sample
+delays the next sample."""
 _FIRST = 0.2
 """Processor seconds that a run's first samples may take before `_SHARE` limits the samples.
 
@@ -185,16 +185,13 @@ class Sampler:
                 self._children_not_before = now + _LOOK
 
     def sample_short_run(self) -> None:
-        """At the end, publish a sample of a run whose steps `sample_if_due` has not seen. Never raises."""
+        """Publish a sample if the run has steps, but `sample_if_due` has seen no step. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())
 
     def _read_children(self, now: float) -> None:
-        """Read the child processes again if enough steps have passed.
-
-        Also set the earliest time of the next call.
-        """
+        """Read the child processes again if enough steps have passed."""
         before = time.thread_time()
         step = self._follower.look()
         if step is not None and self._children_rate.update(step, now):
@@ -252,7 +249,7 @@ class _StepRate:
 
     @property
     def has_begun(self) -> bool:
-        """True if `update` has got a step. The first such step always makes a sample due."""
+        """True if `update` has got a step. The first step always makes a sample due."""
         return self._first is not None
 
     def sampled(self) -> None:
@@ -260,7 +257,7 @@ class _StepRate:
         self._sampled = self._newest
 
     def is_fast(self, interval: float) -> bool:
-        """Return True if ``interval`` seconds are enough for the steps between two samples."""
+        """Return True if the steps make a sample due within ``interval`` seconds."""
         return self._a_second * interval >= self._wanted
 
     @property

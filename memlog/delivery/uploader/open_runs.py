@@ -65,9 +65,9 @@ class Targets:
         self._uris[run.run_id] = run.uri
 
     def note_binding(self, binding: Binding) -> None:
-        """Keep the journal's address of a run if no address of the run is known yet.
+        """Keep the address of the run ``binding`` if no address of this run is known yet.
 
-        The journal's address has no credentials. The address from `note_run` can have them.
+        An address from the journal has no credentials. An address from `note_run` can have credentials.
         """
         self._uris.setdefault(binding.run_id, binding.uri)
 
@@ -119,12 +119,12 @@ class Targets:
     def close(self, end: End | None, description: Callable[[str | None], str]) -> None:
         """Describe and end the runs that sinks opened, except those that the tracker refuses.
 
-        memlog's own run is not ended if a restarted training continues it.
+        If a restarted training continues memlog's own run, memlog does not end this run.
 
         Args:
             end: How the run ended; ``None``: the run has not ended.
-            description: Function that returns a text about the run. Its argument is the run's id in the
-                tracker; ``None`` if the tracker stores no files of the run.
+            description: Function that takes the run's id in the tracker, and returns a text about the run.
+                If the tracker stores no files of the run, the function gets ``None``.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
@@ -144,7 +144,7 @@ class Targets:
                 self.refusals.note(target, error)
 
     def forget(self) -> None:
-        """Drop the open sinks. The next use of a target opens a new one."""
+        """Drop the open sinks. The next use of a target opens a new sink."""
         self._sinks.clear()
 
     def _is_replaceable(self, target: str | None) -> bool:

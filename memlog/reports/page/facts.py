@@ -74,7 +74,7 @@ def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
 
 
 class SeriesFold:
-    """Series of a run, in bounded memory: a line has at most ``points`` values."""
+    """Series of a run, in bounded memory: each line of a chart has at most ``points`` values."""
 
     def __init__(self, points: int = MOST_POINTS) -> None:
         self._points = points

@@ -67,7 +67,7 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """Return the profiler's document with memlog's events, whose times are converted to the profiler's clock.
+    """Return the profiler's document with memlog's events added, in the time of the profiler's clock.
 
     ``ours`` is a document of `chrome_trace`, and ``profilers`` is a document of `read_profiler_trace`.
     """
@@ -109,9 +109,9 @@ def _slice(name: str, at: float, thread: int, *, opens: bool) -> dict[str, Any]:
 
 
 def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
-    """Yield counter events with the live bytes, by the phase that allocated them.
+    """Yield counter events. A counter has the live bytes that each phase has allocated.
 
-    A trace with many events gets a counter only at every n-th event.
+    If a trace has many events, only every n-th event gets a counter.
     """
     every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
     live = dict.fromkeys(encoding.PHASES, 0)

@@ -17,8 +17,8 @@ _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 class _CompileWarningFilter(SharedHook[object]):
     """The process's only filter for the warning.
 
-    All hooks share this filter. Python keeps equal filters only once, so a hook that removed its own filter
-    would also remove the filter of the other hooks.
+    All hooks share this filter, because Python keeps only one of several equal filters. If each
+    hook added a filter, the first hook that removes its filter would remove the filter of all hooks.
     """
 
     def __init__(self) -> None:

@@ -115,8 +115,7 @@ class AutocastTypes:
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
         """Return the type of an operation's results: `WIDE` outside all modules, else ``kind``.
 
-        One exception is a backward operation without floating-point arguments. Its results have the same type
-        as the results of the last backward operation that had such arguments.
+        A backward operation without floating-point arguments has the type of the previous backward operation.
 
         ``kind``: Type that follows from the operation and its inputs.
         """
@@ -176,10 +175,9 @@ def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """Return ``type`` and ``wide_inside`` for an operation's results.
+    """Return ``type`` and ``wide_inside``, two attributes of the `TrackedStorage` of each result.
 
-    They are two attributes of the `TrackedStorage` of each result. The operation is neither a matrix product
-    nor a convolution.
+    The operation is neither a matrix product nor a convolution.
     """
     if role == _LOSS:
         for _, tracked in tensors:
