@@ -69,7 +69,7 @@ class _Stacks:
     def of(self, *sources: dict[str, Any] | None, size: int) -> Stack:
         """Return the stack from the first source that has frames.
 
-        If no source has frames, the stack shows the allocator's note. Without a note, it shows the size.
+        If no source has frames, the stack shows the first note found. Without a note, it shows the size.
         """
         for source in sources:
             stack = None if source is None else self._frames(source.get("frames"))

@@ -159,7 +159,7 @@ def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
     """Return the moment at which checkpointing can free each storage that autograd keeps.
 
     The moment is the end of the forward that allocates the storage. If this forward returns the storage, the
-    moment is the end of the surrounding forward.
+    moment is the end of the next outer forward that does not return the storage.
     """
     found: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
@@ -251,7 +251,7 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment after the call ``later`` at which the backward pass enters the module again.
+    """Return the moment at which the backward pass enters the module again after it has left ``later``.
 
     If the backward pass does not enter the module again, return the `released_at` of ``later``.
     """

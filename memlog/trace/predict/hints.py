@@ -57,8 +57,8 @@ class Hint(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
     """Paths of the modules to checkpoint."""
     time: float | None = None
-    """Time that the change adds, as a fraction of the step's time; ``None``: unknown. For checkpointing,
-    this is the measured time of the modules' forward, because the forward would run a second time."""
+    """Time that the change adds, as a fraction of the step's time; ``None``: unknown. Known for
+    checkpointing only: the measured time of the modules' forward, which would run a second time."""
 
     def sentence(self) -> str:
         return (

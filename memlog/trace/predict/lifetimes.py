@@ -300,7 +300,7 @@ class TracedStep:
         sizes: Mapping[StorageLifetime, float] | None = None,
         ends: Mapping[StorageLifetime, int] | None = None,
     ) -> list[SizedInterval]:
-        """Return each storage's interval and bytes. Optimizer state always begins at the step's start.
+        """Return each storage's interval and bytes. Optimizer state counts from the step's start.
 
         ``sizes`` holds new bytes for some storages, and ``ends`` holds new ends for some storages.
         """
@@ -319,7 +319,7 @@ _moment = attrgetter("at")
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return the moment at which a storage begins. Optimizer state always begins at the step's start."""
+    """Return the moment at which a storage begins. Optimizer state counts from the step's start."""
     return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 

@@ -84,8 +84,8 @@ class CallWaiter:
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
     """Return when a hook for module calls can be installed without causing a compilation.
 
-    - "now": ``torch.compile`` is not in use, or has already compiled the model.
-    - "later": ``torch.compile`` has not compiled the model yet.
+    - "now": ``torch.compile`` is not in use, or has already compiled the model (not on the CPU).
+    - "later": ``torch.compile`` has yet to compile the model (not on the CPU).
     - "never": ``torch.compile`` is in use for other code only, or the compiled model is on the CPU.
 
     ``steps``: Number of the session's steps so far.

@@ -80,7 +80,7 @@ class OptimizerSchedule:
         return [optimizer for _, optimizer in self.of_this_thread()]
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether both ``members`` and other optimizers take part in the current iteration."""
+        """Return whether some of ``members`` and some other optimizer take part in the current iteration."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self.active()]
         return any(found) and not all(found)

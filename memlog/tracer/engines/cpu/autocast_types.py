@@ -115,7 +115,8 @@ class AutocastTypes:
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
         """Return the type of an operation's results: `WIDE` outside all modules, else ``kind``.
 
-        A backward operation without floating-point arguments has the type of the previous backward operation.
+        Exception: in the backward pass, an operation without floating-point arguments has the type of the
+        backward operation before it.
 
         ``kind``: Type that follows from the operation and its inputs.
         """

@@ -166,7 +166,7 @@ def _adds_up(*, made_here: bool) -> bool:
 
     If ``made_here`` is true, the addition's first argument was made since autograd's current node began.
     Return True only if two results of this node are gradients of the same tensor. If ``made_here`` is
-    false, the first argument is older than the node. Always return True: only autograd can free it.
+    false, always return True: the argument is older than the node, so only autograd can free it.
     """
     if not made_here:
         return True

@@ -188,8 +188,8 @@ class ObservingMode(TorchDispatchMode):
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
         """Return an operation's kind (see `kind_of`), and the storages of the operation's arguments.
 
-        If the operation can't replace or resize storages, return no storages. The returned kind then has no
-        flags of `RESULT`.
+        If the operation can't replace or resize storages, return ``None`` in place of storages. The returned
+        kind then has no flags of `RESULT`.
         """
         try:
             if args and is_sparse(args[0]):

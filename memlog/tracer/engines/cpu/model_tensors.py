@@ -58,7 +58,7 @@ class ModelTensors:
             )
 
     def repeat_state(self, optimizer: Any) -> None:
-        """Write the category of an optimizer's state again. Do this only once for each optimizer.
+        """Write the category of an optimizer's state again. Later calls for the same optimizer do nothing.
 
         memlog's predictions assign each state tensor to the optimizer step in which the tensor's category was
         last written.

@@ -263,7 +263,7 @@ def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int)
         found: Bytes of the operation's allocations (positive) and frees (negative), measured at each of
             ``points``.
         points: Lengths of a dimension that were measured.
-        length: Length of the same dimension.
+        length: Length for which the allocations are estimated.
     """
     if len(set(map(len, found))) > 1:
         found = [_as_one(sizes) for sizes in found]

@@ -161,7 +161,7 @@ class StorageEvents:
     def write_pending(self) -> None:
         """Write the pending ALLOC event, if there is one.
 
-        Call this before another event is written.
+        Call this before every other event, except a storage's free and the events of a workspace.
         """
         with suppress(IndexError):
             pending = self._pending.pop()
