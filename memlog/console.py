@@ -67,7 +67,7 @@ def usage(event: Recorded | Evaluation) -> str:
 
 
 def announcement(batches: int) -> str:
-    """Return the message that monitoring is on. ``batches``: number of batches that get a line."""
+    """Return the message that monitoring is on. The first ``batches`` batches get a line."""
     if not batches:
         return "Memory monitoring enabled\n"
     first = "batch" if batches == 1 else f"{batches} batches"

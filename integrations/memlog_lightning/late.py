@@ -10,7 +10,7 @@ import memlog
 
 
 def watch_fits() -> None:
-    """Change ``Trainer.fit``: if a session runs, ``fit`` first adds the callback to the trainer."""
+    """Change ``Trainer.fit``: if a session runs, ``fit`` first adds the callback to a trainer without one."""
     for package in ("lightning.pytorch", "pytorch_lightning"):
         trainer = getattr(sys.modules.get(f"{package}.trainer.trainer"), "Trainer", None)
         if trainer is not None and not hasattr(trainer.fit, "looks_for_a_session"):

@@ -72,7 +72,7 @@ class MlflowBackend:
         )
 
     def prepare(self) -> None:
-        """Import mlflow. The import takes seconds. The method also sets environment variables."""
+        """Import mlflow. The import takes seconds. Like `open_sink`, this sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:

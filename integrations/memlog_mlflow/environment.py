@@ -56,7 +56,7 @@ def gathered() -> dict[str, str]:
 
 
 def credentials() -> tuple[str, ...]:
-    """Return the variables and files whose credentials MLflow's client would send to every server."""
+    """Return the names of variables and files whose credentials MLflow's client would send to all servers."""
     found = {name: text for name, text in gathered().items() if not name.startswith(_OF_CLOUDS)}
     named = [*secret_names(found), *(name for name in _OF_DATABASES if os.environ.get(name))]
     if Path(_CREDENTIALS).expanduser().exists():

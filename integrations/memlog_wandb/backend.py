@@ -95,7 +95,7 @@ class WandbBackend:
         return environment.home()
 
     def prepare(self) -> None:
-        """Import wandb. The import takes about a second. The method also sets environment variables."""
+        """Import wandb. The import takes about 1 s. Like `open_sink`, this sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:

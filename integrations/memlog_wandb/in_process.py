@@ -37,7 +37,7 @@ class WandbInProcessRun:
         return not getattr(self._run, "_is_finished", False)
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Register two functions for the run's end. wandb calls ``before`` first and ``after`` last.
+        """Let wandb call ``before`` while the run is still open, and ``after`` when the run has ended.
 
         wandb's Jupyter integration uses the same hooks.
         """

@@ -36,9 +36,9 @@ class WandbStore:
     Callers name a run by its id, its path, or its address.
 
     Args:
-        connection: How to reach W&B. If ``connection.uri`` names the run, the entity and the project come
-            from ``connection.uri``, not from environment variables. `open_store` has already set these
-            variables.
+        connection: How to reach W&B. `open_store` has already set ``connection.environment``. If
+            ``connection.uri`` names the run, an entity and a project in ``connection.uri`` override those in
+            environment variables.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -37,7 +37,7 @@ class Home(msgspec.Struct, frozen=True):
     credentials: tuple[str, ...] = ()
     """Variables and files with credentials that the tracker's client would send to any address."""
     own_schemes: frozenset[str] = frozenset()
-    """Schemes such as ``databricks``. An address with this scheme names an entry in a file of the user."""
+    """Schemes such as ``databricks``. Their addresses name an entry in a user's file instead of a host."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:

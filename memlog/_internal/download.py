@@ -29,7 +29,7 @@ def watched(
         directory: Folder that contains only this download.
         progress: Function called with the number of bytes that have arrived since the last call.
         on_wait: Function called repeatedly with the number of bytes that have arrived so far. If this
-            function raises an exception, `watched` raises the same exception at once.
+            function raises, `watched` raises the same exception at once. The download is not stopped.
     """
     results: list[_T] = []
     errors: list[BaseException] = []

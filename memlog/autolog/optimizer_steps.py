@@ -164,7 +164,7 @@ class _ClockPeriod:
         return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
     def resume(self, meanwhile: list[_ClockPeriod]) -> None:
-        """Make this optimizer the clock again. In the periods ``meanwhile``, other optimizers were the clock.
+        """Continue this period after the periods ``meanwhile``, in which other optimizers were the clock.
 
         If the other clocks made N steps in these periods, the next N steps of this optimizer do not count.
         """

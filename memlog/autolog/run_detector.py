@@ -119,8 +119,8 @@ class RunDetector:
     def begin_step(self, step: int, number: int | None) -> bool:
         """Join new runs. Return True if a run was joined since the last step. Never raises.
 
-        The first step of these runs is ``step``. ``number`` is the trainer's own number of this step;
-        ``None``: the trainer gave none.
+        Joined runs that have no step yet begin with ``step``. ``number`` is the trainer's own number of this
+        step; ``None``: the trainer gave none.
         """
         self.join_new_runs(step)
         for name, run_id, offset in self._offsets.begin_at(step, number):

@@ -137,7 +137,7 @@ class _Delivery(NamedTuple):
     name: str
     trusted: Sequence[str]
     elsewhere: bool
-    """True with --to: memlog opens a new run at the address in the user's environment."""
+    """True with --to: memlog opens new runs at the address in the user's environment."""
     replace: bool
     """True with --own-run: if the tracker refuses a run, memlog opens a run to replace it."""
 

@@ -40,8 +40,8 @@ def keep(
 
     ``name`` is the name of the copy; ``None``: the file's own name. An older copy with this name is replaced.
     ``kind`` is one word for the file's content, such as ``flamegraph``. In ``name`` and ``kind``, characters
-    other than letters, digits, ``.``, ``_`` and ``-`` become ``_``. ``names`` prevents that the copy
-    replaces a different file; ``None``: the name is memlog's own and already unique.
+    other than letters, digits, ``.``, ``_`` and ``-`` become ``_``. ``names`` keeps the copy from replacing a
+    file that was saved with another name or kind; ``None``: the name is memlog's own and already unique.
 
     Raises:
         OSError: The file can't be read, or the copy can't be written.

@@ -110,8 +110,8 @@ class RunDirectory:
     def is_alive(self) -> bool:
         """Return True if the trainer's process lives.
 
-        memlog sees no processes on other machines, and on some systems no processes of other users. The
-        run then counts as alive if its journal has changed within the last two minutes.
+        memlog sees no processes on other machines, and on some systems no processes of other users. In these
+        cases, the run counts as alive if its journal has changed within the last two minutes.
         """
         header = self.trainer()
         if header is None:

@@ -25,7 +25,7 @@ from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
 """Maximum number of graphs whose owners memlog searches for. The same limit applies to sites and to
-containers. memlog takes those with the most bytes."""
+containers. memlog takes those that keep or gain the most bytes."""
 _MAX_VIEWS: Final = 4
 """memlog searches for the owners of at most this number of tensors per storage."""
 _MAX_SHARERS: Final = 64
@@ -154,8 +154,8 @@ class HolderReport:
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
         """Return a `_Target` for each `Site` whose storages are still alive.
 
-        ``holders`` are tensors of the site's newest storage. Storages whose tensors have no Python object are
-        skipped. If all storages are skipped, ``holders`` is empty.
+        ``holders`` are tensors of the site's newest storage that has tensors with a Python object. If no
+        storage has such tensors, ``holders`` is empty.
         """
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)

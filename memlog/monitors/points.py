@@ -100,7 +100,7 @@ class MemoryMonitor:
 
 
 class MemoryTracker:
-    """Recorder of points with labels. `print_summary` prints all points together.
+    """Recorder of points with labels. `print_summary` prints the points together.
 
     Args:
         device: Accelerator whose figures are read, such as ``0`` or ``"cuda:0"``.

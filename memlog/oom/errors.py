@@ -161,8 +161,8 @@ def is_of_a_device(error: BaseException | None) -> bool:
 def _informative_line(error: BaseException) -> str:
     """Return the last line of an error's message that contains the requested size.
 
-    If no line contains the size, return the message's first line. If the message is a traceback from a worker
-    or another thread, return the traceback's last line.
+    If no line contains the size, return the message's first line; if the message is a traceback from a worker
+    or another thread, its last line.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):

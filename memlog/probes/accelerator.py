@@ -51,7 +51,7 @@ class AcceleratorProbe:
     def read(self) -> tuple[DeviceReading, ...]:
         """Return a reading of each device in use; ``()`` if no device is in use.
 
-        Each peak since the last call is exact, an upper bound (``watermark``) or a lower bound (``sampled``).
+        ``peak_source`` says whether the peak since the last call is exact or a bound (see `PeakWindow`).
         """
         torch = sys.modules.get("torch")
         if torch is None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Judging:
     """Subscribe the growth detector and the alert rules about the samples to the helper's bus.
 
-    Return two functions. The first function ends the growth detection, and returns the rules that were never
-    judged. The second function passes readings of child processes to the growth detector.
+    Return two functions. The first function judges growth for the last time, and returns the rules that were
+    never judged. The second function passes readings of child processes to the growth detector.
     """
     bus.subscribe(FindingAlerts(bus.publish))
     detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
