@@ -223,8 +223,8 @@ def _batch(call: _Call) -> _Dimension | None:
     """Return the dimension of the samples; ``None`` if there is none.
 
     The samples are the first dimension of the first tensor that is not a parameter. In pointwise operations
-    and batched products, the samples are the first dimension of the tensor with the most dimensions. Their
-    first tensor may have no samples, because torch broadcasts tensors.
+    and batched products, the samples are the first dimension of the tensor with the most dimensions. The
+    first tensor of these operations may have no samples, because torch broadcasts tensors.
     """
     if torch.Tag.pointwise in call.func.tags or call.name in _BATCHED_PRODUCTS:
         tensors = [each for _, each in call.given]
@@ -312,7 +312,7 @@ def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     A cut of one dimension also cuts other tensors and arguments:
 
     * Tensors with the same number of dimensions are cut at the same index, if `_same` is true.
-    * Other tensors are cut in their first dimension that has the same length.
+    * Tensors with another number of dimensions are cut in their first dimension of the same length.
     * Integer arguments are cut if they are multiples of the length.
     """
     largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))

@@ -93,7 +93,7 @@ class _Reading(TorchFunctionMode):
         """Note the optimizer whose step begins. If ``stepping`` is ``None``, note that the step has ended.
 
         Raises:
-            ConfigurationError: The caller did not pass the optimizer to `memlog.estimate`.
+            ConfigurationError: The optimizer has real parameters: `memlog.estimate` did not get it.
         """
         self._known = stepping is not None
         groups = () if stepping is None else stepping.param_groups

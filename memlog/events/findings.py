@@ -103,7 +103,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
     """Inputs of a step that raised the run's peak by 5 % or more.
 
-    The last event of a run can be about a step that raised the peak by less than 5 %.
+    The last ``StepInputs`` of a run can be about a step that raised the peak by less than 5 %.
     """
 
     time_us: Int

@@ -60,8 +60,8 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
 
 REPORT_FILE = "report.html"
 REPORT_KIND = "report"
-"""Kind of memlog's report of the run. A user's file can have this kind or the name `REPORT_FILE`, but not
-both."""
+"""Kind of the artifact that is memlog's report of the run. Only this artifact has both this kind and the name
+`REPORT_FILE`."""
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):

@@ -162,7 +162,7 @@ class UsersRows:
     def _take(self, taken: _RowValues) -> Sequence[Point]:
         """Fold new values into the values that the row already has. Return the results as points of the row.
 
-        In the tracker, these points replace the points that the row already has.
+        In the tracker, these points replace the row's points of the same names.
         """
         held = self._held
         stale = [

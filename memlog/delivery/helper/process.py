@@ -184,7 +184,7 @@ class Helper:
             self._publish_health(unjudged)
 
     def report_later(self) -> None:
-        """If the run has no tracker, let a child process make the report. Do not wait for that process."""
+        """Start making the report in a child process, unless the run goes on, was short or has a tracker."""
         lasted = now_us() - self._begin.begun_us
         if not (self._has_trackers or self._trainer.goes_on or lasted < _WORTH_A_REPORT_US):
             make_later(self._run, self._begin.alerts_fd)

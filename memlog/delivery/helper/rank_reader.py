@@ -50,7 +50,7 @@ class RankReader:
 
     @property
     def is_over(self) -> bool:
-        """True if the journal tells the rank's end, or if the process is gone for `_WRITTEN_WITHIN` s."""
+        """True if the journal tells the rank's end, or the process has been gone for `_WRITTEN_WITHIN` s."""
         if self._ended:
             return True
         if self.run.is_alive():

@@ -58,7 +58,7 @@ class SupervisedHelper:
         begin: protocol.Begin,
         listener: AlertListener | None,
     ) -> None:
-        """After ``within`` seconds, start a helper if no other rank's helper serves this run.
+        """After at most ``within`` seconds, start a helper if no other rank's helper serves this run.
 
         ``is_helped`` returns whether a helper serves the run. A thread waits, so the call returns at once.
         """

@@ -25,7 +25,7 @@ tracker's client raises an unknown error."""
 
 
 class Uploader:
-    """Uploader of one memlog run to one backend. It begins at the position that the previous one saved.
+    """Uploader of one memlog run to one backend. It begins at the position that the previous uploader saved.
 
     After each batch, the uploader saves its position in the journal. If the uploader dies, the next uploader
     repeats at most one batch, with the same points.
