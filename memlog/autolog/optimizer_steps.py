@@ -140,7 +140,7 @@ class _ClockPeriod:
         self._to_skip = 0
 
     def clock_stepped(self) -> bool:
-        """Record a step of this period's optimizer. Return True if the session is to count the step."""
+        """Record a step of the clock. Return True if the session is to count the step."""
         self.steps += 1
         self._longest = max(self._longest, self.separate)
         self.others = self.separate = 0

@@ -45,8 +45,8 @@ _FEW_ROWS: Final = 4
 """Smallest length to which memlog cuts an image's side if the convolution's kernel has size 1. For a larger
 kernel, the smallest length is larger."""
 _FEW_VALUES: Final = 16
-"""Smallest length to which memlog cuts other dimensions, such as channels. A processor's vector and a oneDNN
-block have this length."""
+"""Smallest length to which memlog cuts dimensions other than the batch, such as channels. A processor's
+vector and a oneDNN block have this length."""
 _FEW_POINTS: Final = 16
 """Minimum samples of a cut batch if a convolution's kernel has size 1. With fewer samples, a single thread
 does not use oneDNN (``use_mkldnn`` in ATen's Convolution.cpp). If the full batch has fewer samples, the

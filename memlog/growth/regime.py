@@ -26,9 +26,9 @@ _FADING = 0.7
 _GROUPS = 16
 """Number of groups into which the levels are divided to find the change point."""
 _NEAR = 3.0
-"""Maximum distance of a group's median from the line, in multiples of the levels' spread around the line. A
-group at a larger distance does not belong to the regime. For older groups, the maximum is larger, because the
-line's slope is uncertain."""
+"""Maximum distance of the median of a group of levels from the regime's line, in multiples of the levels'
+spread around the line. A group at a larger distance does not belong to the regime. For older groups, the
+maximum is larger, because the line's slope is uncertain."""
 
 
 class Growth(NamedTuple):

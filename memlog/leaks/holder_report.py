@@ -46,7 +46,7 @@ class _Target(NamedTuple):
     if they were made at the same `Site`.
 
     ``holders`` are tensors or one autograd node. The first owner that memlog finds for a holder is the owner
-    of the group. ``sharers`` are other tensors and nodes whose graphs have nodes in common with the holder's
+    of the group. ``sharers`` are other tensors and nodes whose graphs have nodes in common with a holder's
     graph. The other fields have the same meanings as in `Held`.
     """
 

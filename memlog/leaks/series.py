@@ -94,7 +94,7 @@ class SeriesWatch:
 
     @property
     def read(self) -> int:
-        """Number of the newest steps whose levels are kept one by one."""
+        """Length of the list of levels of the newest steps, with one level for each step."""
         return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:

@@ -7,8 +7,8 @@ unowned if all of this is true:
 - In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
   operations that compute or clip a norm. This condition excludes training loops that update parameters
   themselves.
-- Dozens of steps later, the gradient is still the same tensor. torch has counted no more in-place changes per
-  step than in the watched iterations. So nothing has cleared the gradient.
+- Dozens of steps later, the gradient is still the same tensor. Per step, torch has
+  not counted more in-place changes than in the watched iterations. So nothing has cleared the gradient.
 - A few more watched iterations give the same result.
 """
 

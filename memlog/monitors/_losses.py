@@ -137,7 +137,7 @@ def _on_device(torch: Any, loss: Any) -> LossReading:
 def _of_phiml(value: Any) -> LossReading:
     """Read a phiml tensor with one value per batch element.
 
-    If the tensor is in host memory, phiml formats the text for printed lines.
+    If the tensor is in host memory, the result also has phiml's text of the loss, for printed lines.
     """
     tracing = sys.modules.get("phiml.backend.torch._torch_backend")
     if not value.available or (tracing is not None and getattr(tracing, "CURRENT_JIT_CALLS", None)):

@@ -36,8 +36,8 @@ def read_cgroup(
     """Read the memory of a process's control group, version 1 or 2.
 
     Returns:
-        Bytes used by the nearest group that accounts for memory, and the smallest limit. Limits of all
-        visible groups above this group count, too. In a container, the topmost visible group is the
+        Bytes used by the nearest group that accounts for memory, and the smallest limit of this
+        group and of all visible groups above it. In a container, the topmost visible group is the
         container's own.
     """
     group = _memory_group(pid, root, proc)

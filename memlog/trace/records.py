@@ -135,7 +135,7 @@ class TraceResult(msgspec.Struct, frozen=True):
 
     engine: EngineName
     why: str
-    """Reason why this engine ran."""
+    """Reason why memlog chose this engine."""
     device: str
     exactness: Exactness
     started_us: int

@@ -15,8 +15,8 @@ _EXIT_CODE = 49
 """Index of the exit code in ``/proc/PID/stat``, counted after the program's name. `_STATE` is the index of
 the process state. In proc_pid_stat(5), these are the fields 52 and 3."""
 _SOON = 0.5
-"""Maximum seconds that `ExitWatch.result` waits for the exact time of the end. If this time is missing,
-`ExitWatch.result` returns the present time, without an exit code."""
+"""Maximum seconds that `ExitWatch.result` waits for the exact time of the end. After this
+maximum, it returns the present time, without an exit code."""
 
 
 class ExitWatch:

@@ -137,7 +137,7 @@ class RankJournal:
         self.news.take(rank, event)
 
     def _write(self, event: Ranks | Alert, step: int | None) -> None:
-        """Write an event for the trackers' runs that contain rank 0's step number ``step``.
+        """Write an event to the journal. Each tracker's run that has rank 0's step ``step`` gets the event.
 
         If ``step`` is ``None``, the event goes to the same runs as the previous event.
         """

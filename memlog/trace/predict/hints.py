@@ -270,8 +270,7 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
 def _named(kept: Sequence[optimizers.State]) -> str:
     """Return text that names optimizers and the number of values that each optimizer keeps.
 
-    The text lists each optimizer's number separately, because two optimizers can keep state for the same
-    parameters.
+    The numbers are not added up, because two optimizers can keep state for the same parameters.
     """
     keeps = [f"{one.values} numbers" if one.values > 1 else "one number" for one in kept]
     if len(kept) == 1:
