@@ -33,7 +33,7 @@ class _Memory(ctypes.Structure):
 class Nvml:
     """Reader of the memory of NVIDIA devices. No method raises.
 
-    ``load`` loads NVML's library. Errors are counted in ``diagnostics``. A missing library is not counted.
+    ``load`` loads NVML's library, or raises OSError. ``diagnostics`` counts all other exceptions.
     """
 
     def __init__(self, diagnostics: Diagnostics, load: Callable[[str], Any] = ctypes.CDLL) -> None:

@@ -103,8 +103,8 @@ def failure_of(ends: Collection[RankEnd]) -> Failure | None:
     """Return the failure of a training from its ranks' bad ends; ``None`` if there are none.
 
     The rank that ended first is the cause, with two exceptions. If one signal from outside ended several
-    ranks within a second, no rank is the cause. If a rank crashed up to two seconds after the first failure,
-    the crashed rank is the cause, because a busy machine notices a crash late.
+    ranks within a second, no rank is the cause. If no signal ended the first rank, and a rank crashed up to
+    two seconds later, the crashed rank is the cause, because a busy machine notices a crash late.
     """
     if not ends:
         return None

@@ -27,5 +27,5 @@ def find_named_run(root: Path, name: str) -> RunDirectory:
 
 
 def lowest_rank(run: RunDirectory) -> RunDirectory:
-    """Return the run of the lowest rank in a run's training; the run itself if its rank is unknown."""
+    """Return the run of the lowest rank in a run's training; the run itself if it is not registered."""
     return next(iter(ranks_of(run).values()), run)

@@ -24,7 +24,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """An earlier attempt of a training. The launcher begins a new attempt at each restart.
 
     ``run`` is the id of this rank's run in the attempt. ``first`` is the id of this rank's run in the first
-    attempt. ``steps`` is the number of steps that the tracker's run had when the attempt ended.
+    attempt; memlog finds the tracker's run by this id. ``steps`` is the number of steps that the tracker's
+    run had when the attempt ended.
     """
 
     run: str

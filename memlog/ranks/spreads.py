@@ -54,12 +54,12 @@ class RankSpreads:
         bucket.add(rank, event)
 
     def take(self, *, final: bool = False) -> Iterator[Ranks]:
-        """Yield the steps that are ready, in order.
+        """Yield the steps that are ready, in order. Leave out steps that only one rank has completed.
 
         A step is ready if every rank has completed it, or after `LATE` seconds. If `_MAX_OPEN` steps are not
         ready, the oldest of them is yielded, too.
 
-        With ``final``, no rank will complete another step, so all steps are yielded.
+        With ``final``, no rank will complete another step, so all steps are ready.
         """
         too_late = time.monotonic() - LATE
         while self._open:

@@ -32,7 +32,7 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 
 def peak_kind(name: str) -> str:
-    """Return a kind of memory: ``host.rss`` for the name ``host``, ``cuda0.allocated`` for ``cuda0``."""
+    """Return the kind of memory that is shown as the peak of ``name``, such as ``cuda0.allocated``."""
     return HOST if name == "host" else name + ALLOCATED
 
 

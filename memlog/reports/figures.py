@@ -36,7 +36,7 @@ _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
 """``traced``: the figure is the worst traced step's peak. ``derived``: the worst traced step was the run's
-first, and memlog has added the optimizer's state to the peak, as in ``memlog advise``."""
+first, and the figure is its peak with the optimizer's state from the start on, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
@@ -88,8 +88,8 @@ def run_figures(run: RunDirectory) -> RunFigures:
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
     """Return the value of ``trace.peak``, in bytes, and its source.
 
-    The value is the peak of the worst traced step. If this step is the run's first step, memlog adds the
-    optimizer's state, which did not exist during most of the step.
+    The value is the peak of the worst traced step. If this step is the run's first step, the value is the
+    steady peak (see `steady_peak_of`), because the optimizer's state did not exist during most of the step.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -103,7 +103,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
 
 def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
-    """Return the worst traced step's peak in bytes, with the optimizer's state added; ``None``: unknown."""
+    """Return the worst traced step's steady peak in bytes (see `steady_peak_of`); ``None``: unknown."""
     try:
         event, trace = read_worst_step(run)
     except TraceNotFoundError:

@@ -68,7 +68,7 @@ class GrowthBeforeEnd(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """True if the program probably keeps memory of each step: no other cause explains the growth."""
+        """True if the growth lasts and has no other cause: the program probably keeps memory of each step."""
         explained = self.is_of_files or self.is_of_larger_steps or self.is_idle
         return self.lasting and not explained
 

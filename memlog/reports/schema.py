@@ -300,6 +300,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Single memory readings of `memlog.MemoryTracker` and others, by label; the first 200 labels."""
     health: HealthFacts
     omitted: dict[str, int]
-    """Number of alerts, artifacts, blocks, points and phases that this document lacks. Usually empty."""
+    """Number of missing alerts, artifacts, scopes, points and phases, by these names. Usually empty."""
     phases: dict[str, PhaseFacts] = {}
     """Phases by label; the first 200 labels."""

@@ -33,8 +33,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use at this step's peak; a lower bound."""
     traced: bool
-    """True if the larger step was traced. Its tensors took no more bytes than the worst traced step's
-    tensors. So memory outside tensors made the step larger."""
+    """True if the larger step was traced. In this case, its tensors took no more bytes than the worst traced
+    step's tensors, so memory outside tensors made the step larger."""
     inputs: str | None = None
     """The larger step's inputs and their shapes, as text. If these inputs are unknown, the text has the
     inputs of an earlier step, with that step's number. ``None``: no inputs are known."""

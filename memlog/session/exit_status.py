@@ -19,8 +19,8 @@ def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
     Errors in an interactive shell do not count. At exit, Python does not report ``sys.exit(1)``. A script
-    that ends with ``sys.exit(1)`` therefore counts as finished. If ``SystemExit`` leaves a session's ``with``
-    block, the script counts as failed.
+    that ends with ``sys.exit(1)`` therefore counts as finished. If this ``SystemExit`` leaves a session's
+    ``with`` block, the script counts as failed.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 

@@ -99,7 +99,7 @@ class Phases:
         self.end(next((each for each in reversed(stack) if each.label == wanted), None))
 
     def end(self, phase: object, error: str | None = None) -> None:
-        """End a phase and the phases nested in the phase. Ignore a phase that has already ended.
+        """End a phase that `begin` returned, and the phases nested in it. Ignore a phase that has ended.
 
         ``error`` is the type of the exception that ended the phase; ``None``: no exception.
         """

@@ -71,8 +71,8 @@ class Target(msgspec.Struct, frozen=True):
     joined: TrackerRun | None
     """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
     opened: TrackerRun | None = None
-    """Run that an earlier sink opened for this target. If there is none, the sink searches for its own run by
-    `own_id`. If the sink finds no run, the sink opens a run."""
+    """Run that an earlier sink opened for this target. If it is ``None``, the sink searches for such a run by
+    `own_id` or `id_with_beside`. If the sink finds no run, the sink opens a run."""
     project: str | None = None
     name: str | None = None
     begun_us: int | None = None

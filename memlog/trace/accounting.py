@@ -204,7 +204,7 @@ class Accountant:
         rows: Figures by layer and phase.
         added: Largest rise of the live bytes in each layer, inner layers included. A rise belongs to one call
             of the layer's forward, or to one uninterrupted part of the layer's backward pass.
-        lines: Bytes allocated outside all modules, by line of the program (see `RecordedTrace.lines`).
+        lines: Bytes allocated outside all modules, by the line's number in `RecordedTrace.lines`.
         unmatched_frees: Number of frees without a recorded allocation.
     """
 
