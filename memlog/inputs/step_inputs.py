@@ -81,7 +81,7 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
 def _variables(frame: FrameType) -> list[tuple[str, object]]:
     """Return the names and values of a frame's variables.
 
-    If the frame runs the top-level code of a Python file or class, return only the variables that this code uses.
+    If the frame runs a Python file's top-level code, return only the variables that this code uses.
     """
     code = frame.f_code
     if code.co_flags & CO_OPTIMIZED:

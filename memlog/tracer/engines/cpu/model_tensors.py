@@ -82,8 +82,8 @@ class ModelTensors:
     def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
         """Classify ``gradient``, the gradient of ``parameter``.
 
-        An untracked gradient counts as allocated now if ``parameter`` is in a traced module, else as allocated
-        before the trace.
+        An untracked gradient counts as allocated now if ``parameter`` is in a traced module, else
+        as allocated before the trace.
         """
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD
