@@ -105,7 +105,7 @@ def _netrc_files(address: str) -> Iterator[str]:
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            yield name  # another client's parser may accept the file
+            yield name  # another HTTP client may be able to read this file, and find a password in it
             continue
         if match is None or known.authenticators(match["host"].lower()) is not None:
             yield name

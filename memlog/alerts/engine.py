@@ -197,7 +197,7 @@ class _Watch:
 
     def _of_files(self, event: Reading) -> int:
         """Return the bytes of mapped files, which don't count as growth; 0 if the rule judges no growth."""
-        # The kernel can drop the pages of mapped files.
+        # The kernel can drop the pages of mapped files if memory runs short, so these bytes are no growth.
         if self._rule.growth is None:
             return 0
         if isinstance(event, Sample):

@@ -72,7 +72,8 @@ class _Memo(list[Any]):
         if index == len(self):
             self.append(value)
         else:
-            super().__setitem__(index, value)  # picklers count up: a larger number is an error
+            # Picklers number values without gaps, so a larger index is an error.
+            super().__setitem__(index, value)
 
 
 class _Unpickler(_InPython):  # type: ignore[misc]

@@ -140,7 +140,7 @@ class Puller:
                 outcome = "written"
             self._taken.add(name)
             return Pulled(artifact, target, size, outcome)
-        raise AssertionError  # numbers don't end
+        raise AssertionError  # never reached: `numbered` yields names without end
 
 
 def _bounded(

@@ -95,8 +95,8 @@ class OptimizerClock:
                 return
             period.other_stepped(optimizer, nested=bool(self._running))
         elif self._armed:
-            # A subclass's step that calls its parent's step begins and ends twice. The hooks can't be
-            # paired by counting, because a step that raises begins and never ends.
+            # A subclass's step that calls its parent's step begins and ends twice. Counting can't
+            # pair the hooks: if a step raises an error, its begin hook runs, but its end hook does not.
             self._armed = False
             if period.clock_stepped():
                 self.on_step(optimizer)

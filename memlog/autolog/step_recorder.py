@@ -79,7 +79,7 @@ class BatchRecorder:
         if self._is_forked_copy():
             return
         own = checked_number(number, self._diagnostics)
-        # An optimizer may already have recorded the step that the first call reports.
+        # When the caller reports a step for the first time, an optimizer may already have recorded that step.
         recorded = not (self._by_hand or self._claimed) and self._begun
         self._by_hand = self._by_hand or not self._claimed
         if recorded:

@@ -54,7 +54,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
-            # The message of a wrong rule or gate has three lines, which show the mistake.
+            # The message about a wrong alert rule or a wrong gate (`--fail-if`) has three lines. The third
+            # line points to the mistake, so the lines stay separate.
             raise _WrongUse(*str(error).split("\n")) from error
         except LaunchError as error:
             _Failure(str(error)).show()

@@ -159,7 +159,7 @@ def _name(line: RunLine) -> str:
 def _name_width(console: Console) -> int:
     """Return the width of the column of names, limited so that a long name leaves room for the figures."""
     if not console.is_terminal:
-        return LONGEST_NAME  # init accepts no longer name
+        return LONGEST_NAME  # `init` refuses longer names, so no name is cut
     return 10 if console.width < _ROOMY else 24
 
 

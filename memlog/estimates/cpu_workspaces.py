@@ -89,7 +89,7 @@ def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
     if any(isinstance(value, torch.Generator) for value in kwargs.values()):
         return None  # the program's own generator: a measurement would change its state
     if any(is_sparse(value) for value in (*args, *kwargs.values())):
-        return None  # zeros would be all of its values, and not those that it has
+        return None  # measurements use dense tensors of zeros, but a sparse tensor stores only some values
     call = _Call(func, args, kwargs, out)
     large = call.size(()) > _WHOLE
     with _disable_current_modes(), torch.no_grad(), _same_random_numbers(func):

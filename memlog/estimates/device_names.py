@@ -41,7 +41,7 @@ class _OnCpu(TorchFunctionMode):
         if func is torch.device and (given, named) != (list(args), kwargs or {}):
             return torch.device("cpu")
         if func is Tensor.to and len(given) > 1 and type(given[1]) is int:
-            given[1] = "cpu"  # the number of a CUDA device
+            given[1] = "cpu"  # the integer was the number of a CUDA device
         return func(*given, **named)
 
 

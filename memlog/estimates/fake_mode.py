@@ -90,7 +90,7 @@ class FakeMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._attributes = vars(FakeTensor(self, torch.empty(0, device=_META), _CPU)).copy()
-        # Switches off torch's own cache. Beside memlog's cache, its checks would take longer than it saves.
+        # memlog has its own cache. The checks of torch's cache would take more time than that cache saves.
         self.cache_enabled = False
         self.convert: Callable[[Tensor], Tensor] | None = None
 
@@ -151,7 +151,8 @@ class FakeMode(FakeTensorMode):
         if _changes_values_only(func):
             return None
         if func.name() == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
-            # Mixtures of experts: torch multiplies other types, too, but refuses fake tensors of them.
+            # In this product (mixtures of experts), torch accepts real tensors of several types, but fake
+            # tensors only of type bfloat16.
             with self:
                 halves = (each.bfloat16() for each in args[:2])
                 return func(*halves, *args[2:], **kwargs).to(args[0].dtype)

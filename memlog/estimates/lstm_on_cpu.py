@@ -89,7 +89,8 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
     if at == len(lengths):
         return _measured(forward, backward, *chosen)
     if at == len(lengths) - 1 and lengths[at] == lengths[at - 1]:
-        return _extrapolated(forward, backward, (*chosen, chosen[-1]))  # cut together
+        # Inputs and states are equal in size. They stay equal in each measurement.
+        return _extrapolated(forward, backward, (*chosen, chosen[-1]))
     points = _points(forward, at)
     if lengths[at] <= points[-1]:
         return _extrapolated(forward, backward, (*chosen, lengths[at]))

@@ -44,7 +44,7 @@ class UsersRows:
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._received: deque[Event] = deque()
         self._waiting = _RowValues()
-        # Values for the open row that came after the user had logged to it.
+        # Values that belong to the open row, but came after the user had logged to the row.
         self._late = _RowValues()
         self._held = _RowValues()
         self._closed: dict[Axis, int] = {}
@@ -89,8 +89,8 @@ class UsersRows:
         axis, index = placed
         with self._lock:
             reached, closed = self._held.newest.get(axis, -1), self._closed.get(axis, -1)
-            # The open row still waits for its own step. The helper's samples of earlier steps can be read
-            # after the user's last row was opened: they must not get a row of their own.
+            # The user logs each row before its step. The helper's samples of earlier steps can come after the
+            # row was opened. These samples join the open row, so that they do not get a row of their own.
             if self._logs_first and axis == "step" and self._number is not None:
                 reached = max(reached, self._number)
             into = self._late if index <= reached else self._waiting

@@ -156,7 +156,8 @@ class InProcessWriter:
         while not self._complete.is_set():
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            # Taken before the journal is read: the user's thread waits until all events so far are written.
+            # The ending runs are taken before the journal is read. If a run ends later, this pass may miss
+            # the run's last events.
             ending = [self._ending.popleft() for _ in range(len(self._ending))]
             self._write_once()
             self._write_to_ending(ending)

@@ -114,7 +114,8 @@ class WrittenRuns:
         try:
             artifact = keep_report(self._run, f"report-{run_state.user_run.run_id}.html")
             if artifact is not None:
-                # The file's own name differs from that of the helper's report, which comes later.
+                # In the run's folder, the report has a name of its own, so that the helper's later report
+                # does not replace it.
                 shown = replace(artifact, name=REPORT_FILE)
                 run_state.user_run.log_artifact(shown, self._run.path / shown.path, self._run.id)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises

@@ -46,7 +46,7 @@ def birth_of(pid: int) -> Birth:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
-        # This /proc has processes alone, as systemd's ProcSubset=pid mounts it.
+        # This /proc shows only processes, for example because systemd mounted it with ProcSubset=pid.
         raise PermissionError(str(error)) from error
     return Birth(boot, int(fields[_START]))
 

@@ -47,7 +47,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         os.execvpe(command[0], list(command), environ)  # noqa: S606 - it is the user's own command
     except OSError as error:
         raise _refused(command[0], error) from error
-    except ValueError as error:  # an empty name, as of "$PYTHON" if the shell has no such variable
+    except ValueError as error:  # the name is empty, for example an unset "$PYTHON"
         raise LaunchError(f"{command[0]!r} can't be run: {error}", _NOT_FOUND) from error
     finally:
         for number, handler in before.items():

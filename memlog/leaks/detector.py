@@ -94,7 +94,8 @@ def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
         return
     yield _DeviceSeries(ALLOCATED, device.allocated, _DEVICE_FLOOR, device.allocated)
     if device.reserved is not None and device.inactive_split is not None:
-        # Neither whole free blocks nor free parts of memory that was reserved before count as growth.
+        # The smaller figure keeps growing only if both do. Splits of memory that is reserved already do not
+        # raise the first figure. Whole free blocks do not raise the second.
         level = min(device.reserved - device.allocated, device.inactive_split)
         yield _DeviceSeries(FRAGMENTED, level, _FRAGMENTED_FLOOR, device.reserved)
 
@@ -225,7 +226,7 @@ class GrowthDetector:
         if anon is not None:
             searching = self._is_searching()
             self._take_host(self._gaps.take(event.step, anon, left_out=searching))
-            if searching:  # memory that the search took does not count as growth of the allocator's
+            if searching:  # measure the heap's growth from now on, without the search's own memory
                 self._heap, self._suspected = read_heap(), event.step
                 self._host.in_use.clear()
             elif self._host.pending is not None and event.step % _HEAP_STEPS == 0:

@@ -47,7 +47,7 @@ def _is_known(finding: Finding, before: Finding) -> bool:
     if (finding.kind, finding.where) != (before.kind, before.where):
         return False
     if finding.rate is None or finding.kind == "larger_steps":
-        # The rate of larger steps is the slope of a curve. The curve becomes steeper with more steps.
+        # Larger inputs alone can raise the rate of larger steps, so a higher rate of this kind is no news.
         return True
     return finding.rate < _FASTER * (before.rate or 0.0)
 

@@ -214,7 +214,7 @@ class _Times:
         if before is None or time_us < before[0] or number <= before[1]:
             return
         if self._count % self._every == 0:
-            # With `every`, or in a thinned journal, there are several steps from one event to the next.
+            # Two events are several steps apart if the user set `every`, or if the journal was thinned.
             self._kept.append((time_us - before[0]) / (number - before[1]))
             if len(self._kept) >= _MOST_TIMES:
                 self._kept = self._kept[::2]

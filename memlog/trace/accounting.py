@@ -154,7 +154,8 @@ class _Frames:
         if stack[-1].phase in (BACKWARD, OPTIMIZER):
             self._close_innermost(event.thread, event.time_ns, live)
         elif event.phase == BACKWARD:
-            # The backward pass that begins needs the storages that the loss still holds.
+            # A backward pass begins. Undecided storages that are still live are activations: the loss holds
+            # them for this pass.
             stack[-1].mark_activations()
         if event.phase == BACKWARD:
             parts.begin(event.layer, live)

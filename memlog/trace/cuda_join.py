@@ -123,7 +123,7 @@ class HistoryJoin:
         self._existing = list(existing)
         self._opening = opening
         self._started_us = started_us
-        # Only marks of changes have an owner.
+        # A CLASSIFY mark changes no layer or phase. Allocations after it belong to the change before it.
         self._changes = [n for n, mark in enumerate(marks) if mark.kind != CLASSIFY]
         self._times = [marks[n].time_ns for n in self._changes] if by_time else None
         self._live: dict[int, int] = {}
@@ -213,7 +213,7 @@ class HistoryJoin:
             mark = self._marks[number]
             thread, (layer, phase) = mark.thread, mark.owner
             if phase == BACKWARD and thread != 0 and number < self._last_forward:
-                # An autograd thread still has the note of the previous backward pass.
+                # This mark of an autograd thread is from an earlier backward pass. The layer is unknown.
                 layer = OUTSIDE
                 self.unattributed += 1
         return self._add(

@@ -103,7 +103,7 @@ def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
             live = None if live is None else live + size
         elif event.kind == encoding.FREE:
             live = None if live is None else live - size
-            # The FREE's own layer says which backward pass used the storage.
+            # A FREE event's own layer is another one: the layer whose backward pass read the storage.
             layer = allocation.layer if allocation else encoding.OUTSIDE
         elif event.kind == encoding.READING:
             live = event.key

@@ -58,7 +58,8 @@ def handed_over(run: RunDirectory) -> protocol.Begin | None:
 
 
 def _has_no_helper(run: RunDirectory) -> bool:
-    with HelperLock(run) as is_free:  # released here: the thread's helper takes the lock itself
+    # `with` releases the lock, because the helper on the new thread takes the lock itself.
+    with HelperLock(run) as is_free:
         return is_free
 
 

@@ -206,7 +206,8 @@ class Helper:
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
                     explain(self._run, self._bus, witness, self._diagnostics, failure)
-            elif pipe_is_closed:  # by `exec`, because the trainer itself closes it only at its end
+            elif pipe_is_closed:
+                # The trainer is alive and did not report its end. So `exec` closed the pipe.
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))

@@ -78,8 +78,8 @@ class DevicesInUse:
         return tuple(found)
 
     def _other(self, name: str, used: int) -> int | None:
-        # The driver is read between two steps. If the allocator's cache changes meanwhile, the difference of
-        # the two figures is wrong.
+        # `used` was read after `held`. The allocator may have reserved or released memory in between. So the
+        # difference counts only if the last two steps reported the same number of bytes.
         before, held = self._reserved.get(name, (None, None))
         return used - held if held is not None and before == held <= used else None
 

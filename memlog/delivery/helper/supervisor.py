@@ -226,7 +226,7 @@ def _cause(code: int) -> str:
         return "it can't create its file in the run's folder, for example because the disk is full"
     if code >= 0:
         return f"exit code {code}"
-    # Imported here, because `init` need not load what only a helper that was killed needs.
+    # Imported here to keep `init` fast: only the message about a killed helper needs this module.
     from memlog.delivery.helper.exit_watch import signal_name  # noqa: PLC0415
 
     return signal_name(-code)

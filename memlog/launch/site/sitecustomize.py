@@ -84,7 +84,7 @@ if _options:
     except Exception as _error:
         _print(f"this process goes on without being recorded ({_described(_error)})")
 
-# Import the next file of this name. Its errors pass through. If there is none, the import fails here with the
-# error that Python ignores, as it would without this file.
+# Import the next `sitecustomize`. If that module raises an error, the error passes through. If there is no
+# such module, the import raises an ImportError. Python ignores this error, as it would without this file.
 del sys.modules["sitecustomize"]
 __import__("sitecustomize")

@@ -135,7 +135,8 @@ class ModuleNames:
             self.roots.append(RootModule(weakref.ref(root), path, prefix))
         # The limit is for shared modules: each comes one time for each of its paths.
         for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
-            # A module without a name is the root, or the module in torch.compile's wrapper: one layer.
+            # The plain name is empty for the root, and for the module inside torch.compile's wrapper. Both
+            # are one layer.
             self._remember(module, prefix + _plain(name) if _plain(name) else path)
         return path
 

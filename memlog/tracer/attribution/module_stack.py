@@ -183,8 +183,8 @@ class ModuleStack:
             if backward:
                 self.set_phase(thread_state, OUTSIDE, FORWARD)
             return layer, FORWARD
-        # A module that began in this backward pass runs its forward again. A module that began outside it
-        # calls backward() inside its own forward.
+        # A backward pass is running. A module that began during this pass runs its forward again (activation
+        # checkpointing). A module that began before this pass has called backward() inside its own forward.
         if began_in == task:
             return layer, RECOMPUTE
         layer = self._backward_layer(thread_state)

@@ -138,7 +138,7 @@ class ModeCopies:
             return torch_private.operation_name(func) == "add" and not (
                 isinstance(args[1], Tensor) and args[1].ndim
             )
-        # While a mode is active, autograd copies a sparse gradient that it would take over without a mode.
+        # Without a mode, autograd would not clone this sparse gradient, but share its memory with `.grad`.
         return (
             func is _CLONE
             and self._name == _ACCUMULATES

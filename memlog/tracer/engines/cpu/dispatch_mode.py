@@ -101,7 +101,8 @@ class ObservingMode(TorchDispatchMode):
             torch_private.allow_higher_order_ops(type(self))
         _remove_finished_from_top()
         _flags.add(self)
-        self._thread = threading.current_thread()  # before: Ctrl-C may come between the two lines
+        # The thread is set before the mode is entered, because Ctrl-C may come between the two lines.
+        self._thread = threading.current_thread()
         self.__enter__()
 
     @property

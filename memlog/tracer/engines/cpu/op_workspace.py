@@ -24,7 +24,7 @@ from memlog.tracer import torch_private
 
 NO_WORKSPACE: Final = 0
 """Class of operations that allocate nothing but their results."""
-MEASURED: Final = 16  # these are bits above `dispatch_mode.RESULT`
+MEASURED: Final = 16  # MEASURED, UNMEASURED and BY_TYPES are bits above `dispatch_mode.RESULT`
 UNMEASURED: Final = 32
 """Class of operations of the program or of another library. They are not measured, since they may do
 anything."""
@@ -202,7 +202,7 @@ def _is_indexing(func: Any) -> bool:
 
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
-        # Such a mode is below the current one, belongs to another tracer, and measures the same operation.
+        # Another tracer's mode is below the current mode on the stack, and measures the same operation.
         _last_measured.func = None
         out = func(*args, **kwargs)
         return out, _last_measured.found if _last_measured.func is func else None

@@ -139,7 +139,7 @@ class NativeEngine(HookEngine):
         # thread's next mark.
         self._history.note(label(len(self._marks) - 1))
 
-    # Categories of tensors.
+    # Methods that record the layers and categories of tensors.
 
     def _add_roots(self, *, late: bool = False) -> None:
         """Record the existing tensors of root modules that were found since the last call.
