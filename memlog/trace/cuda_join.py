@@ -142,12 +142,13 @@ class HistoryJoin:
         yield from self._before(history)
         for entry in history:
             action = entry.get("action")
+            if action not in {"alloc", "free_requested"}:
+                continue
+            number = self._mark_number(entry)
+            yield from self._marks_until(-1 if number is None else number)
             if action == "alloc":
-                number = self._mark_number(entry)
-                yield from self._marks_until(-1 if number is None else number)
                 yield self._alloc(entry, number)
-            elif action == "free_requested":
-                yield from self._marks_until(self._mark_number(entry) or -1)
+            else:
                 yield from self._free(entry)
         yield from self._marks_until(len(self._marks) - 1)
 
