@@ -103,7 +103,8 @@ def _finish(session: memlog.Session) -> None:
     status: Status = "killed" if running else "failed" if error else "finished"
     with suppress(BaseException):
         try:
-            if error is not None:  # `finish` describes the exception that is being handled
+            # `finish` takes the run's error from sys.exc_info(), so the error must be raised first.
+            if error is not None:
                 raise getattr(error, "_base_exc", error)
         finally:
             session.finish(status, timeout=_LONGEST_WAIT)

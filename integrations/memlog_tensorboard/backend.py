@@ -91,7 +91,8 @@ def _folder_of(thread: threading.Thread) -> Path | None:
     """Return the folder to which a writer's thread writes; ``None`` if the folder is not on this machine."""
     records = getattr(thread, "_record_writer", None)
     file = getattr(records, "_writer", None)
-    # The attributes in order: tensorboardX's, that of tensorboard's stub of TensorFlow, and TensorFlow's own.
+    # tensorboardX has the file's name in `_file_name`. tensorboard has the name in `filename`, or, if
+    # TensorFlow is installed, in `name`.
     names = (getattr(records, "_file_name", None), getattr(file, "filename", None))
     found = next((name for name in (*names, getattr(file, "name", None)) if name), None)
     if found is None:

@@ -59,7 +59,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
     # A relative path is relative to this process's working directory. The helper's may be another one.
     found[DIR] = str(Path(found.get(DIR, ".")).absolute())
     if sys.argv and sys.argv[0]:
-        found.setdefault(PROGRAM, sys.argv[0])  # the helper's program is memlog
+        found.setdefault(PROGRAM, sys.argv[0])  # otherwise W&B would show the helper's program
     return found
 
 

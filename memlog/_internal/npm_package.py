@@ -48,7 +48,8 @@ class FetchError(Exception):
 def cache_directory() -> Path:
     """Return memlog's folder in the user's cache, by the XDG base directory specification."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The specification says to ignore a relative path, below which anybody's files may lie.
+    # The specification says to ignore a relative path. Such a path leads into the working directory, where
+    # other users may have files.
     root = named if named.is_absolute() else Path.home() / ".cache"
     return root / "memlog"
 

@@ -183,7 +183,7 @@ class _Parser(Reader):
         token = self.next
         if self.took_word(*_FIGURES):
             return token.text, None
-        self.refuse_torchs_name()  # a device may also come after a level
+        self.refuse_torchs_name()  # `_level_before` did not check the word after a level
         found = self.device()
         if found is not None:
             device, measure = found

@@ -60,7 +60,7 @@ class OptimizerClock:
         self._before: list[_ClockPeriod] = []
         self._running: list[int] = []
         self._armed = False
-        self._backward: int | None = None
+        self._last_backward: int | None = None
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
@@ -70,9 +70,8 @@ class OptimizerClock:
         """
         nested = bool(self._running) and id(optimizer) not in self._running
         self._running.append(id(optimizer))
-        # True from the second step within one backward pass on.
-        self._same_backward = backward is not None and backward == self._backward
-        self._backward = backward
+        self._same_backward = backward is not None and backward == self._last_backward
+        self._last_backward = backward
         period = self._period
         if period is None or period.clock() is None or period.others >= INACTIVE_AFTER:
             self._before.clear()
@@ -213,7 +212,7 @@ class Autolog:
 
     def _install(self, module: ModuleType) -> None:
         if not hasattr(module, "register_optimizer_step_post_hook"):
-            return  # another thread is importing torch at this moment; the run goes on without its steps
+            return  # another thread is still importing torch: this run's steps are not detected
         self._handles = [
             module.register_optimizer_step_pre_hook(_unless_compiling(module.torch, self._begin)),
             module.register_optimizer_step_post_hook(

@@ -232,7 +232,8 @@ def _batch(call: _Call) -> _Dimension | None:
         samples = [tensor for tensor in tensors if (tensor.ndim, tensor.shape[:1]) == longest]
     else:
         shape = next((each.shape for name, each in call.given if name not in _PARAMETERS), None)
-        # A loss may have a weight for each value. No layer's weight has its input's shape.
+        # A loss may have a weight for each value. This weight has samples, and has the first tensor's shape.
+        # The weight of a layer usually has another shape than the layer's input.
         samples = [
             each for name, each in call.given if name not in _PARAMETERS or each.shape == shape
         ]

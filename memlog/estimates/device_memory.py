@@ -56,7 +56,7 @@ def reserved(
     live: set[int] = set()
     try:
         for _ in range(_REPEATS):
-            # Each replay begins with the storages from before the trace, not with those that the last left.
+            # Undo the previous replay: each replay begins with the storages from before the trace.
             for key in live - begun.keys():
                 allocator.free(key)
             for key in sorted(begun.keys() - live):

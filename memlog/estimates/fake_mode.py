@@ -100,7 +100,8 @@ class FakeMode(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing in here could be compiled, and with True torch wraps each call
+        # With True, torch would wrap each call to prevent compilation. But nothing in a call can be compiled.
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:

@@ -95,8 +95,8 @@ def _regime(indexes: Sequence[int], levels: Sequence[float], least: int) -> int:
     begin = count - max(count // 2, least)
     line = line_through(indexes[begin:], levels[begin:])
     size = max(count // _GROUPS, 3)
-    # The medians of these small groups vary more than the medians of the line's blocks. So the spread of
-    # single levels is used if it is larger.
+    # `line.spread` comes from only eight medians, and can be too small by chance. In that case, the deviation
+    # of the single levels is larger, and is used instead.
     noise = _NEAR * max(_deviation(indexes[begin:], levels[begin:], line), line.spread)
     while begin:
         first = max(begin - size, 0)

@@ -170,7 +170,7 @@ class UsersRows:
             for point in taken.points.values()
             if point.fold == "last"
             and point.index <= self._closed.get(point.axis, -1) < taken.newest[point.axis]
-        ]  # a value of the previous row would stand beside values of a later step
+        ]  # values of steps that already have a row; here they would look like values of a later step
         for name in stale:
             del taken.points[name]
         self.folded += bool(stale)

@@ -122,8 +122,7 @@ class Names:
     """
 
     def __init__(self) -> None:
-        # The empty text equals no user's name. So a user's file with the name and the kind of one of these
-        # files gets another name.
+        # No user's file has an empty original name. So no user's file gets one of these names.
         self._names = {name: ("", kind) for name, kind in _OWN}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:

@@ -43,7 +43,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
     its row with a later step, or one of the step's values came after the row was closed."""
     dropped: dict[str, int] = {}
 
-    # As in `UploadState`, for code that reads both states. They never change.
+    # Constants with the names of attributes of `UploadState`, for code that reads both kinds of state.
     own_run: None = None
     provisional: int = 0
 

@@ -204,7 +204,7 @@ def _gap(line: bytes) -> Gap | None:
         gap: Gap = _decoder(Gap).decode(line)
     except UNDECODABLE:
         return None
-    # A journal may come from anywhere: positions must increase.
+    # A damaged or forged journal may hold any numbers. Positions must increase, so `bytes` must be above 0.
     return gap if gap.bytes > 0 and 0 <= gap.delivered <= gap.events else None
 
 

@@ -224,7 +224,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
     """Return the runs whose name in ``init``, name in a tracker, or id in a tracker is ``name``."""
-    # Imported here, because that module needs the uploaders' states, whose module imports this one.
+    # Imported here, because `run_names` imports this module.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 
     found = []

@@ -92,8 +92,8 @@ class HolderReport:
         grown = growing(self._objects, censuses, budget)
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
-        # Without containers that the watched iterations made, such as a batch's dictionary: such a container
-        # can be an element of a container that grows.
+        # Containers that the watched iterations made are left out. Such a container, for example a batch's
+        # dictionary, can be an element of a container that grows.
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
@@ -165,7 +165,7 @@ class HolderReport:
         found = []
         for left in sites.values():
             known = [key for key in left if key in self._tensors.by_storage]
-            # The storage that was made last: in a linked list, its tensor is nearest to the list's name.
+            # Take the newest storage. In a linked list, the newest node is usually nearest to a variable.
             holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
             sizes = {key: one.size for key, one in left.items()}
             found.append(_Target(holders, left, sizes))
@@ -243,7 +243,7 @@ class HolderReport:
         if any(id(one) in self._growing for one in owner.containers):
             return True
         if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
-            return False  # the owner held as much before, as a ring buffer or a full cache does
+            return False  # the owner's container, such as a ring buffer, is old and has not grown
         return bool(target.nodes) or self._recurs(target.storages.values())
 
     def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:

@@ -179,7 +179,8 @@ class SeriesWatch:
         if found is None or found.total < self._floor:
             return None
         before = self._levels.highest_before(found.since)
-        # If the level was as high before the growth began, the growth is a swing that rises again.
+        # If a level before the growth was about as high as the newest, levels go up and down: this is no
+        # leak.
         return None if before is not None and before > found.level - found.total / 4 else found
 
     def _begin(self, growth: Growth, step: int, *, is_told: bool = False) -> None:
@@ -206,7 +207,7 @@ class SeriesWatch:
         found = self._growth_since(suspected, SIGMAS)
         if found is not None and _goes_on(self._levels, self._found_at, found, suspected):
             if found.since > step - (step - suspected.since) // 2:
-                # The growth has a new regime, which has to last, too.
+                # `found` began long after `suspected`. So `found` must last, too, before it is confirmed.
                 self._begin(found, step, is_told=True)
                 return None
             self._found, self._is_told = None, False

@@ -106,7 +106,7 @@ class Accumulator:
     def _take_header(self, header: Header) -> None:
         self._header, self._has_older_names = header, header.has_older_names
         for backend, binding in header.bindings.items():
-            # Keep the newest binding: its offset changes if the trainer passes the number of its first step.
+            # Keep the newest binding of a run, because the run's first step may change the offset.
             self.bindings.setdefault(backend, {})[binding.run_id] = binding
 
     def _note(self, event: Event) -> None:

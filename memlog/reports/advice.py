@@ -338,7 +338,7 @@ def _limit(failure: OutOfMemory | None, *, only_later: bool) -> Iterator[str]:
     if failure is None or failure.limited_by is None or failure.device != "host":
         return
     if had_room(failure):
-        return  # another limit stopped it
+        return  # the known limit had room, so another limit stopped the allocation
     limit = f"{failure.limited_by}, now {format_bytes(failure.limit)}."
     if only_later:
         yield f"A higher limit only lets it fail later: {limit}"

@@ -179,7 +179,7 @@ class _Fold:
         """
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():
-            # Of a device's allocated bytes, this is the peak.
+            # The peak that the summary calls `cuda0.allocated` is the figure `cuda0.peak`.
             is_device = kind.endswith(ALLOCATED)
             known[kind.removesuffix(ALLOCATED) + ".peak" if is_device else kind] = peak.bytes
         known.update(self._levels)

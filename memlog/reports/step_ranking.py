@@ -186,7 +186,8 @@ def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[
     held = None if at is None else at.held
     advice = advise(trace, held)
     larger = None if at is None or event.step is None else fold.larger(at, device, advice)
-    # If the run was killed, the journal may lack the worst step's event. At least that step was traced.
+    # If the run was killed, the journal may lack the worst step's event. But the worst step was traced, so
+    # the number is at least 1.
     return advice, Standing(max(len(fold.traced), 1), held, larger)
 
 

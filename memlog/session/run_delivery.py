@@ -79,7 +79,7 @@ class RunDelivery:
 
     def start_threads(self) -> None:
         if self._sinks:
-            # Imported here because most trainers have no such sinks.
+            # Imported here because few users pass sinks as objects.
             from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
 
             names = self._settings.backends

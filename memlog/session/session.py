@@ -309,8 +309,9 @@ def init(
     }
     settings = resolve(passed(arguments), config)
     if settings.alerts:
-        # A wrong rule raises even if monitoring is switched off.
-        with suppress(OSError):  # no file can be opened: beginning the session reports it
+        # A wrong rule raises even if monitoring is switched off. If the process can open no more files, the
+        # import raises OSError. Session() then reports this error.
+        with suppress(OSError):
             from memlog.alerts import parse_rules  # noqa: PLC0415 - needed only with rules
 
             parse_rules(settings.alerts)

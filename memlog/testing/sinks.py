@@ -77,7 +77,7 @@ class OpeningContract(TrackerChecks):
         run = first.open()
         _log(first, points(5))
         first.close(None)
-        if first.durable:  # otherwise the tracker may need an end to store anything
+        if first.durable:  # otherwise close(None) may have ended the run to store the points
             assert self.status(run.run_id) is None
         for opened in (run, None):
             sink = self.open_sink(Target(RUN, None, opened=opened, begun_us=BEGUN_US))

@@ -107,7 +107,7 @@ class NodeRuns:
             if run.id in self._threads or run.id == self._own or self._training.host(rank) != host:
                 continue
             begin = handed_over(run)
-            # The run's own helper may still be at work, and leave the run later.
+            # If the run's own helper process has not ended yet, a later search starts the thread.
             if begin is not None and run.end() is None and _has_no_helper(run):
                 thread = threading.Thread(
                     target=self._help, args=(begin,), name=f"memlog-rank-{rank}", daemon=True

@@ -76,7 +76,7 @@ class RankWork:
         """Begin to read the other ranks' journals. Call `lead` only for the lowest rank's run."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             if self._registration is not None and self._journal is None:
-                self._training = None  # no lower rank's helper can take the run
+                self._training = None  # no rank is lower, so `look` need not search for a lower one
                 self._journal = RankJournal(
                     self._run,
                     self._registration,

@@ -66,6 +66,6 @@ class Copies:
                 self._made = known, path
                 return path
         except OSError:
-            pass  # no room, for example: the client gets the file itself
+            pass  # for example, the disk is full; `of` then returns the path of the run's own file
         self.drop()
         return None

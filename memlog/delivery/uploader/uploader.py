@@ -267,8 +267,8 @@ class Uploader:
     def _binding(self, file: JournalFile, header: Header) -> Binding | None:
         """Return the user's run that a segment's events go to; ``None``: the sink's own run."""
         binding = header.bindings.get(self.backend)
-        # Events from before the user's first run go to that run, unless a run of the sink's own has been
-        # opened for them meanwhile.
+        # Events from before the user's first run go to that run. But if the sink has already opened a run of
+        # its own, these events go to the sink's run.
         if binding is None and self.state.own_run is None:
             binding = _first_binding(self.run, self.backend, file)
         if binding is not None:

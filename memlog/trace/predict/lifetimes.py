@@ -332,7 +332,7 @@ def highest(
     ``spikes`` are pairs of a moment and bytes that are live at this moment only. If there are several pairs
     for one moment, the largest counts.
     """
-    changes = [0.0] * (length + 2)  # the first is START
+    changes = [0.0] * (length + 2)  # an index is a moment plus 1, because START is -1
     for begin, end, size in intervals:
         changes[begin + 1] += size
         # A use after the last allocation would end one moment after the step.

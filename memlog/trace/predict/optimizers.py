@@ -88,7 +88,8 @@ def kept_states(traced: TracedStep) -> list[State]:
         size = whole.size // whole.values
         found.append(State(step, name, whole.values, size, _value_bytes(traced, step)))
         covered |= whole.keys
-    # By chance, a sum over a weight's rows may have the size of the bias, but it never has the weight's size.
+    # A sum over a weight's rows can have the size of the bias, and then covers the bias. So the covered
+    # parameters must have almost all bytes.
     layers = {key.layer for kept in groups.values() for key in kept}
     in_layers = _of_layers(stepped, layers)
     kept_for = sum(
@@ -207,7 +208,7 @@ def _candidates(
     layers = {key.layer for key in groups[step]}
     if OUTSIDE not in layers:
         return _of_layers(stepped, layers)
-    # The trace ended before it named this state's layers: exclude the layers of other optimizers' states.
+    # Some layers of this state are unknown. So all layers count, except those of other optimizers' states.
     others = {key.layer for other, kept in groups.items() if other != step for key in kept}
     rest = Counter({key: count for key, count in stepped.items() if key.layer not in others})
     return rest or stepped

@@ -184,7 +184,8 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInter
     if result.uses.used and used < traced.backward_after(at):
         # The loss (cross entropy) does not keep the result for the backward pass.
         return SizedInterval(at, max(at, used) + 1, result.size)
-    # A product does not keep its own result, so the copy replaces it.
+    # A layer of `PRODUCTS` does not keep its result for the backward pass. So the float32 copy replaces the
+    # half-precision result, and only the difference of the two sizes is added.
     alone = traced.kind(result.layer) in PRODUCTS
     return SizedInterval(at, _backward_into(traced, at), result.size * (_HALF if alone else 1.0))
 

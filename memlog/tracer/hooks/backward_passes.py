@@ -45,7 +45,8 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         original = getattr(torch.autograd, torch_private.ENGINE, None)
         if original is None or self._on:
             return
-        if original is not self._replacement:  # a library may have put it back after a window
+        # After a window, a library may have put memlog's replacement back. `_original` is then still right.
+        if original is not self._replacement:
             self._original = original
         setattr(torch.autograd, torch_private.ENGINE, self._replacement)
         self._on = True

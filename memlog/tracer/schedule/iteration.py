@@ -130,7 +130,8 @@ class TracedIteration:
     @property
     def is_done(self) -> bool:
         """True if the window covers an iteration. An unknown interval of an optimizer counts as 1."""
-        # Optimizers that have not stepped in the window come first, so even with very many this is fast.
+        # `active` first yields the optimizer whose last step is the oldest. So `any` usually ends at once,
+        # also if there are very many optimizers.
         if any(not part.in_window for part in self._schedule.active()):
             return False
         return self.steps >= max(

@@ -269,8 +269,8 @@ def kind_of(func: Any) -> int:
 def _result_of(func: Any) -> int:
     schema = getattr(func, "_schema", None)
     if schema is None or schema.name == "aten::lift_fresh":
-        # Higher-order operations have no schema. lift_fresh returns a view by its schema, but its tensor is
-        # made of Python numbers and was not seen before.
+        # Higher-order operations have no schema. lift_fresh returns a view of a tensor that torch just made
+        # from Python numbers. The storage of this tensor is new.
         return NEW
     if schema.name == "aten::detach":
         return DETACHED

@@ -293,7 +293,7 @@ def _has_mask(values: Any) -> bool:
 
 def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
-        # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
+        # The class matters, because an operation on fake tensors allocates nothing.
         return type(value), value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_signature, value))

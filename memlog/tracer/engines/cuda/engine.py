@@ -135,8 +135,8 @@ class NativeEngine(HookEngine):
             reading=reading,
         )
         self._marks.append(mark)
-        # If another thread has appended a mark in between, the note names that mark instead, until this
-        # thread's next mark.
+        # Another thread can append a mark before `len` is called. Then the note names that thread's mark,
+        # until this thread makes its next mark.
         self._history.note(label(len(self._marks) - 1))
 
     # Methods that record the layers and categories of tensors.
