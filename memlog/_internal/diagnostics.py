@@ -60,12 +60,12 @@ class Diagnostics:
         fork.renew(self, "_lock", threading.RLock)
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
-        """Count ``count`` losses for ``reason``; log ``message`` the first time."""
+        """Count ``count`` dropped items for ``reason``; log ``message`` the first time."""
         self._count(self.dropped, reason, count)
         self.say_once(reason, message)
 
     def drop_each(self, reason: str, message: str) -> None:
-        """Count one loss for ``reason``; log each different ``message`` once."""
+        """Count one dropped item for ``reason``; log each different ``message`` once."""
         self._count(self.dropped, reason, 1)
         self.say_once(message, message)
 

@@ -44,7 +44,7 @@ class RunAdvice(msgspec.Struct, frozen=True):
 def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     """Show what holds a run's memory, and which changes would reduce it.
 
-    RUN is a run's id or its beginning, its name in a tracker, or "latest". The run needs a traced step:
+    RUN is a run's id or the id's beginning, its name in a tracker, or "latest". The run needs a traced step:
     memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
     """
     found = find_named_run(runs_directory(directory), run)

@@ -50,8 +50,8 @@ def compare_runs(
 ) -> None:
     """Show runs side by side: peaks, step time, categories and layers.
 
-    Changes are in per cent of the first run's values. A RUN is a run's id or its beginning, its name in a
-    tracker, or "latest". docs/compare.md explains gates and the JSON document.
+    Changes are in per cent of the first run's values. A RUN is a run's id or the id's beginning, its name in
+    a tracker, or "latest". docs/compare.md explains gates and the JSON document.
     """
     if len(runs) < 2:  # noqa: PLR2004 - one alone can't be compared
         raise ConfigurationError("name two runs or more: `memlog runs` lists them")

@@ -77,7 +77,7 @@ def pull(
 ) -> None:
     """Download a run's files.
 
-    RUN is a run's id or its beginning, its name in a tracker, or "latest". With --backend it may also be
+    RUN is a run's id or the id's beginning, its name in a tracker, or "latest". With --backend it may also be
     the tracker's id of a run that this machine does not know. For MLflow, your environment names the
     server (MLFLOW_TRACKING_URI).
 

@@ -21,8 +21,8 @@ from memlog.settings import runs_directory
 def show(run: str, directory: Path | None, as_json: bool) -> None:
     """Show one run: its memory, and the delivery of its points.
 
-    RUN is a run's id or its beginning, its name in a tracker, or "latest". docs/show-json.md explains every
-    field of the JSON document.
+    RUN is a run's id or the id's beginning, its name in a tracker, or "latest". docs/show-json.md explains
+    every field of the JSON document.
     """
     found = find_named_run(runs_directory(directory), run)
     summary = summarize(found)

@@ -75,7 +75,7 @@ def sync(
 ) -> None:
     """Deliver the points that a run's trackers don't have yet.
 
-    RUN is a run's id or its beginning, its name in a tracker, or "latest". Its points go to the trackers
+    RUN is a run's id or the id's beginning, its name in a tracker, or "latest". Its points go to the trackers
     for which it was recorded. If the command fails, no point is lost. If you repeat the command, no point
     is delivered twice. If the run has ended and its helper process still waits for a tracker, this command
     stops the helper process.

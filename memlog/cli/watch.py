@@ -49,8 +49,8 @@ def watch(
 ) -> None:
     """Show a run's memory while it trains.
 
-    The page is renewed until the run ends or you press Ctrl-C. RUN is a run's id or its beginning, its name
-    in a tracker, or "latest"; by default the newest run that is still training. If the output is not a
+    The page is renewed until the run ends or you press Ctrl-C. RUN is a run's id or the id's beginning, its
+    name in a tracker, or "latest"; by default the newest run that is still training. If the output is not a
     terminal, each reading is printed as one line. With --json, each reading is printed as one document
     (docs/watch.md explains its fields).
     """

@@ -357,7 +357,7 @@ def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
     outer, inner = _fewest_sides(first)
 
     def cut(matrix: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a smaller matrix in the same storage order: by rows or by columns."""
+        """Return a smaller matrix. It is stored by rows or by columns, like ``matrix``."""
         rows, columns = min(matrix.shape[0], rows), min(matrix.shape[1], columns)
         if _for_blas(matrix) and matrix.stride(1) != 1:
             return torch.zeros(columns, rows, dtype=matrix.dtype).t()

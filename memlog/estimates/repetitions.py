@@ -118,7 +118,7 @@ class _NewTensors:
 
 
 class _LikeArguments(NamedTuple):
-    """Results of an operation for arguments of any shape. Each new tensor has the layout of an argument."""
+    """Known results that hold for arguments of any shape. Each result has the layout of an argument."""
 
     again: Repetition
     """Function that makes the results for the shapes of the first call."""

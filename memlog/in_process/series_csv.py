@@ -25,7 +25,7 @@ def write_series(
 
     The file's columns are axis, index, time_us (Unix time in microseconds), name and value. A segment is
     chosen if ``belongs`` returns True for its header. ``offset`` is `memlog.journal.Binding.offset` of the
-    tracker's run. The file numbers steps as that run does.
+    tracker's run. Steps have the same numbers as in that run.
 
     Raises:
         OSError: the file can't be written.

@@ -1,7 +1,7 @@
 """Relation between the size of a step's inputs and its peak.
 
 An allocator reports only the highest number of bytes that were ever in use. So the peak of a step is known
-only if this number rose in the step. Otherwise the number is an upper bound, unless other code reset it.
+only if this number rose in the step. If it did not rise, and no code reset it, it is an upper bound.
 
 A dimension of an input explains the peaks if all of these hold:
 

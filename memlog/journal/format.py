@@ -86,7 +86,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 def binding_of(run: TrackerRun, offset: int = 0) -> Binding:
-    """Return a tracker's run as the journal and the saved states store it: without credentials."""
+    """Return a tracker's run in the form for the journal and the saved states: without credentials."""
     uri = None if run.uri is None else bare_address(run.uri)
     name = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
     return Binding(run.run_id, uri, name, run.link, offset)

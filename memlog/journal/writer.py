@@ -73,7 +73,7 @@ class JournalWriter:
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """The tracker's run for the next events, by backend."""
+        """The tracker's run to which newly written events belong, by backend."""
         return self._header.bindings
 
     def append(self, event: Event) -> int:

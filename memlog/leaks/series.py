@@ -28,7 +28,7 @@ _SHARE = 0.02 / 100
 """Growth per step, as a fraction of the level: 2 % in 100 steps. Slower growth is ignored, unless
 it reaches `_ENOUGH` bytes per step, or will fill the memory within `_SOON` steps."""
 _ENOUGH = MIB / 2
-"""Bytes per step. Growth of this rate or more is judged, however high the level is."""
+"""Bytes per step. Growth of this rate or more is never ignored (see `_SHARE`)."""
 _SOON = 20_000
 """Number of steps. Growth that will fill the memory within this number of steps is judged even if slow."""
 _PART = 16

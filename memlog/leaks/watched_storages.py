@@ -184,7 +184,7 @@ class StorageWatch:
 
     @property
     def ended(self) -> bool:
-        """True if the watch has ended. If its time was used up, the watch has ended within an iteration."""
+        """True if the watch has ended. If its time is used up, it ends in the middle of an iteration."""
         return self.end_node is not None or self.seconds >= self._most_seconds
 
     def iteration_ended(self) -> None:

@@ -20,7 +20,7 @@ _FURTHER = 0.5
 """Minimum excess of a far larger step over the traced step's peak. A fraction of the bytes in the traced
 step's tensors."""
 _GROWN = 0.1
-"""The excess (see `_FURTHER`) must also be more than this share of the traced step's peak."""
+"""A step counts as far larger only if its excess is also more than this share of the traced step's peak."""
 _RECENT = 64
 """Number of newest steps whose events are kept. A step's `Trace` event comes later than the step's own event.
 When memlog reads the `Trace` event, memlog needs both events."""

@@ -65,7 +65,7 @@ class Judging(NamedTuple):
     the reason."""
     take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
     """Function that takes a step's number, and readings of child processes at that step. memlog calls it only
-    with readings that no sample contains."""
+    with readings that are in no sample of the process tree."""
 
 
 Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]

@@ -251,9 +251,9 @@ def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
 
 
 def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
-    """Return the moment at which the backward pass enters the module again after it has left ``later``.
+    """Return the moment after ``later`` at which the backward pass enters the recomputed module again.
 
-    If the backward pass does not enter the module again, return the `released_at` of ``later``.
+    If the backward pass does not enter this module again, return the `released_at` of ``later``.
     """
     changes = traced.phase_changes_from(later.recompute_at)
     first = next((change for change in changes if change.phase == BACKWARD), None)

@@ -26,7 +26,7 @@ _ALLOCATOR_BLOCK = 512
 """Bytes of an optimizer's step counter on CUDA and XPU. The allocators of these devices allocate at least
 this number of bytes."""
 _ALMOST_ALL = 0.95
-"""Minimum of two fractions. If a fraction is lower, `kept_states` returns an empty list.
+"""Lower limit for each of two fractions. Below it, `kept_states` returns an empty list.
 
 * Bytes of the largest group in `_whole_values` / bytes of the optimizer's state.
 * Bytes of the parameters in the largest groups / bytes of all parameters with gradients in layers with state.

@@ -62,9 +62,9 @@ _ALTERED: Final = frozenset(
         "OrmqrBackward0",
     )
 )
-"""Derivatives that torch computes by other operations while a mode is active, with the same results. In
-torch 2.13's own tests, a mode also changes other derivatives, which `ModeCopies` or `untraced_derivatives`
-handles."""
+"""Derivatives that torch computes with different operations while a dispatch mode is active. The results are
+the same. In torch 2.13's own tests, a mode changes further derivatives. `ModeCopies` or
+`untraced_derivatives` handles these."""
 
 
 class ModeCopies:
