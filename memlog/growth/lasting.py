@@ -9,7 +9,7 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The growth has not stopped. The time since the last new high is at most twice the longest earlier time
   between two new highs.
 - The growth is more than five times the spread of the levels around the trend (by default).
-- The rate's interval (`memlog.growth.line`) lies above zero. Slow swings widen the interval.
+- The rate's interval (`memlog.growth.line`) lies above a quarter of the rate. Slow swings widen it.
 
 The Mann-Kendall test is not used. It gives false alarms if each value is similar to the value before it
 (Hamed and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), as memory levels are. Instead the trend has to hold
