@@ -25,26 +25,30 @@ Written by `make limits`. Limits of a run, and the memory and disk space that a 
 
 _BOUNDS = {
     "the journal of a run": (
-        "`journal_limit`, 2 GiB by default. Beyond it the helper thins closed segments: first those that "
-        "every tracker has received, then the oldest steps. Peaks, alerts, epochs and rare events stay. "
-        "`memlog show` prints the number of removed events. Without a tracker, no event counts as "
-        "delivered, and all steps are thinned equally. The newest segment of each process (16 MiB, or an "
-        "eighth of the limit) is never thinned. If the journal reaches 1.5 times its limit, because the "
-        "helper has ended or is too slow, only steps with a new peak are written, and one of every 1,000 "
-        "others."
+        "`journal_limit`, 2 GiB by default. Above the limit, memlog's [helper process](glossary.md) "
+        "removes events from old files of the journal (*segments*), once from each file. The helper "
+        "process begins with files that all trackers have received. The other files come next, the oldest "
+        "first; without a tracker, these are all files. Of every 1,000 events of one kind, the peaks and "
+        "the last event stay. Alerts, epochs and rare events all stay. `memlog show` prints the number of "
+        "removed events. The newest file of each process (at most 16 MiB, or an eighth of the limit) is "
+        "never changed. If the journal reaches 1.5 times the limit, because the helper process has ended "
+        "or is too slow, memlog writes only steps with a new peak and one of every 1,000 other steps."
     ),
-    "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
-    "a write that the file system does not finish": "none: the step waits until it ends (reliability.md)",
+    "events in the queue for a slow disk": "100,000, about 15 MB; more are dropped and counted",
+    "a write that the file system does not finish": (
+        "no limit: the step waits until the write ends ([promises](reliability.md)). memlog uses the "
+        "queue only after many slow writes that ended."
+    ),
     "a line of the journal": "1 MiB; a longer line is ignored",
     "points that a tracker gets": (
-        "one per step below 10,000; then one per ten, then one per hundred steps, with their peaks: "
-        "28,000 per metric for a million steps"
+        "one per step below step 10,000, then one per ten steps, from step 100,000 one per hundred steps, "
+        "each with the highest peak of its steps: 28,000 points per metric for a million steps"
     ),
     "alerts that a tracker shows": "the newest 1,000 of a run",
     "the name of an artifact": "128 characters",
     "`finish`": (
-        "10 s (`finish_timeout`), 2 s if no tracker can be reached; "
-        "the helper continues for 120 s (`linger`), for 20 s after SIGTERM"
+        "10 s (`finish_timeout`), 2 s if no tracker can be reached; the helper process continues for 120 "
+        "s (`linger`), after SIGTERM for 20 s"
     ),
 }
 
@@ -229,7 +233,8 @@ def _bounds() -> str:
 
 def _long(events: int) -> str:
     lines = [
-        f"A run of {events:,} batch events with one device, against one of {events // 10:,}:\n",
+        f"Two runs, of {events // 10:,} and of {events:,} batch events (one event per step), with one device "
+        "each:\n",
         f"| | {events // 10:,} | {events:,} |",
         "|---|---|---|",
     ]
@@ -244,8 +249,8 @@ def _long(events: int) -> str:
 
 def _named(figures: dict[str, float]) -> dict[str, str]:
     return {
-        "change of the trainer's resident set, MiB": f"{figures['trainer_mib']:.1f}",
-        "change of the helper's resident set, MiB": f"{figures['helper_mib']:.1f}",
+        "change of the training process's resident set, MiB": f"{figures['trainer_mib']:.1f}",
+        "change of the helper process's resident set, MiB": f"{figures['helper_mib']:.1f}",
         "journal, bytes per event": f"{figures['bytes_an_event']:.0f}",
     }
 

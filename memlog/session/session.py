@@ -128,14 +128,14 @@ class Session(TrainerInterface, SessionDisplay):
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str = "file", *, name: str | None = None
     ) -> Path | None:
-        """Save a file with the run and upload it to every backend; ``memlog pull`` fetches it again.
+        """Save a file with the run, and upload it to each tracker that stores files.
 
-        memlog copies the file into the run's folder before the call returns, so the original can be changed
-        or deleted afterwards. A later file of the same name and kind replaces the earlier file. A name can
-        hold ASCII letters, digits, ``.``, ``_`` and ``-``. memlog replaces all other characters by ``_``. If
-        two files with different names or kinds would get the same name, memlog adds the kind or a short
-        digest to the later name. memlog prints each changed name. Never raises: if a file can't be saved,
-        memlog prints the reason once and counts the file in `health`.
+        ``memlog pull`` fetches the file again. memlog copies the file into the run's folder before the call
+        returns, so the original can be changed or deleted afterwards. A later file of the same name and kind
+        replaces the earlier file. A name can hold ASCII letters, digits, ``.``, ``_`` and ``-``. memlog
+        replaces all other characters by ``_``. If two files with different names or kinds would get the same
+        name, memlog adds the kind or a short digest to the later name. memlog prints each changed name. Never
+        raises: if a file can't be saved, memlog prints the reason once and counts the file in `health`.
 
         Args:
             path: The file.
