@@ -67,7 +67,7 @@ def _restoring(client: MlflowClient, run: Run) -> str:
     try:
         stage = client.get_experiment(experiment_id).lifecycle_stage
     except MlflowException:
-        stage = LifecycleStage.ACTIVE  # the stage is unknown: return the command for the run alone
+        stage = LifecycleStage.ACTIVE  # unknown: return the command that restores the run
     if stage == LifecycleStage.DELETED:
         return f"with its experiment: `mlflow experiments restore --experiment-id {experiment_id}`"
     return f"`mlflow runs restore --run-id {run.info.run_id}`"

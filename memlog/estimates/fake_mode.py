@@ -157,7 +157,7 @@ class FakeMode(FakeTensorMode):
             with self:
                 halves = (each.bfloat16() for each in args[:2])
                 return func(*halves, *args[2:], **kwargs).to(args[0].dtype)
-        # For an operation that takes no fake tensors, torch makes real ones of full size.
+        # If an operation does not support fake tensors, torch runs it on real tensors of full size.
         self.allow_fallback_kernels = _bytes_in((args, kwargs)) <= MOST
         try:
             out: Any = self.dispatch(func, types, args, kwargs)

@@ -244,6 +244,7 @@ def _which(found: Sequence[RunDirectory], what: str, remedy: str) -> str:
 
 
 def _local(seconds: float) -> str:
-    with suppress(ValueError, OverflowError, OSError):  # a damaged journal may have any number
+    # A damaged journal may have a number out of range.
+    with suppress(ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
     return "an unknown time"

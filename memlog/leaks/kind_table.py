@@ -42,7 +42,7 @@ class KindTable(Generic[_Kind]):
         kinds = self._kinds
         if present.isdisjoint(kinds):
             return
-        # All loops before this line run in C, because most objects are of no interest.
+        # Most objects are of no interest. The C function `compress` skips them faster than this loop could.
         pairs = zip(objects, numbers, strict=True)
         for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
             yield one, kinds[number]

@@ -283,7 +283,7 @@ class StorageWatch:
         if torch.compiler.is_compiling() or torch_private.tracing_graph():
             return
         if torch_private.profiling() or not self._mode.measures:
-            self.end()  # the profiler would count each operation below the mode twice
+            self.end()  # with this dispatch mode, the profiler would count each operation twice
             return
         began = time.thread_time()
         with self._diagnostics.contained("noticing that a module begins"):

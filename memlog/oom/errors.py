@@ -68,7 +68,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     message = str(error)
     passed_on = _PASSED_ON.search(message)
     if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
-        return True  # torch can't rebuild NumPy's MemoryError, for example, and raises RuntimeError
+        return True  # torch can't create some types again, such as NumPy's MemoryError
     return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _MAPPING, _ENDED_WORKER))
 
 

@@ -69,7 +69,7 @@ def _address_space(memory: dict[str, int]) -> Headroom:
         return UNKNOWN_HEADROOM
     name = "the limit on the process's address space (ulimit -v)"
     after = max(limit - used, 0)
-    if peak > limit:  # the limit was lowered later, so the highest use under it is unknown
+    if peak > limit:  # the limit was lowered later; the highest use since then is unknown
         return Headroom(None, None, after, limit, name)
     return Headroom(peak, limit - peak, after, limit, name)
 

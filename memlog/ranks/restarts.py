@@ -50,9 +50,9 @@ def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
     its = known.place
     if (its.job, its.rank) != (place.job, place.rank) or its.restart > place.restart:
         return False
-    # A later training may have the same job name. But only attempts of one training have the same parent, for
-    # example torchrun. A SLURM job that is queued again has another parent. But SLURM's job ids are unique,
-    # so the job name is enough.
+    # Under torchrun, a later training may have the same job name, so the parent process must be the same.
+    # Under SLURM, a job that is queued again has another parent process. There the job name is enough,
+    # because it has the job's unique id.
     is_here = known.host == os.uname().nodename
     has_same_parent = is_here and known.parent == os.getppid()
     if its.restart == place.restart:  # torchrun counts no restart if another machine's ranks failed

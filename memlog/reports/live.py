@@ -180,7 +180,7 @@ class LiveRun:
     def as_rank(self, rank: int) -> LiveRank:
         """Return this run's row among the ranks of a training."""
         memory = self._memory()
-        # Accelerators come last in the list.
+        # `memory` has the accelerators last. The row shows one of them, else the host.
         return LiveRank(
             rank=rank,
             run=self.run.id,

@@ -281,8 +281,8 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
     if not totals.health:
         return None, None
     total = sum(event.overhead_total_ms for event, _ in totals.health.values())
-    # Not the sum: if the trainer's last health event could not be written, the helper process reports the
-    # missing milliseconds, for the same steps.
+    # The numbers of steps are not added up. If the trainer's last health event could not be written, the
+    # helper process's event has the missing milliseconds, and counts the same steps again.
     steps = max(steps for _, steps in totals.health.values())
     if not total:
         return None, None  # the trainer has published no health event, or no step was timed

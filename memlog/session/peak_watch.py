@@ -135,5 +135,5 @@ def _when(peak: _Peak) -> str:
         return f"in the phase {event.label}"
     if event.step is None:
         return "before the first step"
-    # A watermark is an upper bound: memory may have reached it at any time before.
+    # A watermark is the highest memory so far, so the peak may be of this step or of an earlier one.
     return f"{'by' if peak.source == 'watermark' else 'at'} step {event.step:,}"

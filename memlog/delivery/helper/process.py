@@ -131,7 +131,7 @@ class Helper:
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
             os.nice(10)  # now, so that the threads that start below inherit it
-        if not self._begin.again:  # the first helper has published the origin
+        if not self._begin.again:  # the first helper process has published the run's origin
             self._origin.start()
         self._uploaders.start_named()
         self.ranks.begin()

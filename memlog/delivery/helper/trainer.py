@@ -41,7 +41,8 @@ class Trainer:
         """True if the trainer's process has died."""
         if self._begin.shared:
             return not self._run.is_alive()
-        # If the parent dies, the child gets another parent. A process number alone could have been reused.
+        # If the parent dies, the child gets another parent. The trainer's process number alone
+        # proves nothing, because another process can get the same number.
         return os.getppid() != self._begin.trainer_pid
 
     @property

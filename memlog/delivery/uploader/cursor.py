@@ -96,7 +96,7 @@ class Cursor:
     def progress(self) -> Progress:
         """Return the progress to save when all pending data is sent."""
         if self.plan is None:
-            return self._saved  # nothing was read, so open buckets are still open
+            return self._saved  # nothing was read, so incomplete points are still incomplete
         sent = max(self.at, self.sent)
         opened = self.plan.open_since
         return Progress(sent=sent, resume=min([sent, *opened.values()]), open=opened)

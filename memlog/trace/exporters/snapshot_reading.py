@@ -156,7 +156,7 @@ def _add_entry(device: DeviceSnapshot, entry: dict[str, Any]) -> None:
 
 def _whole_number(value: Any, what: str, limit: int = _MAX_SIZE) -> int:
     if type(value) is not int:
-        # The message names the type only: the text of lists that share lists can be endless.
+        # The message has only the type: the text of a list that contains one list many times can be enormous.
         raise ValueError(f"{what} is a {type(value).__name__}")
     if not 0 <= value < limit:
         raise ValueError(f"{what} is out of range")

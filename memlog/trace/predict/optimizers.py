@@ -88,8 +88,8 @@ def kept_states(traced: TracedStep) -> list[State]:
         size = whole.size // whole.values
         found.append(State(step, name, whole.values, size, _value_bytes(traced, step)))
         covered |= whole.keys
-    # A sum over a weight's rows can have the size of the bias, and then covers the bias. So the covered
-    # parameters must have almost all bytes.
+    # A sum over a weight's rows can have the size of the bias, and then counts as state of the bias. So the
+    # parameters with state must have almost all bytes of these layers.
     layers = {key.layer for kept in groups.values() for key in kept}
     in_layers = _of_layers(stepped, layers)
     kept_for = sum(

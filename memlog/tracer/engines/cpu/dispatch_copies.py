@@ -134,7 +134,7 @@ class ModeCopies:
     def _is_altered(self, func: Any, args: Any) -> bool:
         if self._name in _ALTERED:
             return True
-        if self._name == _LOGITS:  # with class weights, the derivative begins with an addition of 1
+        if self._name == _LOGITS:  # with class weights, it first adds the number 1
             return torch_private.operation_name(func) == "add" and not (
                 isinstance(args[1], Tensor) and args[1].ndim
             )
