@@ -41,7 +41,7 @@ def sentence(finding: Finding) -> str:
     if not finding.rate:
         return f"{title}."
     since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
-    grows = "" if title.endswith(" grows") else ". It grows"
+    grows = "" if title.endswith(" grows") else ". Memory grows"
     return f"{title}{grows} by {format_bytes(finding.rate)} a step{since}{_forecast(finding)}."
 
 

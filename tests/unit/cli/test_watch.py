@@ -61,7 +61,7 @@ def training(root: Path, run_id: str = "k7m2xq9a", rank: int | None = None) -> M
 
 
 VERDICT = (
-    "`history`, a list, gains one tensor per step. It grows by 10.0 MiB a step since step 12, and "
+    "`history`, a list, gains one tensor per step. Memory grows by 10.0 MiB a step since step 12, and "
     "memory runs out at step 1,900 to 2,150 (80.0 GiB)."
 )
 

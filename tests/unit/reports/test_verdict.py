@@ -99,8 +99,8 @@ def test_levels_that_rise_are_not_called_steady(tmp_path: Path) -> None:
 
 def test_a_finding_is_the_verdict(tmp_path: Path) -> None:
     assert verdict(tmp_path, *steps([GIB] * 40), KEPT) == (
-        "`history`, a list in `__main__` (train.py:31), gains one tensor per step. It grows by 34.0 MiB a "
-        "step since step 12, and memory runs out at step 640 to 700 (24.0 GiB)."
+        "`history`, a list in `__main__` (train.py:31), gains one tensor per step. Memory grows by 34.0 MiB "
+        "a step since step 12, and memory runs out at step 640 to 700 (24.0 GiB)."
     )
 
 
