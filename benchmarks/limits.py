@@ -27,12 +27,13 @@ _BOUNDS = {
     "the journal of a run": (
         "`journal_limit`, 2 GiB by default. Above the limit, memlog's [helper process](glossary.md) "
         "removes events from old files of the journal (*segments*), once from each file. The helper "
-        "process begins with files that all trackers have received. The other files come next, the oldest "
-        "first; without a tracker, these are all files. Of every 1,000 events of one kind, the peaks and "
-        "the last event stay. Alerts, epochs and rare events all stay. `memlog show` prints the number of "
-        "removed events. The newest file of each process (at most 16 MiB, or an eighth of the limit) is "
-        "never changed. If the journal reaches 1.5 times the limit, because the helper process has ended "
-        "or is too slow, memlog writes only steps with a new peak and one of every 1,000 other steps."
+        "process begins with files that all trackers have received. Then the helper process continues with "
+        "the other files, the oldest first. In a run without a tracker, the helper process begins with the "
+        "oldest file. Of every 1,000 events of one kind, the peaks and the last event stay. Alerts, epochs "
+        "and rare events all stay. `memlog show` prints the number of removed events. The newest file of "
+        "each process (at most 16 MiB, or an eighth of the limit) is never changed. If the journal reaches "
+        "1.5 times the limit, because the helper process has ended or is too slow, memlog writes only "
+        "steps with a new peak and one of every 1,000 other steps."
     ),
     "events in the queue for a slow disk": "100,000, about 15 MB; more are dropped and counted",
     "a write that the file system does not finish": (
@@ -42,7 +43,9 @@ _BOUNDS = {
     "a line of the journal": "1 MiB; a longer line is ignored",
     "points that a tracker gets": (
         "one per step below step 10,000, then one per ten steps, from step 100,000 one per hundred steps, "
-        "each with the highest peak of its steps: 28,000 points per metric for a million steps"
+        "each with the highest peak of its steps: 28,000 points per metric for a million steps. W&B is "
+        "different: a run that memlog opens has one row per step, and in your own run memlog adds its "
+        "values to the rows that you log"
     ),
     "alerts that a tracker shows": "the newest 1,000 of a run",
     "the name of an artifact": "128 characters",
