@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog._internal.text_parser import DEVICE_MEASURES, Comparison, Reader
+from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader
 from memlog.reports.aggregates import CGROUP, HOST, TREE
 from memlog.reports.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
 
@@ -48,7 +48,7 @@ class Gate(msgspec.Struct, frozen=True):
     text: str
     """The gate as the user wrote it."""
     figure: str
-    comparison: Comparison
+    comparison: ComparisonSign
     amount: float
     """Limit for the figure's change since the first run, in the figure's unit. If ``share`` is True, the
     limit is a fraction of the first run's figure."""
