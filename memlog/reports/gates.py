@@ -22,14 +22,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader
-from memlog.reports.aggregates import CGROUP, HOST, TREE
+from memlog.reports.aggregates import CGROUP, HOST_RSS, TREE
 from memlog.reports.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
 
 Unit: TypeAlias = Literal["bytes", "ms", "ratio"]
 
 _TIMES = (STEP_TIME, EVALUATION_TIME)
 _FIGURES = (
-    HOST,
+    HOST_RSS,
     TREE,
     CGROUP,
     *(f"device.{measure}" for measure in DEVICE_MEASURES),
