@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from memlog.errors import ConfigurationError
 
-Comparison: TypeAlias = Literal[">", ">=", "<", "<="]
+ComparisonSign: TypeAlias = Literal[">", ">=", "<", "<="]
 
 DEVICE_MEASURES = ("allocated", "reserved", "peak", "fragmentation")
 SIZE_NAMES = "B, KiB, MiB, GiB or TiB"
 """Units of sizes. KB means KiB, MB means MiB, and so on: everywhere in memlog "MB" is 1024² bytes."""
 
-_COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
+_COMPARISONS: tuple[ComparisonSign, ...] = get_args(ComparisonSign)
 _SIZES: dict[str, int] = {"b": 1} | {
     unit: 1024**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -96,7 +96,7 @@ class Reader:
             f"{self._what} can't be read: {remedy}\n  {shown}\n  {' ' * place}^"
         )
 
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> ComparisonSign | None:
         """Consume and return a comparison sign; ``None`` if the next token is no comparison sign."""
         for comparison in _COMPARISONS:
             if self.took_sign(comparison):

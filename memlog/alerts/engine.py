@@ -25,7 +25,7 @@ from memlog.probes.tree import machine_memory, memory_limit
 COOLDOWN_S = 300.0
 """Minimum seconds between two alerts of one rule about the same device or host, by the events' timestamps."""
 
-Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
+JudgedEvent: TypeAlias = Batch | Epoch | Evaluation | Sample
 
 
 def engine_for(
@@ -182,7 +182,7 @@ class _Watch:
             return meters[0].why_not_judged()
         return f"no {rule.held_axis} came, but the rule must hold for {rule.hold}"
 
-    def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
+    def _judge_host(self, event: JudgedEvent, alerts: list[Alert]) -> None:
         self._event_seen = True
         value = getattr(event, self._attribute)
         if value is not None:
@@ -195,7 +195,7 @@ class _Watch:
         found = collect_garbage()
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 
-    def _of_files(self, event: Reading) -> int:
+    def _of_files(self, event: JudgedEvent) -> int:
         """Return the bytes of mapped files, which don't count as growth; 0 if the rule judges no growth."""
         # The kernel can drop the pages of mapped files if memory runs short, so these bytes are no growth.
         if self._rule.growth is None:
@@ -219,7 +219,7 @@ class _Watch:
         value: int | None = getattr(reading, self._attribute)
         return value
 
-    def _take(self, subject: str, value: float, event: Reading, alerts: list[Alert]) -> None:
+    def _take(self, subject: str, value: float, event: JudgedEvent, alerts: list[Alert]) -> None:
         self._value_read = True
         series = self._series.get(subject)
         if series is None:
@@ -254,7 +254,7 @@ class _Watch:
         return series
 
 
-_NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
+_NOTHING_CAME: dict[tuple[type[JudgedEvent], ...], str] = {
     (Batch, Epoch, Evaluation): "no step, epoch or evaluation came",
     (Batch,): "no step came",
     (Epoch,): "no epoch came",
@@ -262,7 +262,7 @@ _NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
 }
 
 
-def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
+def _kinds(rule: Rule) -> tuple[type[JudgedEvent], ...]:
     """Return the types of the events that contain the values that a rule judges."""
     if rule.sampled:
         return (Sample,)
@@ -271,7 +271,7 @@ def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
     return (Epoch,) if rule.growth.axis == "epoch" else (Batch,)
 
 
-def _index(event: Reading, rule: Rule) -> int | None:
+def _index(event: JudgedEvent, rule: Rule) -> int | None:
     """Return the event's step or epoch, whichever the rule counts; ``None`` if the event has none."""
     if isinstance(event, Evaluation):
         return None
@@ -280,7 +280,7 @@ def _index(event: Reading, rule: Rule) -> int | None:
     return event.step
 
 
-def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | None) -> Alert:
+def _alert(rule: Rule, subject: str, value: float, event: JudgedEvent, limit: int | None) -> Alert:
     step = None if isinstance(event, Evaluation) else event.step
     return Alert(
         time_us=event.time_us,

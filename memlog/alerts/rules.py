@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from memlog._internal.text_parser import DEVICE_MEASURES, Comparison, Reader, Token
+from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader, Token
 
 Level: TypeAlias = Literal["info", "warning", "error"]
 GrowthAxis: TypeAlias = Literal["epoch", "step"]
@@ -69,7 +69,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One of `HOST_FIGURES`, or ``device.`` and one of `DEVICE_MEASURES`."""
     device: str | None = None
     """The rule's device; ``None``: any device."""
-    comparison: Comparison
+    comparison: ComparisonSign
     amount: float
     """Threshold in bytes; if `share` is true, a fraction of the limit (0 to 1); for fragmentation, a number
     from 0 to 1."""
@@ -190,7 +190,7 @@ class _Parser(Reader):
             return f"device.{measure}", device
         raise self.error(_unknown_figure(token))
 
-    def _comparison(self, *, upward_only: bool) -> Comparison:
+    def _comparison(self, *, upward_only: bool) -> ComparisonSign:
         if upward_only and not self.next.text.startswith(">"):
             raise self.error("after 'grows' write > or >=")
         comparison = self.comparison()

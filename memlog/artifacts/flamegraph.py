@@ -17,7 +17,9 @@ from memlog.trace.exporters.speedscope_format import SCHEMA
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-Unit: TypeAlias = Literal["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
+SpeedscopeUnit: TypeAlias = Literal[
+    "none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"
+]
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -38,7 +40,7 @@ class _Shared(msgspec.Struct):
 
 class _Sampled(msgspec.Struct, tag="sampled", rename="camel"):
     name: str
-    unit: Unit
+    unit: SpeedscopeUnit
     start_value: float
     end_value: float
     samples: list[list[Index]]
@@ -59,7 +61,7 @@ class _Change(msgspec.Struct):
 
 class _Evented(msgspec.Struct, tag="evented", rename="camel"):
     name: str
-    unit: Unit
+    unit: SpeedscopeUnit
     start_value: float
     end_value: float
     events: list[_Change]

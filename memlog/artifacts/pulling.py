@@ -26,14 +26,14 @@ _SLACK = 64 * 1024**2
 """Bytes by which a downloaded file may be larger than the size in the store's list. A store may list the size
 of the original file and compress the file afterwards."""
 
-Outcome: TypeAlias = Literal["written", "same", "replaced"]
+PullOutcome: TypeAlias = Literal["written", "same", "replaced"]
 
 
 class Pulled(msgspec.Struct, frozen=True):
     artifact: StoredArtifact
     path: Path
     size: int
-    outcome: Outcome
+    outcome: PullOutcome
     """Result of the download.
 
     ``written``: a new file was created. ``replaced``: the download replaced an existing file. ``same``: the
@@ -205,11 +205,11 @@ def _create(came: Path, target: Path) -> bool:
     return True
 
 
-def _replace(came: Path, target: Path) -> Outcome:
+def _replace(came: Path, target: Path) -> PullOutcome:
     if target.is_dir() and not target.is_symlink():
         raise ArtifactError(
             f"{target} is a folder, and --force replaces files only: choose another folder with -o"
         )
-    outcome: Outcome = "replaced" if os.path.lexists(target) else "written"
+    outcome: PullOutcome = "replaced" if os.path.lexists(target) else "written"
     came.replace(target)  # replaces a link itself, not the file that it points at
     return outcome

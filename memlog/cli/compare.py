@@ -15,7 +15,7 @@ from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
 from memlog.ranks.named_run import find_named_run
-from memlog.reports.compare import Compared, Comparison, Verdict, change_percent, compare
+from memlog.reports.compare import Compared, Comparison, GateResult, change_percent, compare
 from memlog.reports.figures import ANY_DEVICE, run_figures
 from memlog.reports.gates import Unit, parse_gate
 from memlog.settings import runs_directory
@@ -66,18 +66,20 @@ def compare_runs(
     else:
         with page() as console:
             _print(console, comparison)
-    failures = [_failed(verdict) for verdict in comparison.gates if verdict.failed is not False]
+    failures = [_failed(result) for result in comparison.gates if result.failed is not False]
     if failures:
         raise GateFailedError("; ".join(failures))
 
 
-def _failed(verdict: Verdict) -> str:
-    if verdict.failed is None:
-        return f"the gate {verdict.gate!r} can't be judged: {verdict.why}"
-    change = change_percent(verdict.first, verdict.value)
+def _failed(result: GateResult) -> str:
+    if result.failed is None:
+        return f"the gate {result.gate!r} can't be judged: {result.why}"
+    change = change_percent(result.first, result.value)
     percent = "" if change is None else f" ({change:+.1f} %)"
-    values = (_value(verdict.unit, value) for value in (verdict.value, verdict.first))
-    return f"the gate {verdict.gate!r} failed: run {verdict.run} has {' against '.join(values)}{percent}"
+    values = (_value(result.unit, value) for value in (result.value, result.first))
+    return (
+        f"the gate {result.gate!r} failed: run {result.run} has {' against '.join(values)}{percent}"
+    )
 
 
 def _print(console: Console, comparison: Comparison) -> None:

@@ -25,7 +25,7 @@ from memlog.cli.output import (
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.reports import Summary, encode, summarize
-from memlog.reports.aggregates import ALLOCATED, HOST
+from memlog.reports.aggregates import ALLOCATED, HOST_RSS
 from memlog.reports.schema import SCHEMA, Delivery, RunStatus
 from memlog.settings import LONGEST_NAME, runs_directory
 
@@ -109,7 +109,7 @@ def _line(run: RunDirectory) -> RunLine:
         status=summary.status,
         begun=summary.run.begun,
         steps=summary.steps,
-        host_peak_bytes=summary.peaks[HOST].bytes,
+        host_peak_bytes=summary.peaks[HOST_RSS].bytes,
         device_peak_bytes=_device_peak(summary),
         delivered=summary.health.delivered,
     )

@@ -19,7 +19,7 @@ from memlog.estimates.device_memory import CONTEXT, WORKSPACES, SizeRange, reser
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
-from memlog.estimates.question import Device, Question
+from memlog.estimates.question import DeviceType, Question
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
@@ -231,7 +231,7 @@ def estimate(
     optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
     batch: Any = None,
     length: int | None = None,
-    device: Device = "cuda",
+    device: DeviceType = "cuda",
     expandable_segments: bool = False,
 ) -> Estimate:
     """Estimate the memory of a training step without computing it, and without a GPU.
@@ -286,7 +286,7 @@ def estimate_made_by(
     *,
     batch: int | None = None,
     length: int | None = None,
-    device: Device = "cuda",
+    device: DeviceType = "cuda",
 ) -> Estimate:
     """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 

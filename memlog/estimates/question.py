@@ -20,7 +20,7 @@ from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.cpu.live_storages import counted_instead
 from memlog.tracer.engines.selection import are_compiled
 
-Device: TypeAlias = Literal["cuda", "cpu"]
+DeviceType: TypeAlias = Literal["cuda", "cpu"]
 _ARGUMENTS = ("model", "optimizer", "batch", "length")
 
 
@@ -37,7 +37,7 @@ class Question:
     optimizer: Any = None
     batch: Any = None
     length: int | None = None
-    device: Device = "cuda"
+    device: DeviceType = "cuda"
     expandable_segments: bool = False
 
     def __post_init__(self) -> None:

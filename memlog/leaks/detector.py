@@ -27,7 +27,7 @@ from memlog.leaks.time_budget import seconds_allowed
 from memlog.probes.garbage import collect_garbage
 from memlog.probes.malloc import Heap, read_heap
 
-HOST = "host.anon"
+HOST_ANON = "host.anon"
 FREE_LISTS = "host.free_lists"
 SHARED = "shared_memory"
 CHILD = "child:"
@@ -164,7 +164,7 @@ class GrowthDetector:
         }
         self._host = SeriesWatch(_HOST_FLOOR, _STEPS)
         self._host.free = host_free(pid)
-        self._watches: dict[str, SeriesWatch] = {HOST: self._host}
+        self._watches: dict[str, SeriesWatch] = {HOST_ANON: self._host}
         self._capacities: dict[str, int | None] = {}
         self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
         self._piles = ProcessPiles(_CHILD_FLOOR, _SAMPLES, self._report_pile)
@@ -214,7 +214,7 @@ class GrowthDetector:
         if news is not None:
             self._report_host(news, suspected=suspected)
         for name, watch in self._watches.items():
-            if name != HOST:
+            if name != HOST_ANON:
                 self._report(name, watch, watch.end())
         for role, watch in self._children.values():
             self._end_child(role, watch)
@@ -319,7 +319,7 @@ class GrowthDetector:
             news = News("withdrawn", news.growth)
         if news.verdict == "suspected":
             self._heap, self._suspected = read_heap(), self._step
-        self._report(HOST, self._host, news)
+        self._report(HOST_ANON, self._host, news)
 
     def _is_garbage(self, growth: Growth, *, old: bool) -> bool:
         """Collect garbage. Return True if the garbage explains a growth.
@@ -346,7 +346,7 @@ class GrowthDetector:
         if news.verdict != "withdrawn" and not name.endswith((ALLOCATED, FRAGMENTED)):
             watch.free = host_free(self._pid)
             watch.delay()
-        if name == HOST and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
+        if name == HOST_ANON and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
             name = FREE_LISTS
         if name == FREE_LISTS or (name.endswith(FRAGMENTED) and news.verdict == "confirmed"):
             watch.wait_on(news.growth)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding, now_us
-from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST, PILE, SHARED
+from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST_ANON, PILE, SHARED
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
@@ -29,7 +29,7 @@ class _Text(NamedTuple):
 
 
 _TEXTS = {
-    HOST: _Text(
+    HOST_ANON: _Text(
         "growth",
         "The process's memory",
         "Anonymous memory (RssAnon) at step ends, which excludes mapped files and shared memory",
@@ -96,7 +96,7 @@ class GrowthFindings:
                 return
             self._fragmented.add(growth.series)
         # Even in healthy programs, allocators take more memory for a while.
-        if growth.series != HOST or confidence_in(growth) == "high":
+        if growth.series != HOST_ANON or confidence_in(growth) == "high":
             self._publish(finding_of(growth))
 
 

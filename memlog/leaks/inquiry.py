@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding
-from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST
+from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST_ANON
 from memlog.leaks.findings import GrowthFindings, confidence_in, finding_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.suspicion import Suspicion
@@ -167,7 +167,7 @@ class GrowthInquiry:
 
 def _has_holders(growth: Suspicion) -> bool:
     """Return True if objects of this process can hold the memory that grows."""
-    return growth.series in (HOST, FREE_LISTS) or growth.series.endswith(ALLOCATED)
+    return growth.series in (HOST_ANON, FREE_LISTS) or growth.series.endswith(ALLOCATED)
 
 
 def _figures(step: int) -> _Figures:

@@ -19,7 +19,7 @@ from memlog.metrics import place, values
 from memlog.reports.schema import MetricSummary, Peak
 from memlog.sink import Axis
 
-HOST: Final = "host.rss"
+HOST_RSS: Final = "host.rss"
 TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
@@ -33,7 +33,7 @@ _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "
 
 def peak_kind(name: str) -> str:
     """Return the kind of memory that is shown as the peak of ``name``, such as ``cuda0.allocated``."""
-    return HOST if name == "host" else name + ALLOCATED
+    return HOST_RSS if name == "host" else name + ALLOCATED
 
 
 class MetricFold:
@@ -107,7 +107,7 @@ class PeakFold:
     """
 
     def __init__(self) -> None:
-        self._peaks = {HOST: UNKNOWN, TREE: UNKNOWN}
+        self._peaks = {HOST_RSS: UNKNOWN, TREE: UNKNOWN}
 
     def expect(self, device: str) -> None:
         """Add a device's missing kinds of memory, ``allocated`` and ``reserved``, with unknown peaks."""
@@ -118,7 +118,7 @@ class PeakFold:
         """Add one event's readings of memory. `Scope` events are left out: they hold changes only."""
         if isinstance(event, (Batch, Epoch, Phase)):
             found = _highest(event.rss, event.rss_peak, event.rss_peak_source)
-            self._offer(HOST, *found, event.step)
+            self._offer(HOST_RSS, *found, event.step)
             self._devices(event.devices, event.step, None)
         elif isinstance(event, Sample):
             self._offer(TREE, event.tree_pss, "sampled", event.step)
@@ -126,7 +126,7 @@ class PeakFold:
         elif isinstance(event, (Evaluation, Recorded)):
             evaluation = event.evaluation if isinstance(event, Evaluation) else None
             step = event.step if isinstance(event, Recorded) else None
-            self._offer(HOST, event.rss, "sampled", step, evaluation)
+            self._offer(HOST_RSS, event.rss, "sampled", step, evaluation)
             self._devices(event.devices, step, evaluation)
 
     def summary(self) -> dict[str, Peak]:

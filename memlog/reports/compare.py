@@ -35,7 +35,7 @@ class Compared(msgspec.Struct, frozen=True):
     or the first run's value is 0."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class GateResult(msgspec.Struct, frozen=True):
     """Result of one gate for one run."""
 
     gate: str
@@ -58,7 +58,7 @@ class Comparison(msgspec.Struct, frozen=True):
     figures: dict[str, Compared]
     categories: dict[str, Compared]
     layers: dict[str, Compared]
-    gates: tuple[Verdict, ...]
+    gates: tuple[GateResult, ...]
     notes: tuple[str, ...]
     """Remarks on the figures, in whole sentences."""
 
@@ -140,12 +140,14 @@ def _sizes(tables: Sequence[Mapping[str, int]], absent: int | None) -> dict[str,
     }
 
 
-def _judge(gate: Gate, first: RunFigures, run: RunFigures, allow_unfinished: bool) -> Verdict:
+def _judge(gate: Gate, first: RunFigures, run: RunFigures, allow_unfinished: bool) -> GateResult:
     before, value = first.figures.get(gate.figure), run.figures.get(gate.figure)
     why = None if allow_unfinished else _unfinished(first, run)
     why = why or _unknown(gate, before, value, run)
     failed = None if why else gate.fails(before or 0.0, value or 0.0)
-    return Verdict(gate.text, run.id, gate.figure, unit_of(gate.figure), before, value, failed, why)
+    return GateResult(
+        gate.text, run.id, gate.figure, unit_of(gate.figure), before, value, failed, why
+    )
 
 
 def _unfinished(*runs: RunFigures) -> str | None:

@@ -11,7 +11,7 @@ from memlog._internal.units import format_bytes, format_duration
 from memlog.errors import TraceNotFoundError
 from memlog.events import REPORT_FILE, Trace
 from memlog.journal import RunDirectory
-from memlog.reports.aggregates import ALLOCATED, HOST, TREE
+from memlog.reports.aggregates import ALLOCATED, HOST_RSS, TREE
 from memlog.reports.schema import HealthFacts, Peak, Summary
 from memlog.reports.summary import summarize
 from memlog.reports.verdict import beyond
@@ -82,8 +82,8 @@ def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
 
 
 def _peaks(summary: Summary) -> Iterator[tuple[str, str]]:
-    names = {HOST: "Peak of the process", TREE: "Peak with its child processes"}
-    host = summary.peaks[HOST].bytes or 0
+    names = {HOST_RSS: "Peak of the process", TREE: "Peak with its child processes"}
+    host = summary.peaks[HOST_RSS].bytes or 0
     known = [
         (kind, peak)
         for kind, peak in summary.peaks.items()

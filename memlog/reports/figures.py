@@ -22,7 +22,7 @@ from memlog.events import (
 )
 from memlog.journal import Entry, RunDirectory
 from memlog.metrics import fragmentation
-from memlog.reports.aggregates import ALLOCATED, HOST, TREE, PeakFold
+from memlog.reports.aggregates import ALLOCATED, HOST_RSS, TREE, PeakFold
 from memlog.reports.schema import RunStatus
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import steady_peak_of
@@ -177,7 +177,7 @@ class _Fold:
 
         If a figure of the control group or of a single device is unknown, the result lacks this figure.
         """
-        known: dict[str, float | None] = {HOST: None, TREE: None}
+        known: dict[str, float | None] = {HOST_RSS: None, TREE: None}
         for kind, peak in self._peaks.summary().items():
             # The peak that the summary calls `cuda0.allocated` is the figure `cuda0.peak`.
             is_device = kind.endswith(ALLOCATED)

@@ -21,15 +21,15 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog._internal.text_parser import DEVICE_MEASURES, Comparison, Reader
-from memlog.reports.aggregates import CGROUP, HOST, TREE
+from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader
+from memlog.reports.aggregates import CGROUP, HOST_RSS, TREE
 from memlog.reports.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
 
 Unit: TypeAlias = Literal["bytes", "ms", "ratio"]
 
 _TIMES = (STEP_TIME, EVALUATION_TIME)
 _FIGURES = (
-    HOST,
+    HOST_RSS,
     TREE,
     CGROUP,
     *(f"device.{measure}" for measure in DEVICE_MEASURES),
@@ -48,7 +48,7 @@ class Gate(msgspec.Struct, frozen=True):
     text: str
     """The gate as the user wrote it."""
     figure: str
-    comparison: Comparison
+    comparison: ComparisonSign
     amount: float
     """Limit for the figure's change since the first run, in the figure's unit. If ``share`` is True, the
     limit is a fraction of the first run's figure."""

@@ -11,7 +11,7 @@ from memlog.journal import Entry, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.journal.run_names import names_of
 from memlog.reports.accumulator import Accumulator
-from memlog.reports.aggregates import ALLOCATED, HOST, TREE, UNKNOWN
+from memlog.reports.aggregates import ALLOCATED, HOST_RSS, TREE, UNKNOWN
 from memlog.reports.history import History
 from memlog.reports.schema import AlertFacts, FindingFacts, RunStatus
 from memlog.reports.summary import alert_facts, finding_facts, iso_time
@@ -121,7 +121,7 @@ class LiveRun:
         self._totals.take(process, entry)
         event = entry.event
         if isinstance(event, (Batch, Evaluation)):
-            self._level(HOST, event.rss)
+            self._level(HOST_RSS, event.rss)
             for device in event.devices:
                 self._level(device.name, device.allocated)
         if isinstance(event, Batch):
@@ -191,13 +191,13 @@ class LiveRun:
         )
 
     def _memory(self) -> list[LiveMemory]:
-        devices = [name for name in self._current if name not in (HOST, TREE)]
-        kinds = [name for name in (HOST, TREE) if self._current.get(name) is not None]
+        devices = [name for name in self._current if name not in (HOST_RSS, TREE)]
+        kinds = [name for name in (HOST_RSS, TREE) if self._current.get(name) is not None]
         return [self._one(name) for name in (*kinds, *sorted(devices))]
 
     def _one(self, name: str) -> LiveMemory:
         kind, limit = name, self._host_limit
-        if name not in (HOST, TREE):
+        if name not in (HOST_RSS, TREE):
             device = self._totals.devices.get(name)
             kind, limit = name + ALLOCATED, None if device is None else device.capacity
         peak = self._totals.peaks.summary().get(kind, UNKNOWN)

@@ -58,7 +58,7 @@ class LiveStorage:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class LayerPhase:
     """Figures of one layer in one phase."""
 
     calls: int = 0
@@ -105,7 +105,7 @@ class _Frames:
     """The running modules of each thread. `Accountant` describes the attribute ``added``."""
 
     def __init__(
-        self, rows: defaultdict[tuple[int, int], Row], layers_around: LayersAround
+        self, rows: defaultdict[tuple[int, int], LayerPhase], layers_around: LayersAround
     ) -> None:
         self.added: dict[int, int] = {}
         self._rows = rows
@@ -217,7 +217,7 @@ class Accountant:
         self.peak_bytes = 0
         self.peak_ns = 0
         self.at_peak: list[LiveStorage] = []
-        self.rows = defaultdict[tuple[int, int], Row](Row)
+        self.rows = defaultdict[tuple[int, int], LayerPhase](LayerPhase)
         self.lines: Counter[int] = Counter()
         self._last_ns = 0
         self.unmatched_frees = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from memlog.trace.accounting import Accountant, LiveStorage, Row
+from memlog.trace.accounting import Accountant, LayerPhase, LiveStorage
 from memlog.trace.encoding import BACKWARD, CATEGORIES, FORWARD, OUTSIDE, OUTSIDE_PATH, PHASES
 from memlog.trace.records import (
     EngineName,
@@ -149,7 +149,7 @@ def _attribution(accountant: Accountant) -> tuple[int, dict[str, int]]:
 def _layers(
     accountant: Accountant, paths: Sequence[str], before: int | None, *, counted: bool
 ) -> Iterator[LayerFigures]:
-    rows: defaultdict[int, dict[int, Row]] = defaultdict(dict)
+    rows: defaultdict[int, dict[int, LayerPhase]] = defaultdict(dict)
     for (layer, phase), row in accountant.rows.items():
         rows[layer][phase] = row
     own: Counter[int] = Counter()
@@ -164,7 +164,7 @@ def _layers(
 
 
 def _with_children(
-    rows: dict[int, dict[int, Row]], own: Counter[int], paths: Sequence[str]
+    rows: dict[int, dict[int, LayerPhase]], own: Counter[int], paths: Sequence[str]
 ) -> tuple[Counter[str], dict[str, dict[int, int]]]:
     """Return two dictionaries by path: the bytes at the peak, and the highest live bytes of each phase.
 
@@ -184,7 +184,7 @@ def _with_children(
 
 def _layer(
     path: str,
-    rows: dict[int, Row],
+    rows: dict[int, LayerPhase],
     at_peak: int | None,
     before: int | None,
     totals: Counter[str],
@@ -219,7 +219,7 @@ def _layer(
 
 
 def _phase(
-    number: int, row: Row, before: int | None, peak: int | None, *, counted: bool
+    number: int, row: LayerPhase, before: int | None, peak: int | None, *, counted: bool
 ) -> PhaseFigures:
     return PhaseFigures(
         phase=PHASES[number],

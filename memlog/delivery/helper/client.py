@@ -190,7 +190,7 @@ class HelperProcess:
         begun = time.monotonic()
         while process.poll() is None:
             if self._done is not None and self._done.exists():
-                return "delivered" if self._done.read_bytes() == protocol.DELIVERED else "dead"
+                return "delivered" if self._done.read_bytes() == protocol.ALL_DELIVERED else "dead"
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"

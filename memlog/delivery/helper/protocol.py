@@ -21,7 +21,7 @@ DONE = "helper-done"
 
 The process may still work for the runs of other ranks.
 """
-DELIVERED = b"1"
+ALL_DELIVERED = b"1"
 """Content of the file `DONE` if all data of the run is delivered. Otherwise the content is ``b"0"``."""
 HANDED_OVER = 5
 """Exit code of a helper that has handed its run over to another rank's helper on the same machine."""

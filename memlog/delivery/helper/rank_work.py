@@ -119,7 +119,7 @@ class RankWork:
             self._diagnostics.contained("noting that a run is delivered"),
             replacing(self._run.path, protocol.DONE) as file,
         ):
-            file.write(protocol.DELIVERED if delivered else b"0")
+            file.write(protocol.ALL_DELIVERED if delivered else b"0")
         self._node.join()
 
     def _lower_rank_is_here(self, training: Training) -> bool:

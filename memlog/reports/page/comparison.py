@@ -12,7 +12,7 @@ from memlog.reports.compare import Compared, Comparison, compare
 from memlog.reports.figures import STEP_TIME, TRACE_PEAK, run_figures
 from memlog.reports.page import drawings, run_sections, sections
 from memlog.reports.page.facts import RunSeries, run_series
-from memlog.reports.page.markup import Child, Row, el, prose, table
+from memlog.reports.page.markup import Child, TableRow, el, prose, table
 from memlog.reports.page.series import Chart, side_by_side
 from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
@@ -161,7 +161,7 @@ def _layers(runs: TwoRuns) -> Element | None:
 
 
 def _table(caption: str, heading: str, runs: TwoRuns, rows: Mapping[str, Compared]) -> Element:
-    cells: list[Row] = []
+    cells: list[TableRow] = []
     for name, row in rows.items():
         difference, change = _difference(row), row.changes_percent[1]
         tone = None if not difference else "more" if difference > 0 else "less"

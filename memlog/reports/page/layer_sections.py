@@ -10,7 +10,7 @@ from memlog._internal.units import format_bytes
 from memlog.events import Trace
 from memlog.reports.page import drawings
 from memlog.reports.page.layers import LayerRow, Node, nodes
-from memlog.reports.page.markup import Child, Row, el, prose, table
+from memlog.reports.page.markup import Child, TableRow, el, prose, table
 from memlog.reports.page.sections import section
 from memlog.trace.predict import Advice
 
@@ -76,7 +76,7 @@ def _table(rows: Sequence[LayerRow]) -> list[Child]:
     if not rows:
         return []
     most = max(1, *(row.at_peak for row in rows))
-    cells: list[Row] = [
+    cells: list[TableRow] = [
         [
             el("code", row.path),
             row.kind,
@@ -100,7 +100,7 @@ def _what_helps(step: ShownStep) -> list[Child]:
     if step.remark:
         parts.append(el("p", *prose(step.remark), class_="note"))
     if advice.hints:
-        rows: list[Row] = [
+        rows: list[TableRow] = [
             [
                 prose(hint.what),
                 format_bytes(hint.peak),

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, fromstring, tostring
 from markdown_it import MarkdownIt
 
 Child: TypeAlias = "Element | str | None"
-Row: TypeAlias = "Sequence[Child | list[Child]]"
+TableRow: TypeAlias = "Sequence[Child | list[Child]]"
 """Cells of a table's row."""
 _HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5"}
 """New level of each heading of a Markdown text. The page's own headings have the higher levels."""
@@ -50,7 +50,7 @@ def prose(text: str) -> list[Child]:
 def table(
     caption: str,
     headings: Sequence[str],
-    rows: Iterable[Row],
+    rows: Iterable[TableRow],
     *,
     numbers: Sequence[int] = (),
 ) -> Element:

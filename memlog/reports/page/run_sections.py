@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from memlog._internal.units import format_bytes, format_duration
 from memlog.reports.aggregates import UNKNOWN, peak_kind
 from memlog.reports.page import drawings, sections
-from memlog.reports.page.markup import Row, el, prose, table
+from memlog.reports.page.markup import TableRow, el, prose, table
 from memlog.reports.page.ranks import Rank
 from memlog.reports.phases import known_peak
 from memlog.reports.schema import Delivery, Summary
@@ -24,7 +24,7 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
     peaks = [rank.summary.peaks.get(peak_kind(rank.chart.id), UNKNOWN).bytes for rank in found]
     known = [peak for peak in peaks if peak is not None]
     most = max(known, default=0)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for rank, peak in zip(found, peaks, strict=True):
         bar = drawings.share_bar((peak or 0) / most, "level") if most else None
         rows.append(
@@ -56,7 +56,7 @@ def alerts(summary: Summary) -> Element | None:
     """Return the section with the alerts; ``None`` if there was none."""
     if not summary.alerts:
         return None
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         [
             alert.place or "before the first step",
             el("span", alert.level, class_=f"pill {alert.level}"),
@@ -75,7 +75,7 @@ def phases(summary: Summary) -> Element | None:
     """Return the section with the phases of the program; ``None`` if the program marked none."""
     if not summary.phases:
         return None
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for label, facts in list(summary.phases.items())[: sections.LISTED]:
         for name, peak in facts.peaks.items():
             most = summary.peaks.get(peak_kind(name), UNKNOWN).bytes

@@ -28,7 +28,7 @@ _INSTALLED: Final = (
 )
 _ELSEWHERE: Final = frozenset(("site-packages", "dist-packages"))
 """Names of folders that hold installed packages, in this or another Python environment."""
-Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
+FileOwner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
@@ -44,7 +44,7 @@ class CallingLines:
         self.lines: list[str] = []
         self._numbers: dict[str, int] = {}
         self._known: dict[tuple[str, int, str], int] = {}
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, FileOwner] = {}
 
     def current_line(self) -> int:
         """Return the number of the program's line that this thread is executing; 0 if there is none.
@@ -79,8 +79,8 @@ class CallingLines:
         """Return whether a source file is outside torch, memlog and all installed packages."""
         return (self._owners.get(file) or self._owner_of(file)) == "program"
 
-    def _owner_of(self, file: str) -> Owner:
-        owner: Owner = "program"
+    def _owner_of(self, file: str) -> FileOwner:
+        owner: FileOwner = "program"
         if file.startswith(_MEMLOG):
             owner = "memlog"
         elif file.startswith(_TORCH):

@@ -9,13 +9,13 @@ import torch
 
 from memlog.trace.records import Fragmentation
 
-Reading: TypeAlias = tuple[int, int | None]
+AllocatorBytes: TypeAlias = tuple[int, int | None]
 """Allocated bytes and reserved bytes; ``None`` if the reserved bytes are unknown."""
 
 NOTHING_RESERVED = "the CPU has no caching allocator, so nothing is reserved"
 
 
-def reader(device: torch.device) -> Callable[[], Reading] | None:
+def reader(device: torch.device) -> Callable[[], AllocatorBytes] | None:
     """Return a function that reads a device's statistics; ``None`` for the CPU.
 
     On the CPU only the resident set of the process is known. Its size does not change from layer to layer.
@@ -49,12 +49,12 @@ def fragmentation(
     return found, None if found else f"{device.type} does not report reserved bytes"
 
 
-def _caching_reader(device: torch.device) -> Callable[[], Reading]:
+def _caching_reader(device: torch.device) -> Callable[[], AllocatorBytes]:
     index = device.index or 0
     raw = getattr(torch._C, f"_{device.type}_memoryStats", None)
     if raw is not None:
 
-        def quick() -> Reading:
+        def quick() -> AllocatorBytes:
             values = raw(index)
             allocated = int(values["allocated_bytes"]["all"]["current"])
             return allocated, int(values["reserved_bytes"]["all"]["current"])
@@ -62,11 +62,11 @@ def _caching_reader(device: torch.device) -> Callable[[], Reading]:
         return quick
     module: Any = getattr(torch, device.type)
 
-    def public() -> Reading:
+    def public() -> AllocatorBytes:
         return int(module.memory_allocated(index)), int(module.memory_reserved(index))
 
     return public
 
 
-def _mps_reading() -> Reading:
+def _mps_reading() -> AllocatorBytes:
     return int(torch.mps.current_allocated_memory()), int(torch.mps.driver_allocated_memory())

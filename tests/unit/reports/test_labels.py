@@ -15,7 +15,7 @@ from memlog.journal import find_run
 from memlog.metrics import safe_label
 from memlog.reports.labels import MAX_LABELS
 from memlog.reports.summary import summarize
-from memlog.session.labels import MAX_LABELS as MAX_METRICS
+from memlog.session.labels import MAX_METRIC_LABELS
 from memlog.sink import Target
 
 
@@ -66,15 +66,15 @@ def test_too_many_labels_are_counted_and_not_sent(
     session.step()
     tracked = memlog.MemoryTracker()
     with caplog.at_level(logging.WARNING):
-        for number in range(MAX_METRICS + 10):
+        for number in range(MAX_METRIC_LABELS + 10):
             tracked.record(f"label {number}")
             tracked.record(f"label {number}")
     memlog.finish()
     [points] = tracker.points.values()
-    assert len({p.name for p in points if "point" in p.name}) == MAX_METRICS
+    assert len({p.name for p in points if "point" in p.name}) == MAX_METRIC_LABELS
     assert session.health.dropped == {"labels": 20}
     assert caplog.text.count("trackers get metrics of only the first 50") == 1
-    assert len(summarize(find_run(tmp_path, session.id or "")).points) == MAX_METRICS + 10
+    assert len(summarize(find_run(tmp_path, session.id or "")).points) == MAX_METRIC_LABELS + 10
 
 
 def test_the_document_has_the_last_and_the_largest_of_each_label(tmp_path: Path) -> None:
