@@ -15,13 +15,13 @@ from memlog.events import (
     Epoch,
     Evaluation,
     Event,
+    Health,
     Phase,
     Recorded,
     Scope,
     Status,
     now_us,
 )
-from memlog.events import Health as HealthEvent
 from memlog.journal.artifacts import Names, keep, not_kept, renamed
 from memlog.session.exit_messages import print_end, print_lost_events
 from memlog.session.labels import Labels
@@ -124,7 +124,7 @@ class Recording(RecordingParts):
                 silent=self._messages.is_silent,
             )
 
-    def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
+    def _close(self, status: Status, error: BaseException | None) -> tuple[End, Health]:
         """Stop every part, and return the run's last events."""
         self._reserve = None
         contained = self._diagnostics.contained
@@ -167,7 +167,7 @@ class Recording(RecordingParts):
             self._delivery.send_end(End(now_us(), status), _empty_health(), 0)
         self._delivery.print_undelivered("at work", 0.1)
 
-    def _publish_summary(self, status: Status) -> HealthEvent:
+    def _publish_summary(self, status: Status) -> Health:
         """Publish memlog's own cost and errors, and print the messages about the whole run."""
         health = _empty_health()
         with self._diagnostics.contained("publishing the run's health"):
@@ -181,5 +181,5 @@ class Recording(RecordingParts):
         return health
 
 
-def _empty_health() -> HealthEvent:
-    return HealthEvent(now_us(), None, None, 0.0, {}, {})
+def _empty_health() -> Health:
+    return Health(now_us(), None, None, 0.0, {}, {})

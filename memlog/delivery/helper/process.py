@@ -34,8 +34,7 @@ from memlog.delivery.helper.trainer import Trainer
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import ChildReading, End, now_us
-from memlog.events import Health as HealthEvent
+from memlog.events import ChildReading, End, Health, now_us
 from memlog.journal import JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
@@ -287,7 +286,7 @@ class Helper:
         unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
-                HealthEvent(
+                Health(
                     time_us=now_us(),
                     step=self._trainer.finish.health.step
                     if unwritten_ms and self._trainer.finish

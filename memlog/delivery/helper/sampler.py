@@ -15,11 +15,11 @@ from memlog.events import (
     DeviceUse,
     End,
     Event,
+    Health,
     OutOfMemory,
     Sample,
     now_us,
 )
-from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
@@ -94,7 +94,7 @@ class StepFollower:
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
         self.end: End | None = None
-        self.health: HealthEvent | None = None
+        self.health: Health | None = None
         self.devices = DevicesInUse()
         self._failed = False
 
@@ -118,7 +118,7 @@ class StepFollower:
                 self.devices.take(entry.event)
             elif isinstance(entry.event, OutOfMemory):
                 self._failed = True
-            elif isinstance(entry.event, HealthEvent):
+            elif isinstance(entry.event, Health):
                 self.health = entry.event
             elif isinstance(entry.event, End):
                 self.end = entry.event
