@@ -69,9 +69,9 @@ class Recording(RecordingParts):
 
     def snapshot(self) -> None:
         if fork.generation == self.generation:
-            if self._tracer is None:
-                self._tracer = self._begin_tracing(0.0, None)
-            self._tracer.want()
+            if self._scheduler is None:
+                self._scheduler = self._begin_tracing(0.0, None)
+            self._scheduler.want()
 
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str, name: str | None
@@ -131,9 +131,9 @@ class Recording(RecordingParts):
         with contained("removing the optimizer hooks"):
             self._autolog.remove()
         self._allocator.stop()
-        if self._tracer is not None:
+        if self._scheduler is not None:
             with contained("ending the tracing of steps"):
-                self._tracer.finish(failed=status != "finished")
+                self._scheduler.finish(failed=status != "finished")
         self._growth.finish(self.batches.last_step)
         self._allocator.run_ended(error)
         self.phases.end_all()
