@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.credential_scope import Home
+from memlog._internal.credential_scope import CredentialScope
 from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of, link_to
@@ -86,7 +86,7 @@ class WandbBackend:
         found = environment.gathered(None if run is None else _settings(run))
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
-    def home(self) -> Home:
+    def home(self) -> CredentialScope:
         """Return the server's address, and the names of variables and files with credentials.
 
         The environment overrides wandb's settings files. If neither names a server,
