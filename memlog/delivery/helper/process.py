@@ -30,7 +30,7 @@ from memlog.delivery.helper.rank_work import RankWork
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.run_uploaders import RunUploaders
 from memlog.delivery.helper.sampler import Sampler
-from memlog.delivery.helper.trainer import Trainer
+from memlog.delivery.helper.training_process import Trainer
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
