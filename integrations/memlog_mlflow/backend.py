@@ -1,4 +1,4 @@
-"""Backend for MLflow. The trainer's process imports this module."""
+"""Backend for MLflow. The training process imports this module."""
 
 from __future__ import annotations
 

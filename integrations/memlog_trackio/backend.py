@@ -1,4 +1,4 @@
-"""Backend for trackio. The trainer's process imports this module."""
+"""Backend for trackio. The training process imports this module."""
 
 from __future__ import annotations
 

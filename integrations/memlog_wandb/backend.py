@@ -1,4 +1,4 @@
-"""Backend for W&B. The trainer's process imports this module."""
+"""Backend for W&B. The training process imports this module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("memlog")
 
 
 class WandbBackend:
-    """Backend that finds the user's W&B run and writes to it from the trainer's process.
+    """Backend that finds the user's W&B run and writes to it from the training process.
 
     It also gathers the settings that a client needs to connect.
     """

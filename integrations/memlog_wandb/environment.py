@@ -100,7 +100,7 @@ def apply(connection: Connection) -> None:
 
     Call this function only in a process of memlog's own, before the import of wandb.
     """
-    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)

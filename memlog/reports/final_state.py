@@ -76,7 +76,7 @@ class FinalState(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """Last sample in which the helper process found the trainer's process; ``None``: there was none."""
+        """Last sample in which the helper process found the training process; ``None``: there was none."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 

@@ -103,7 +103,7 @@ class Recording(RecordingParts):
             self._console.stop_printing_batches()
 
     def finish(self, status: Status, timeout: float, error: BaseException | None) -> None:
-        """End the recording in the trainer's process and leave further delivery to the helper process.
+        """End the recording in the training process and leave further delivery to the helper process.
 
         Wait at most ``timeout`` seconds for delivery. ``error`` is the exception that ended the run, or that
         is being raised.

@@ -37,7 +37,7 @@ def explain(
 ) -> None:
     """Publish a report and an alert about a run that is over, if the run ended badly.
 
-    ``witness`` holds what this process has observed about the trainer's process. ``diagnostics`` counts the
+    ``witness`` holds what this process has observed about the training process. ``diagnostics`` counts the
     parts of the report that fail; the other parts are written. ``failure`` tells which ranks ended badly.
     ``failure`` is ``None`` if all ranks ended well, if their end is unknown, or if the run trained alone.
     """

@@ -1,4 +1,4 @@
-"""Samples of the trainer's process tree. The helper takes them, because the training loop has no time."""
+"""Samples of the training process's tree. The helper takes them, because the training loop has no time."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class StepFollower:
 
 
 class Sampler:
-    """Sampler of the trainer's process tree. It publishes a `Sample` every ``interval`` seconds.
+    """Sampler of the training process's tree. It publishes a `Sample` every ``interval`` seconds.
 
     Samples come earlier if the trainer makes many steps. Between samples, the sampler reads the same child
     processes again, and calls ``on_children`` with the newest step and these readings. The readings are not

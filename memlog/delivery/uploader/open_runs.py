@@ -31,7 +31,7 @@ class OpenRuns:
         state: Saved state of the uploader, with the runs that exist and the runs that the tracker refuses.
         begins: Values that are the same for all sinks. Each sink gets a copy with the sink's own values.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
-            trainer's process writes to no runs.
+            training process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.
         may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
     """
@@ -72,7 +72,7 @@ class OpenRuns:
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
-        """Return the `Claim` of a run to which the trainer's process writes; ``None`` for any other run."""
+        """Return the `Claim` of a run to which the training process writes; ``None`` for any other run."""
         return None if target is None or self._claim is None else self._claim(target)
 
     @property

@@ -44,7 +44,7 @@ class Uploader:
             False, these events wait. Set it to True when no further run of the user is expected.
         may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
-            trainer's process writes to no runs.
+            training process writes to no runs.
 
     Attributes:
         state: State of the delivery; saved in the run's folder.
@@ -240,7 +240,7 @@ class Uploader:
     def _switch_run(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
         """Switch to the run that a segment's events go to; return False if the events must wait.
 
-        Events wait if their run is not known yet, or if the trainer's process writes to the run.
+        Events wait if their run is not known yet, or if the training process writes to the run.
         """
         header = entry.header
         binding = self._binding(file, header)
