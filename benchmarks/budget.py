@@ -118,34 +118,34 @@ class Pause:
 
     def __init__(self, session: memlog.Session) -> None:
         assert session._live is not None
-        assert session._live._tracer is not None
+        assert session._live._scheduler is not None
         self._recording = session._live
-        self._tracer = session._live._tracer
+        self._scheduler = session._live._scheduler
         self._waited = False
         self._since = 0.0
 
     def tracing_cost(self) -> float:
         """Return the seconds spent on tracing, as `memlog show` prints them."""
-        spent, _ = self._tracer.costs.seconds()
+        spent, _ = self._scheduler.costs.seconds()
         return spent
 
     def begin(self) -> None:
         """Remove all hooks of memlog from torch."""
         self._since = time.perf_counter()
         self._recording._autolog.remove()
-        self._waited = self._tracer._waiter.waiting
-        self._tracer._waiter.stop()
-        if self._tracer._subscription is not None:
-            self._tracer._subscription.remove()
-            self._tracer._subscription = None  # the next window makes a new one
+        self._waited = self._scheduler._waiter.waiting
+        self._scheduler._waiter.stop()
+        if self._scheduler._subscription is not None:
+            self._scheduler._subscription.remove()
+            self._scheduler._subscription = None  # the next window makes a new one
 
     def end(self) -> None:
         """Restore the hooks, and set memlog's clocks as if no time had passed."""
         self._recording._autolog = listen(self._recording.batches.optimizer_stepped)
         if self._waited:
-            self._tracer._waiter.start()
+            self._scheduler._waiter.start()
         passed = time.perf_counter() - self._since
-        costs = self._tracer.costs
+        costs = self._scheduler.costs
         if costs.budget._started is not None:
             costs._step_began += passed
             costs.budget._started += passed

@@ -1,4 +1,4 @@
-"""Backend for MLflow. The trainer's process imports this module."""
+"""Backend for MLflow. The training process imports this module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 from types import ModuleType
 
-from memlog._internal.credential_scope import Home
+from memlog._internal.credential_scope import CredentialScope
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_mlflow import environment
 from memlog_mlflow.uris import absolute_uri, link_to
@@ -63,9 +63,9 @@ class MlflowBackend:
             return Connection(uri=found.get(environment.TRACKING_URI), environment=found)
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
 
-    def home(self) -> Home:
+    def home(self) -> CredentialScope:
         """Return the environment's tracking URI, and the names of variables and files with credentials."""
-        return Home(
+        return CredentialScope(
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),
             own_schemes=frozenset({"databricks", "databricks-uc", "uc"}),

@@ -70,7 +70,7 @@ def apply(connection: Connection) -> None:
     Call this function only in a process of memlog's own, before the import of mlflow. mlflow reads some of
     the variables only during the import.
     """
-    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)
@@ -96,7 +96,7 @@ def _is_wanted(name: str) -> bool:
 def _with_source(context: str | None, script: str) -> str:
     """Return the value of `RUN_CONTEXT` with the training script as the run's source.
 
-    A source that the user has named is kept. The trainer's process must pass the script's name, because
+    A source that the user has named is kept. The training process must pass the script's name, because
     ``sys.argv[0]`` is memlog in the helper.
     """
     return json.dumps({"mlflow.source.name": script, **_parsed(context)})

@@ -44,7 +44,7 @@ class MlflowSink:
     """A `memlog.sink.Sink` for MLflow. Its methods raise the errors that `Sink` names.
 
     The sink has its own client and names the run by its id, because MLflow's active run exists only in the
-    trainer's process.
+    training process.
 
     Args:
         target: The run to write to.

@@ -1,4 +1,4 @@
-"""Backend for TensorBoard. The trainer's process imports this module."""
+"""Backend for TensorBoard. The training process imports this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend for trackio. The trainer's process imports this module."""
+"""Backend for trackio. The training process imports this module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.credential_scope import Home
+from memlog._internal.credential_scope import CredentialScope
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_trackio import environment
 from memlog_trackio.addresses import RunAddress, link_to, run_address
@@ -51,7 +51,7 @@ class TrackioBackend:
         run = _open_run()
         return Connection(environment.location(run), environment.gathered(run))
 
-    def home(self) -> Home:
+    def home(self) -> CredentialScope:
         """Return the address for new runs, and the names of variables and files with credentials."""
         return environment.home()
 

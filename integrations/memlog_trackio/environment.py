@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from memlog._internal.credential_scope import Home, secret_names
+from memlog._internal.credential_scope import CredentialScope, secret_names
 from memlog.sink import Connection
 from memlog_trackio.addresses import in_folder, in_space, on_server, run_address
 
@@ -61,12 +61,12 @@ def folder() -> Path:
     return Path(home).expanduser().absolute() / "trackio"
 
 
-def home() -> Home:
+def home() -> CredentialScope:
     """Return the address for new runs, and the names of variables and files with credentials."""
     credentials = list(secret_names(gathered()))
     if Path(_LOGIN).expanduser().exists():
         credentials.append(_LOGIN)
-    return Home(location(), tuple(credentials))
+    return CredentialScope(location(), tuple(credentials))
 
 
 def apply(connection: Connection, uri: str | None = None) -> None:

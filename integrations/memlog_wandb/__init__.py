@@ -1,6 +1,6 @@
 """memlog's integration with Weights & Biases.
 
-Importing this package does not import wandb. memlog writes to a user's open run from the trainer's process
+Importing this package does not import wandb. memlog writes to a user's open run from the training process
 (`memlog_wandb.in_process`), because only this way leaves the user's rows unchanged. memlog writes to its own
 run from its helper process, with the sink that `backend.open_sink` imports there.
 """

@@ -1,4 +1,4 @@
-"""Backend for W&B. The trainer's process imports this module."""
+"""Backend for W&B. The training process imports this module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.credential_scope import Home
+from memlog._internal.credential_scope import CredentialScope
 from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of, link_to
@@ -19,7 +19,7 @@ logger = logging.getLogger("memlog")
 
 
 class WandbBackend:
-    """Backend that finds the user's W&B run and writes to it from the trainer's process.
+    """Backend that finds the user's W&B run and writes to it from the training process.
 
     It also gathers the settings that a client needs to connect.
     """
@@ -86,7 +86,7 @@ class WandbBackend:
         found = environment.gathered(None if run is None else _settings(run))
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
-    def home(self) -> Home:
+    def home(self) -> CredentialScope:
         """Return the server's address, and the names of variables and files with credentials.
 
         The environment overrides wandb's settings files. If neither names a server,

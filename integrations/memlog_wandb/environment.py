@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memlog._internal.credential_scope import Home, secret_names
+from memlog._internal.credential_scope import CredentialScope, secret_names
 from memlog.sink import Connection
 from memlog_wandb.addresses import server_of
 
@@ -63,7 +63,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
     return found
 
 
-def home() -> Home:
+def home() -> CredentialScope:
     """Return the server's address, and the names of variables and files with credentials.
 
     The environment overrides wandb's settings files. If neither names a server,
@@ -76,7 +76,7 @@ def home() -> Home:
         server = written.get("base_url", server)
         if any(name in written for name in ("api_key", "identity_token_file")):
             credentials.append(str(file))
-    return Home(found.get(BASE_URL, server), tuple(credentials))
+    return CredentialScope(found.get(BASE_URL, server), tuple(credentials))
 
 
 def _settings_files(found: Mapping[str, str]) -> list[Path]:
@@ -100,7 +100,7 @@ def apply(connection: Connection) -> None:
 
     Call this function only in a process of memlog's own, before the import of wandb.
     """
-    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)

@@ -1,4 +1,4 @@
-"""Write to a user's run from the trainer's process, and keep the user's rows unchanged.
+"""Write to a user's run from the training process, and keep the user's rows unchanged.
 
 memlog can't simply call ``run.log(values)``. If the user logs with ``step=``, memlog's call would close the
 user's row, and W&B would drop the user's further values for this row. If memlog passed ``commit=False``,

@@ -35,7 +35,7 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 class WandbSink:
     """A `memlog.sink.Sink` for W&B. Its methods raise the errors that `Sink` names.
 
-    The sink writes only to memlog's own runs. A user's run gets its data from the trainer's process. wandb
+    The sink writes only to memlog's own runs. A user's run gets its data from the training process. wandb
     uploads in the background, so no data is safe until the run has finished.
 
     Args:

@@ -29,7 +29,7 @@ _SECRET = re.compile(
 )
 
 
-class Home(msgspec.Struct, frozen=True):
+class CredentialScope(msgspec.Struct, frozen=True):
     """A tracker's address and credentials in the user's environment."""
 
     address: str | None
@@ -62,20 +62,22 @@ def is_same_place(named: str, known: str | None) -> bool:
     return found is not None and found == origin(bare)
 
 
-def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tuple[str, ...]:
+def withheld(
+    address: str | None, scope: CredentialScope, trusted: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Return the names of variables and files with credentials that ``address`` must not get.
 
     A client that connects to ``address`` would send these credentials, although they belong to another
     tracker. If the result is empty, memlog may connect.
 
     ``address`` is the address in a run's folder; ``None``: the folder names no address. ``trusted`` are
-    addresses that the user allows, in addition to the address of ``home``.
+    addresses that the user allows, in addition to the address of ``scope``.
     """
-    if not address or _is_local(address, home):
+    if not address or _is_local(address, scope):
         return ()
-    if any(is_same_place(address, known) for known in (home.address, *trusted)):
+    if any(is_same_place(address, known) for known in (scope.address, *trusted)):
         return ()
-    return (*home.credentials, *_netrc_files(address))
+    return (*scope.credentials, *_netrc_files(address))
 
 
 def origin(address: str) -> tuple[str, str, int] | None:
@@ -87,11 +89,11 @@ def origin(address: str) -> tuple[str, str, int] | None:
     return scheme, match["host"].lower(), int(match["port"] or _PORTS[scheme])
 
 
-def _is_local(address: str, home: Home) -> bool:
-    if address in home.own_schemes:
+def _is_local(address: str, scope: CredentialScope) -> bool:
+    if address in scope.own_schemes:
         return True
     match = _SCHEME.match(address)
-    return match is None or match["scheme"].lower() in _ON_THIS_MACHINE | home.own_schemes
+    return match is None or match["scheme"].lower() in _ON_THIS_MACHINE | scope.own_schemes
 
 
 def _netrc_files(address: str) -> Iterator[str]:

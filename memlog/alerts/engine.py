@@ -1,7 +1,7 @@
 """Evaluation of alert rules: a subscriber that publishes an `Alert` when a threshold is crossed.
 
 The alerts depend only on the rules, the host's limit, the events, and the sizes of mapped files and garbage
-in the process. The trainer's process judges its own memory and its devices' memory. The helper process judges
+in the process. The training process judges its own memory and its devices' memory. The helper process judges
 the memory of the process tree and of the machine, because the helper process reads these figures.
 """
 
@@ -40,8 +40,8 @@ def engine_for(
 ) -> AlertEngine | None:
     """Return an engine for the rules that this process judges; ``None`` if there are no such rules.
 
-    This process is the helper process if ``sampled`` is true, and otherwise the trainer's process. ``pid`` is
-    the trainer's process id: ``%`` in a rule about the host refers to `host_limit` of the trainer's process.
+    This process is the helper process if ``sampled`` is true, and otherwise the training process. ``pid`` is
+    the training process's id: ``%`` in a rule about the host refers to `host_limit` of the training process.
     For the other arguments, see `AlertEngine`.
     """
     mine = [rule for rule in rules if rule.sampled == sampled]

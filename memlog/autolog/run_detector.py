@@ -1,4 +1,4 @@
-"""Detection, in the trainer's process, of runs that the user opens in a tracker."""
+"""Detection, in the training process, of runs that the user opens in a tracker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunDetector:
     _diagnostics: Diagnostics
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
-    """Function called when the trainer's process itself begins to write to a run.
+    """Function called when the training process itself begins to write to a run.
 
     The call is made on the thread that publishes the events."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None

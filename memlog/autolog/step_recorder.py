@@ -13,8 +13,7 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.run_parameters import RunParameters
 from memlog.autolog.step_numbers import TrainerNumbers, checked_number
 from memlog.bus import EventBus
-from memlog.events import Batch, Run, now_us
-from memlog.events import Health as HealthEvent
+from memlog.events import Batch, Health, Run, now_us
 from memlog.journal import JournalWriter
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
@@ -223,7 +222,7 @@ class HealthReport:
         self._steps += 1
         return now_ns >= self._due
 
-    def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
+    def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> Health:
         """Publish a health event after ``step``, and return it.
 
         ``unjudged`` contains the alert rules that were never judged in the whole run, each with the reason.
@@ -235,7 +234,7 @@ class HealthReport:
         self._spent = self._steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
         tracing, set_up = self.tracing_cost()
-        event = HealthEvent(
+        event = Health(
             time_us=now_us(),
             step=step,
             overhead_ms=mean,

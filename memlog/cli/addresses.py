@@ -30,7 +30,7 @@ class Guard:
 
     def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
         self._backend = backend
-        self._home = home_of(backend)
+        self._scope = home_of(backend)
         self._trusted = tuple(trusted)
 
     def require(self, address: str | None) -> None:
@@ -39,11 +39,11 @@ class Guard:
         Raises:
             UntrustedAddressError: The address would get credentials that are meant for another tracker.
         """
-        credentials = withheld(address, self._home, self._trusted)
+        credentials = withheld(address, self._scope, self._trusted)
         if not credentials:
             return
-        home = self._home.address
-        known = "names none" if home is None else f"names {bare_address(home)}"
+        own = self._scope.address
+        known = "names none" if own is None else f"names {bare_address(own)}"
         shown = bare_address(str(address))
         raise UntrustedAddressError(
             f"{self._backend.name}: the run names {shown} as its tracker, but your environment {known}. "

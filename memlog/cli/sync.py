@@ -179,7 +179,7 @@ def _uploader(delivery: _Delivery, backend: Backend) -> Uploader:
     run, summary = delivery.run, delivery.summary
     header, name = run.trainer(), backend.name
     claim = None
-    if writes_in_process(backend):  # the trainer's process has written a part of the data
+    if writes_in_process(backend):  # the training process has written a part of the data
         claim = claims_of(run, name, complete=delivery.is_complete)
     uploader = Uploader(
         run,

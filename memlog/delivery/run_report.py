@@ -85,7 +85,7 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
     """Start a child process that makes the report of a run that has ended. Do not wait for the process.
 
     The child keeps the locks that the calling process holds. It closes its copy of ``alerts_fd``, because the
-    trainer's process reads the pipe for alerts until all copies are closed.
+    training process reads the pipe for alerts until all copies are closed.
 
     Raises:
         OSError: No process can be started.

@@ -110,7 +110,7 @@ class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """Readings of memory that take too long to be made in the trainer's process.
+    """Readings of memory that take too long to be made in the training process.
 
     The helper process reads memory about once a second, and earlier if many steps have ended since the last
     sample.

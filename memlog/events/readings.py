@@ -46,7 +46,7 @@ class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildReading(msgspec.Struct, frozen=True, array_like=True):
-    """Reading of one descendant of the trainer's process."""
+    """Reading of one descendant of the training process."""
 
     role: str
     """Role of the process: ``DataLoader worker 3`` (numbered by start, from 0), or the program's name."""

@@ -33,7 +33,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
 
     time_us: Int
     command: str | None
-    """Command line of the trainer's process as in a shell, without secrets."""
+    """Command line of the training process as in a shell, without secrets."""
     python: str
     """Version of Python, such as ``3.11.7``."""
     host: str
@@ -105,7 +105,7 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):
-    """End of a trainer's process that wrote no `End` event. The helper process writes this event instead."""
+    """End of a training process that wrote no `End` event. The helper process writes this event instead."""
 
     time_us: Int
     code: Int | None

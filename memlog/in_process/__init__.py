@@ -1,1 +1,1 @@
-"""The in-process writer. From the trainer's process, it writes to the user's run in a tracker."""
+"""The in-process writer. From the training process, it writes to the user's run in a tracker."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Alert, Artifact, Event, Parameters, Sample
-from memlog.events import Health as HealthEvent
+from memlog.events import Alert, Artifact, Event, Health, Parameters, Sample
 from memlog.in_process.row_buffer import UsersRows
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
@@ -85,7 +84,7 @@ class RunState:
 
     def _is_wanted(self, event: Event) -> bool:
         """Return whether the run needs an event. An ended run needs no health events and no samples."""
-        return self.user_run.is_open or not isinstance(event, (HealthEvent, Sample))
+        return self.user_run.is_open or not isinstance(event, (Health, Sample))
 
     def write_others(self, run: RunDirectory) -> None:
         """Write the data that is in no row: parameters, alerts, files."""

@@ -1,6 +1,6 @@
 """Saved state of an in-process writer, and its meaning for uploaders.
 
-Some trackers (W&B) let only the trainer's process write to the user's run. Then the uploader, in another
+Some trackers (W&B) let only the training process write to the user's run. Then the uploader, in another
 process, skips the events of that run. memlog never writes to a run that the user has finished. If such a run
 lacks data, ``memlog sync`` opens another run in the tracker and delivers everything to it.
 """
@@ -18,7 +18,7 @@ from memlog.journal.delivery_state import MAX_STATE, Stage, UploadState, read_st
 from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["in process", "whole", "missing"]
-"""State of a user's run. ``in process``: the trainer's process writes to the run, or still can. ``whole``:
+"""State of a user's run. ``in process``: the training process writes to the run, or still can. ``whole``:
 the run has all data. ``missing``: the run lacks data."""
 ClaimOf: TypeAlias = Callable[[str], Claim]
 
@@ -86,7 +86,7 @@ def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
 def claims_while_in_process(_run_id: str) -> Claim:
     """Return ``in process`` for every user's run.
 
-    The helper process uses this function, because the trainer's process writes to these runs.
+    The helper process uses this function, because the training process writes to these runs.
     """
     return "in process"
 

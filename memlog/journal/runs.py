@@ -108,7 +108,7 @@ class RunDirectory:
         return None
 
     def is_alive(self) -> bool:
-        """Return True if the trainer's process lives.
+        """Return True if the training process lives.
 
         memlog sees no processes on other machines, and on some systems no processes of other users. In these
         cases, the run counts as alive if its journal has changed within the last two minutes.

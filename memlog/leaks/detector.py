@@ -1,10 +1,10 @@
 """Detector of growth: a subscriber that judges every series of the memory readings it receives.
 
-In the trainer's process, the detector judges these series at each step: anonymous memory, shared memory, and
+In the training process, the detector judges these series at each step: anonymous memory, shared memory, and
 the memory of each device. In the helper process, it judges these series at each `Sample` event: the memory of
 each child process, and the shared memory of all child processes together. No series includes mapped files.
 
-Garbage can look like growth of the trainer's process. Before the detector suspects such growth, it collects
+Garbage can look like growth of the training process. Before the detector suspects such growth, it collects
 young garbage, which has not survived two collections yet. Before it confirms such growth, it collects all
 garbage.
 """
@@ -131,7 +131,7 @@ class GrowthDetector:
 
     Args:
         pid: Process id of the trainer.
-        on_confirmed: Function called if growth has lasted. Growth of the trainer's process is reported as
+        on_confirmed: Function called if growth has lasted. Growth of the training process is reported as
             ``host.free_lists`` if most of it is unused memory of the allocator, otherwise as ``host.anon``.
             Both can be reported, one after the other. Growth of ``host.free_lists`` and of a device's
             fragmented memory can be confirmed several times. Each confirmation calls the function.
@@ -307,7 +307,7 @@ class GrowthDetector:
         return watch
 
     def _report_host(self, news: News, *, suspected: bool) -> None:
-        """Report growth of the trainer's process, unless garbage explains it.
+        """Report growth of the training process, unless garbage explains it.
 
         ``suspected`` is true if the growth has already been reported as suspected.
         """

@@ -85,7 +85,7 @@ class GrowthFindings:
     def __call__(self, growth: Suspicion) -> None:
         """Publish a finding about a growth, unless the growth is too uncertain.
 
-        For growth of the trainer's process, the confidence must be high.
+        For growth of the training process, the confidence must be high.
 
         Growth of an allocator's unused memory is published one time, and only after `_FRAGMENTS` steps. Even
         in healthy programs, small free pieces of the heap add up for a while.

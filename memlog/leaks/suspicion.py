@@ -9,7 +9,7 @@ class Suspicion(NamedTuple):
     """Growth of one series; sizes are bytes, rates are bytes per step."""
 
     series: str
-    """Name of the series: ``host.anon`` (memory of the trainer's process without mapped files and shared
+    """Name of the series: ``host.anon`` (memory of the training process without mapped files and shared
     memory), ``host.free_lists`` (unused memory of the C library's allocator), ``shared_memory``,
     ``cuda0.allocated``, ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one
     kind)."""

@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
 
 
-class _MonitorHealth(Diagnostics):
+class _MonitorDiagnostics(Diagnostics):
     """Counter of the monitors' errors.
 
     If a session runs, the errors are counted in the session's health; otherwise in this object.
@@ -35,7 +35,7 @@ class _MonitorHealth(Diagnostics):
             running.health.fault(where, error)
 
 
-HEALTH = _MonitorHealth()
+HEALTH = _MonitorDiagnostics()
 """Counter of errors inside the monitors."""
 
 

@@ -21,7 +21,7 @@ journal keeps all points."""
 
 @functools.cache
 def host() -> HostProbe:
-    """Return the process's only host probe. The probe keeps files open, so all meters share it."""
+    """Return the process's only host probe. The probe keeps files open, so all readers share it."""
     return HostProbe(HEALTH)
 
 
@@ -35,8 +35,8 @@ def device_index(device: Any) -> int:
     return int(getattr(device, "index", None) or 0)
 
 
-class Meter:
-    """Reader of memory at points in time. Each meter measures peaks since its own previous reading.
+class MemoryReader:
+    """Reader of memory at points in time. Each reader measures peaks since its own previous reading.
 
     Readings contain only one accelerator: ``device``, given by number or by torch's name.
     """
@@ -46,16 +46,16 @@ class Meter:
         self._accelerators = AcceleratorProbe(HEALTH)
         self._window = PeakWindow()
 
-    def __reduce__(self) -> tuple[type[Meter], tuple[int]]:
-        """Give a copied or unpickled meter new probes, because probes belong to their process."""
-        return Meter, (self._index,)
+    def __reduce__(self) -> tuple[type[MemoryReader], tuple[int]]:
+        """Give a copied or unpickled reader new probes, because probes belong to their process."""
+        return MemoryReader, (self._index,)
 
     def rss(self) -> int | None:
         """Return this process's resident set in bytes; ``None`` if unknown."""
         return host().figures()[0]
 
     def devices(self) -> tuple[DeviceReading, ...]:
-        """Return the reading of the meter's device; empty if the device is not in use."""
+        """Return the reading of the reader's device; empty if the device is not in use."""
         return tuple(r for r in self._accelerators.read() if _index_of(r) == self._index)
 
     def point(self, label: Any) -> Recorded:

@@ -12,7 +12,7 @@ from memlog.monitors import _publishing
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
 from memlog.monitors._epoch_owner import EPOCH_OWNER
 from memlog.monitors._losses import LossValue, read
-from memlog.monitors._readings import Meter
+from memlog.monitors._readings import MemoryReader
 
 
 class EpochMemoryMonitor:
@@ -33,7 +33,7 @@ class EpochMemoryMonitor:
         self.enabled = enabled
         self.verbose_batches = verbose_batches
         if enabled:
-            self._meter = Meter(device)
+            self._reader = MemoryReader(device)
             self._printed = 0
             self._step: int | None = None
             self._claimed: Publisher | None = None
@@ -46,7 +46,7 @@ class EpochMemoryMonitor:
             with _publishing.HEALTH.contained("beginning an epoch"):
                 self._claim()
                 self._printed = 0
-                self._meter.epoch(0, None)  # excludes earlier peaks from this epoch
+                self._reader.epoch(0, None)  # excludes earlier peaks from this epoch
 
     def on_batch_start(self, batch_idx: int) -> None:
         """Do nothing: memory is read at the batch's end."""
@@ -108,7 +108,7 @@ class EpochMemoryMonitor:
         DEFERRED_LOSSES.deliver(reading, when_known)
 
     def _line_of(self, index: int) -> Batch:
-        point = self._meter.point("")
+        point = self._reader.point("")
         return Batch(point.time_us, index, point.rss, None, None, point.devices)
 
     def _end(self, doing: str, line: Callable[[Epoch], str]) -> None:
@@ -120,10 +120,10 @@ class EpochMemoryMonitor:
     def _publish_epoch(self) -> Epoch:
         session = self._claim()
         if session is None:
-            return self._meter.epoch(0, None)
+            return self._reader.epoch(0, None)
         if not EPOCH_OWNER.counts(self, session):
             EPOCH_OWNER.other_epoch(self)
-            return self._meter.epoch(0, None)
-        event = self._meter.epoch(EPOCH_OWNER.next_epoch(), self._step)
+            return self._reader.epoch(0, None)
+        event = self._reader.epoch(EPOCH_OWNER.next_epoch(), self._step)
         session.publish(event)
         return event

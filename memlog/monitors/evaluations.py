@@ -15,7 +15,7 @@ from memlog.monitors import _publishing, iterations
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
 from memlog.monitors._functions import body_of, require_function, update_wrapper
 from memlog.monitors._losses import LossReading, LossValue, read
-from memlog.monitors._readings import Meter
+from memlog.monitors._readings import MemoryReader
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -133,7 +133,7 @@ class _LossWatch:
     """Counter and memory readings of one wrapper. Several threads can use the object at once."""
 
     def __init__(self, verbose: int, device: Any) -> None:
-        self._meter = Meter(device)
+        self._reader = MemoryReader(device)
         self._verbose = verbose
         self._numbers = itertools.count()
         self._session: object = None
@@ -168,7 +168,7 @@ class _LossWatch:
         number = index if session is None else session.next_evaluation()
         tracker = iterations.innermost()
         iteration = None if tracker is None else tracker.evaluated()
-        time_us, rss, devices = now_us(), self._meter.rss(), self._meter.devices()
+        time_us, rss, devices = now_us(), self._reader.rss(), self._reader.devices()
         shown = index < self._verbose
 
         def when_known(value: LossValue | None) -> None:

@@ -13,7 +13,7 @@ from memlog._internal.units import mib
 from memlog.console import point_line, summary_lines, usage
 from memlog.events import DeviceReading, Recorded
 from memlog.monitors import _publishing
-from memlog.monitors._readings import MAX_POINTS, Meter, device_index
+from memlog.monitors._readings import MAX_POINTS, MemoryReader, device_index
 
 _logger = logging.getLogger("memlog.memory")
 
@@ -24,7 +24,7 @@ class MemoryMonitor:
     @staticmethod
     def get_cpu_memory_mb() -> float:
         """Return this process's resident set in MB; NaN if it can't be read."""
-        return _known(mib(_meter(0).rss()))
+        return _known(mib(_reader(0).rss()))
 
     @staticmethod
     def get_gpu_memory_mb(device: Any = 0) -> float:
@@ -107,7 +107,7 @@ class MemoryTracker:
     """
 
     def __init__(self, device: Any = 0) -> None:
-        self._meter = Meter(device)
+        self._reader = MemoryReader(device)
         self._points: deque[Recorded] = deque(maxlen=MAX_POINTS)
         self._recorded = 0
 
@@ -116,7 +116,7 @@ class MemoryTracker:
         if _publishing.silenced():
             return
         with _publishing.HEALTH.contained("recording a point"):
-            point = self._meter.point(label)
+            point = self._reader.point(label)
             self._points.append(point)
             self._recorded += 1
             _publishing.publish(point)
@@ -160,7 +160,7 @@ def _record(prefix: str, device: Any) -> Recorded:
     The published label is ``prefix`` without a colon at its end. The returned label is the beginning of the
     printed line, with a colon and a space.
     """
-    point = _meter(device_index(device)).point(_as_prefix(str(prefix)))
+    point = _reader(device_index(device)).point(_as_prefix(str(prefix)))
     label = point.label.strip().rstrip(":") or "memory"
     _publishing.publish(Recorded(point.time_us, label, point.rss, point.devices))
     return point
@@ -174,12 +174,12 @@ def _as_prefix(prefix: str) -> str:
 
 
 @functools.cache
-def _meter(index: int) -> Meter:
-    return Meter(index)
+def _reader(index: int) -> MemoryReader:
+    return MemoryReader(index)
 
 
 def _reading(device: Any) -> DeviceReading | None:
-    return next(iter(_meter(device_index(device)).devices()), None)
+    return next(iter(_reader(device_index(device)).devices()), None)
 
 
 def _known(value: float | None) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from memlog.console import profile_lines
 from memlog.events import Recorded
 from memlog.monitors import _publishing
-from memlog.monitors._readings import MAX_POINTS, Meter
+from memlog.monitors._readings import MAX_POINTS, MemoryReader
 
 
 class BatchMemoryProfiler:
@@ -21,7 +21,7 @@ class BatchMemoryProfiler:
 
     def __init__(self, enabled: bool = True, device: Any = 0) -> None:
         self._enabled = enabled
-        self._meter = Meter(device)
+        self._reader = MemoryReader(device)
         self._points: deque[Recorded] = deque(maxlen=MAX_POINTS)
 
     def checkpoint(self, label: str) -> None:
@@ -29,7 +29,7 @@ class BatchMemoryProfiler:
         if not self._enabled or _publishing.silenced():
             return
         with _publishing.HEALTH.contained("recording a checkpoint"):
-            point = self._meter.point(label)
+            point = self._reader.point(label)
             self._points.append(point)
             _publishing.publish(point)
 

@@ -11,7 +11,7 @@ from memlog.console import scope_lines
 from memlog.events import DeviceReading, Recorded, Scope, now_us
 from memlog.monitors import _publishing
 from memlog.monitors._functions import require_function, within
-from memlog.monitors._readings import Meter
+from memlog.monitors._readings import MemoryReader
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -33,14 +33,14 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
         self._label = label
         self._device = device
         self._print = print_output
-        self._entered: list[tuple[Meter, Recorded, int]] = []
+        self._entered: list[tuple[MemoryReader, Recorded, int]] = []
 
     def __enter__(self) -> track_memory:  # noqa: PYI034 - typing.Self came with Python 3.11
         """Begin the block."""
         with _publishing.HEALTH.contained("entering a block"):
             if not _publishing.silenced():
-                meter = Meter(self._device)
-                self._entered.append((meter, meter.point(self._label), time.perf_counter_ns()))
+                reader = MemoryReader(self._device)
+                self._entered.append((reader, reader.point(self._label), time.perf_counter_ns()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -48,8 +48,8 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
         ended = time.perf_counter_ns()
         with _publishing.HEALTH.contained("leaving a block"):
             if self._entered:
-                meter, before, begun = self._entered.pop()
-                after = meter.point(self._label)
+                reader, before, begun = self._entered.pop()
+                after = reader.point(self._label)
                 # GeneratorExit: a caller closed the generator early, which is not an error.
                 name = None if kind in {None, GeneratorExit} else kind.__name__
                 event = _scope(before, after, (ended - begun) // 1000, name)

@@ -134,7 +134,7 @@ class Accumulator:
     def status(self, *, alive: bool) -> RunStatus:
         """Return the run's status; ``killed`` if its process ended without an end event.
 
-        ``alive``: True if the trainer's process was alive before the journal was read.
+        ``alive``: True if the training process was alive before the journal was read.
         """
         if self.end is not None:
             return self.end.status

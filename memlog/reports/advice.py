@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import FULL, GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
 from memlog.reports.step_ranking import Standing, not_the_largest
@@ -37,9 +37,9 @@ class Prediction(NamedTuple):
     standing: Standing
 
 
-def advice(moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
+def advice(state: FinalState, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
     """Return lines of advice, the most promising first; never empty."""
-    failure = moments.failure
+    failure = state.failure
     if failure is not None and failure.worker is not None:
         return list(_worker(failure))
     if failure is not None and failure.is_implausible:
@@ -50,8 +50,8 @@ def advice(moments: LastMoments, growth: GrowthCauses, predicted: Prediction | N
         *growth.why_it_grew(),
         *growth.why_the_place_is_chance(),
         *_fragmentation(failure),
-        *(() if is_elsewhere else _of_the_model(moments, predicted)),
-        *_workers(moments),
+        *(() if is_elsewhere else _of_the_model(state, predicted)),
+        *_workers(state),
         *_limit(failure, only_later=growth.keeps),
     ]
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
@@ -103,16 +103,16 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
         )
 
 
-def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterator[str]:
+def _of_the_model(state: FinalState, predicted: Prediction | None) -> Iterator[str]:
     """Yield advice on making training steps smaller. If that would not help, yield other advice instead."""
-    failure, trace = moments.failure, moments.trace
-    if instead := _besides_activations(moments, predicted):
+    failure, trace = state.failure, state.trace
+    if instead := _besides_activations(state, predicted):
         yield instead
         return
     if failure is not None and trace is not None and needed_far_more(failure, trace):
         yield from _of_a_larger_step(failure, trace, predicted)
     else:
-        held = _held(moments)
+        held = _held(state)
         yield from (
             _by_prediction(predicted) or list(_by_category(trace, held)) or _by_others(trace, held)
         )
@@ -120,12 +120,12 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
         yield "Tracing shows what holds the memory: `memlog.init(model=model, layers=True)`."
 
 
-def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> str | None:
+def _besides_activations(state: FinalState, predicted: Prediction | None) -> str | None:
     """Return a line that replaces all other advice on training steps; ``None``: give the other advice."""
-    failure, trace = moments.failure, moments.trace
+    failure, trace = state.failure, state.trace
     if failure is None:
-        return _another_step(predicted) or _small_tensors(trace, moments)
-    if not moments.steps and trace is None:
+        return _another_step(predicted) or _small_tensors(trace, state)
+    if not state.steps and trace is None:
         return _before_any_step(failure)
     if not in_a_step(failure, trace):
         return (
@@ -135,7 +135,7 @@ def _besides_activations(moments: LastMoments, predicted: Prediction | None) -> 
     far_more = trace is not None and needed_far_more(failure, trace)
     if not far_more and (other := _another_step(predicted)):
         return other
-    if failure.phase == "optimizer" and not _little_state(failure, trace, _held(moments)):
+    if failure.phase == "optimizer" and not _little_state(failure, trace, _held(state)):
         return (
             "It failed in the optimizer's step. A smaller batch does not help, because the optimizer's state "
             "has the same size for every batch. Use an optimizer with less state (Adam keeps two numbers for "
@@ -161,9 +161,9 @@ def _before_any_step(failure: OutOfMemory) -> str:
     )
 
 
-def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
+def _small_tensors(trace: Trace | None, state: FinalState) -> str | None:
     """Return a sentence which says that tensors were a small part of the memory; else ``None``."""
-    sample = moments.last_sample
+    sample = state.last_sample
     held = None if sample is None else sample.tree_pss
     if trace is None or held is None or (trace.peak or 0) >= _SMALL * held:
         return None
@@ -173,13 +173,13 @@ def _small_tensors(trace: Trace | None, moments: LastMoments) -> str | None:
     )
 
 
-def _held(moments: LastMoments) -> int:
+def _held(state: FinalState) -> int:
     """Return the bytes in use at the end of the run; 0 if unknown.
 
     If an allocation failed, these are the bytes on its device. Otherwise, they are the bytes of the process.
     """
-    failure = moments.failure
-    rss = moments.steps[-1].rss if moments.steps else None
+    failure = state.failure
+    rss = state.steps[-1].rss if state.steps else None
     if failure is None or failure.device == "host":
         return max(rss or 0, 0 if failure is None else failure.allocated or 0)
     return failure.allocated or 0
@@ -309,9 +309,9 @@ def _worker(failure: OutOfMemory) -> Iterator[str]:
     yield "A limit such as `ulimit -v` is for each worker alone; all workers share the machine's memory."
 
 
-def _workers(moments: LastMoments) -> Iterator[str]:
-    sample = moments.last_sample
-    rss = moments.steps[-1].rss if moments.steps else None
+def _workers(state: FinalState) -> Iterator[str]:
+    sample = state.last_sample
+    rss = state.steps[-1].rss if state.steps else None
     if sample is None or not sample.tree_pss or rss is None or (sample.tree_processes or 1) < 2:  # noqa: PLR2004
         return
     others = sample.tree_pss - rss

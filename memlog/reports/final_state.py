@@ -33,7 +33,7 @@ _STEPS = 200
 _SAMPLES = 60
 
 
-class LastMoments(msgspec.Struct):
+class FinalState(msgspec.Struct):
     """A run's last steps, and other events that explain its end."""
 
     open_command: str
@@ -76,56 +76,56 @@ class LastMoments(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """Last sample in which the helper process found the trainer's process; ``None``: there was none."""
+        """Last sample in which the helper process found the training process; ``None``: there was none."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 
-def last_moments(run: RunDirectory) -> LastMoments:
-    moments = LastMoments(run.command("open"))
+def final_state(run: RunDirectory) -> FinalState:
+    state = FinalState(run.command("open"))
     registration = registration_of(run)
-    moments.place = None if registration is None else registration.place
+    state.place = None if registration is None else registration.place
     steps: deque[Batch] = deque(maxlen=_STEPS)
     samples: deque[Sample] = deque(maxlen=_SAMPLES)
     for file in run.files():
-        _take_all(moments, file.read(), steps, samples)
-    moments.steps, moments.samples = list(steps), list(samples)
-    return moments
+        _take_all(state, file.read(), steps, samples)
+    state.steps, state.samples = list(steps), list(samples)
+    return state
 
 
 def _take_all(
-    moments: LastMoments, entries: Iterable[Entry], steps: deque[Batch], samples: deque[Sample]
+    state: FinalState, entries: Iterable[Entry], steps: deque[Batch], samples: deque[Sample]
 ) -> None:
     for entry in entries:
         event = entry.event
         if isinstance(event, Batch):
             steps.append(event)
-            moments.first = moments.first or event
-            if moments.failure is not None:
-                moments.failure, moments.survived = None, moments.survived + 1
+            state.first = state.first or event
+            if state.failure is not None:
+                state.failure, state.survived = None, state.survived + 1
         elif isinstance(event, Sample):
             samples.append(event)
         elif isinstance(event, Trace):
-            moments.trace = event
+            state.trace = event
             if event.step is not None:
-                moments.traced_steps = [*moments.traced_steps, event.step][-_STEPS:]
+                state.traced_steps = [*state.traced_steps, event.step][-_STEPS:]
                 same = (step for step in reversed(steps) if step.step == event.step)
-                moments.traced = next(same, None)
+                state.traced = next(same, None)
         else:
-            _note(moments, event)
+            _note(state, event)
 
 
-def _note(moments: LastMoments, event: object) -> None:
+def _note(state: FinalState, event: object) -> None:
     if isinstance(event, OutOfMemory):
-        moments.failure = event
+        state.failure = event
     elif isinstance(event, Finding):
-        moments.findings.append(event)
+        state.findings.append(event)
     elif isinstance(event, StepInputs):
-        moments.largest = event
+        state.largest = event
     elif isinstance(event, End):
-        moments.end = event
+        state.end = event
     elif isinstance(event, Exit):
-        moments.exit = event
+        state.exit = event
     elif isinstance(event, Artifact):
-        moments.reported |= event.kind == REPORT
-        if event.kind in _MEMORY_KINDS and event.name not in moments.files:
-            moments.files.append(event.name)
+        state.reported |= event.kind == REPORT
+        if event.kind in _MEMORY_KINDS and event.name not in state.files:
+            state.files.append(event.name)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 from memlog.reports.larger_steps import rise, sudden, why_steps_grew
 from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
 
@@ -76,17 +76,17 @@ class GrowthBeforeEnd(NamedTuple):
 class GrowthCauses:
     """Causes of the growth before a bad end."""
 
-    def __init__(self, moments: LastMoments) -> None:
-        self._moments = moments
+    def __init__(self, state: FinalState) -> None:
+        self._state = state
 
     @cached_property
     def growth(self) -> GrowthBeforeEnd | None:
         """Growth over the last steps; ``None`` if the growth is too small, or if there are too few steps."""
-        return _growth(self._moments)
+        return _growth(self._state)
 
     @cached_property
     def _short(self) -> _Short | None:
-        return _too_short(self._moments)
+        return _too_short(self._state)
 
     @property
     def keeps(self) -> bool:
@@ -100,8 +100,8 @@ class GrowthCauses:
             return self.growth.size
         if self._short is not None:
             return self._short.size
-        jump = sudden(self._moments)
-        return 0 if jump is None or rise(self._moments) is not None else jump.took
+        jump = sudden(self._state)
+        return 0 if jump is None or rise(self._state) is not None else jump.took
 
     @property
     def failed_by_chance(self) -> bool:
@@ -110,7 +110,7 @@ class GrowthCauses:
         The growth is then the cause. A request by any other program line would also have failed. A request of
         unknown size, as with Python's `MemoryError`, counts as small if nearly nothing was free.
         """
-        failure = self._moments.failure
+        failure = self._state.failure
         if failure is None or not self._unexplained:
             return False
         if failure.requested is None:
@@ -119,7 +119,7 @@ class GrowthCauses:
 
     def why_the_place_is_chance(self) -> Iterator[str]:
         """If `failed_by_chance`, yield a line which says that the failed request is not the cause."""
-        failure = self._moments.failure
+        failure = self._state.failure
         if failure is None or not self.failed_by_chance:
             return
         small = (
@@ -141,7 +141,7 @@ class GrowthCauses:
         found = self.growth
         if found is None:
             short = self._short
-            yield from why_steps_grew(self._moments) if short is None else (short.line,)
+            yield from why_steps_grew(self._state) if short is None else (short.line,)
             return
         grew = f"by {format_bytes(found.size)} over the last {found.steps} steps"
         if found.is_of_files:
@@ -152,7 +152,7 @@ class GrowthCauses:
             )
         elif found.is_kept:
             yield _kept(found, grew)
-        elif lines := list(why_steps_grew(self._moments)):
+        elif lines := list(why_steps_grew(self._state)):
             yield from lines
         elif found.is_of_larger_steps:
             freed = (
@@ -175,9 +175,9 @@ class GrowthCauses:
             )
 
 
-def _growth(moments: LastMoments) -> GrowthBeforeEnd | None:
-    failure = moments.failure
-    series = levels(moments)
+def _growth(state: FinalState) -> GrowthBeforeEnd | None:
+    failure = state.failure
+    series = levels(state)
     after = [each.level for each in series]
     if len(after) < _LEAST_STEPS or after[-1] - after[0] <= _MATTERS * after[0]:
         return None
@@ -188,12 +188,12 @@ def _growth(moments: LastMoments) -> GrowthBeforeEnd | None:
     )
     on_host = failure is None or failure.device == "host"
     size, freed = after[-1] - after[0], _freed(failure)
-    begun = None if moments.first is None else moments.first.rss
+    begun = None if state.first is None else state.first.rss
     return GrowthBeforeEnd(
         memory_name(failure),
-        moments.steps[-1].step - moments.steps[0].step,
+        state.steps[-1].step - state.steps[0].step,
         size,
-        min(_of_files(moments), size) if on_host else 0,
+        min(_of_files(state), size) if on_host else 0,
         _growth_of_a_step(series, freed),
         freed,
         (failure.idle or 0) if failure is not None and on_host else 0,
@@ -209,19 +209,19 @@ class _Short(NamedTuple):
     line: str
 
 
-def _too_short(moments: LastMoments) -> _Short | None:
+def _too_short(state: FinalState) -> _Short | None:
     """Return the growth if fewer than `_LEAST_STEPS` steps were recorded.
 
     ``None`` if there are more steps, if the growth is too small, if the steps became larger, or if most of
     the growth came after the last complete step.
     """
-    series = levels(moments)
-    if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
+    series = levels(state)
+    if not 1 < len(series) < _LEAST_STEPS or rise(state) is not None:
         return None
     before, reached = series[0].level, max(each.most for each in series)
-    last = failing_peak(moments.failure, moments.steps[-1])
-    if moments.failure is None and moments.last_sample is not None:
-        last = moments.last_sample.tree_pss
+    last = failing_peak(state.failure, state.steps[-1])
+    if state.failure is None and state.last_sample is not None:
+        last = state.last_sample.tree_pss
     grown, whole = reached - before, max(last or 0, reached) - before
     if grown <= _MATTERS * before or grown < _MOST * whole:
         return None
@@ -234,7 +234,7 @@ def _too_short(moments: LastMoments) -> _Short | None:
         more = f"To find the cause, record {_LEAST_STEPS} steps or more, for example with a smaller `every`."
     return _Short(
         grown,
-        f"{memory_name(moments.failure)} rose by {format_bytes(grown)} over {over}, too few to find the "
+        f"{memory_name(state.failure)} rose by {format_bytes(grown)} over {over}, too few to find the "
         "cause: something may keep memory of each step, steps may have become larger, or a cache may fill. "
         f"{more}",
     )
@@ -289,12 +289,12 @@ def _until_full(series: Sequence[int]) -> Sequence[int]:
     return series[: below[-1] + 2]
 
 
-def _of_files(moments: LastMoments) -> int:
+def _of_files(state: FinalState) -> int:
     """Return the bytes by which the pages of mapped files grew during the last steps."""
-    first = moments.steps[0].step
+    first = state.steps[0].step
     files = [
         sample.tree_file
-        for sample in moments.samples
+        for sample in state.samples
         if sample.tree_file is not None and sample.step is not None and sample.step >= first
     ]
     return files[-1] - files[0] if files else 0

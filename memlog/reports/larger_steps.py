@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
 
 _FEWEST = 6
@@ -42,9 +42,9 @@ class Sudden(NamedTuple):
     """Upper bound, in bytes, of the memory that any single recorded step allocated and freed again."""
 
 
-def rise(moments: LastMoments) -> str | None:
+def rise(state: FinalState) -> str | None:
     """Return a line which says that the steps became larger; ``None`` if they did not."""
-    series = levels(moments)
+    series = levels(state)
     records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
     count = len(series)
     if count < _FEWEST or not _are_many(len(records), count):
@@ -66,10 +66,10 @@ def rise(moments: LastMoments) -> str | None:
     )
 
 
-def sudden(moments: LastMoments) -> Sudden | None:
+def sudden(state: FinalState) -> Sudden | None:
     """Return the rise of memory after the last complete step; ``None`` if it is unknown or not sudden."""
-    series = levels(moments)
-    highest = failing_peak(moments.failure, moments.steps[-1] if moments.steps else None)
+    series = levels(state)
+    highest = failing_peak(state.failure, state.steps[-1] if state.steps else None)
     if not series or highest is None or any(each.mark is None for each in series):
         return None
     took = highest - series[-1].level
@@ -80,16 +80,16 @@ def sudden(moments: LastMoments) -> Sudden | None:
     return Sudden(series[-1].step, took, needed)
 
 
-def why_steps_grew(moments: LastMoments) -> Iterator[str]:
+def why_steps_grew(state: FinalState) -> Iterator[str]:
     """Yield one line if steps became larger, or if memory rose suddenly; else yield nothing."""
-    larger = rise(moments)
-    jump = sudden(moments)
+    larger = rise(state)
+    jump = sudden(state)
     if larger is not None:
         yield larger
     elif jump is not None:
         above = f"more than {format_bytes(jump.needed)} " if jump.needed else ""
         yield (
-            f"{memory_name(moments.failure)} grew by {format_bytes(jump.took)} after step {jump.step}; "
+            f"{memory_name(state.failure)} grew by {format_bytes(jump.took)} after step {jump.step}; "
             f"no earlier step's peak was {above}above the memory in use at its end. So the cause came after "
             f"step {jump.step}: a far larger input, many more batches in one step, parameters that are "
             "trained for the first time, or work between steps, such as an evaluation without "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memlog._internal.units import format_bytes
 from memlog.events import StepInputs, TensorInput
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 from memlog.reports.levels import reading
 from memlog.reports.schema import InputFacts
 
@@ -34,9 +34,9 @@ def like_another(like_step: int) -> str:
     )
 
 
-def of_the_end(moments: LastMoments) -> Iterator[str]:
+def of_the_end(state: FinalState) -> Iterator[str]:
     """Yield sentences on the inputs of the failing step and of the largest earlier step."""
-    failure, largest = moments.failure, moments.largest
+    failure, largest = state.failure, state.largest
     if failure is not None and failure.inputs:
         yield f"Inputs of the step that failed: {shapes(failure.inputs)}."
     if largest is None:
@@ -46,17 +46,17 @@ def of_the_end(moments: LastMoments) -> Iterator[str]:
         f"{where} peak rose to {format_bytes(largest.peak)} in step {largest.step}, whose inputs were "
         f"{shapes(largest.inputs)}."
     )
-    yield " ".join([said, *_compared(largest, moments)])
+    yield " ".join([said, *_compared(largest, state)])
 
 
-def _compared(largest: StepInputs, moments: LastMoments) -> Iterator[str]:
+def _compared(largest: StepInputs, state: FinalState) -> Iterator[str]:
     if largest.like_step is not None:
         yield like_another(largest.like_step)
-    traced = moments.traced
+    traced = state.traced
     found = None if traced is None else reading(traced, largest.device)
     if traced is None or found is None or found.peak is None:
         return
-    if largest.step in moments.traced_steps:
+    if largest.step in state.traced_steps:
         yield "This step was traced."
     elif largest.peak > found.peak:
         more = format_bytes(largest.peak - found.peak)

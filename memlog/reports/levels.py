@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memlog.events import Batch, OutOfMemory, PeakSource
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 
 
 class Reading(NamedTuple):
@@ -34,14 +34,14 @@ class StepMemory(NamedTuple):
         return self.level + (self.own or 0)
 
 
-def levels(moments: LastMoments) -> list[StepMemory]:
+def levels(state: FinalState) -> list[StepMemory]:
     """Return the memory in use after each of the last steps, and bounds of the step's peak.
 
     If an allocation failed on a device, the sizes are that device's. Otherwise, the sizes are the process's.
     """
-    device = "host" if moments.failure is None else moments.failure.device
+    device = "host" if state.failure is None else state.failure.device
     found: list[StepMemory] = []
-    for step in moments.steps:
+    for step in state.steps:
         read = reading(step, device)
         if read is not None:
             level, peak, source = read

@@ -9,7 +9,7 @@ import msgspec
 
 from memlog._internal.units import format_bytes
 from memlog.events import Sample
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 
 _NEAR = 0.9
 """If the run holds at least this share of the container's limit, the limit counts as nearly reached."""
@@ -41,8 +41,8 @@ class OutOfMemoryLikelihood(NamedTuple):
         return self.level != "none"
 
 
-def suspect(moments: LastMoments, witness: Witness) -> OutOfMemoryLikelihood:
-    failure = moments.failure
+def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
+    failure = state.failure
     if failure is not None and failure.signal is None:
         return OutOfMemoryLikelihood("certain")
     if failure is not None and failure.signal == FULL_SHARED_MEMORY:
@@ -58,7 +58,7 @@ def suspect(moments: LastMoments, witness: Witness) -> OutOfMemoryLikelihood:
             f"During the run the kernel killed {processes} of its control group because memory ran out. That "
             "is the likely cause.",
         )
-    short = None if moments.last_sample is None else _short(moments.last_sample)
+    short = None if state.last_sample is None else _short(state.last_sample)
     if short is not None:
         return OutOfMemoryLikelihood(
             "possible", f"{short} So memory may be the cause. {_kernel(witness)}"
@@ -69,7 +69,7 @@ def suspect(moments: LastMoments, witness: Witness) -> OutOfMemoryLikelihood:
             "The kernel ends a process with this signal if memory runs out, but others can send it, too. "
             f"{_kernel(witness)}",
         )
-    return OutOfMemoryLikelihood("none", " ".join(_nothing(moments, witness)))
+    return OutOfMemoryLikelihood("none", " ".join(_nothing(state, witness)))
 
 
 def _short(sample: Sample) -> str | None:
@@ -85,8 +85,8 @@ def _short(sample: Sample) -> str | None:
     return None
 
 
-def _nothing(moments: LastMoments, witness: Witness) -> Iterator[str]:
-    sample = moments.last_sample
+def _nothing(state: FinalState, witness: Witness) -> Iterator[str]:
+    sample = state.last_sample
     if sample is None and witness.oom_kills is None:
         yield "Nothing points to memory as the cause, but memlog knows little about this run's end."
     elif sample is None or sample.available is None:

@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, OutOfMemory, Trace
 from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.largest_step import of_the_end
 from memlog.reports.oom_diagnosis import OutOfMemoryLikelihood, Witness, suspect
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report(
-    moments: LastMoments,
+    state: FinalState,
     witness: Witness,
     predicted: Prediction | None = None,
     diagnostics: Diagnostics | None = None,
@@ -51,26 +51,26 @@ def report(
     If writing a part of the report fails, ``diagnostics`` counts the error, and the other parts are written.
     """
     diagnostics = diagnostics or Diagnostics()
-    suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
+    suspicion, growth = suspect(state, witness), GrowthCauses(state)
     parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("", lambda: _cause(moments, witness, suspicion, growth))
+        ("", lambda: _cause(state, witness, suspicion, growth))
     ]
-    telling = suspicion.of_memory and not (moments.failure and moments.failure.worker)
+    telling = suspicion.of_memory and not (state.failure and state.failure.worker)
     if telling:
-        parts.append(("What held the memory", lambda: _holders(moments)))
-    if suspicion.of_memory and (moments.largest or (moments.failure and moments.failure.inputs)):
-        parts.append(("Inputs", lambda: of_the_end(moments)))
-    parts.append(("The last steps", lambda: _last_steps(moments)))
-    trace = moments.trace
+        parts.append(("What held the memory", lambda: _holders(state)))
+    if suspicion.of_memory and (state.largest or (state.failure and state.failure.inputs)):
+        parts.append(("Inputs", lambda: of_the_end(state)))
+    parts.append(("The last steps", lambda: _last_steps(state)))
+    trace = state.trace
     if trace is not None and not telling:
-        parts.append(("The newest traced step", lambda: _newest_trace(trace, moments)))
+        parts.append(("The newest traced step", lambda: _newest_trace(trace, state)))
     if suspicion.of_memory:
-        parts.append(("What would help", lambda: [_list(advice(moments, growth, predicted))]))
+        parts.append(("What would help", lambda: [_list(advice(state, growth, predicted))]))
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
-    title = title_of_rank(moments, _title(moments, suspicion))
+    title = title_of_rank(state, _title(state, suspicion))
     blocks = [f"# {title}"]
-    for finding in ranked(moments.findings)[:1]:
+    for finding in ranked(state.findings)[:1]:
         blocks += [f"**{sentence(finding)}**", _list(evidence_and_remedy(finding))]
     for heading, write in parts:
         blocks += _part(heading, write, diagnostics)
@@ -85,13 +85,13 @@ def _part(heading: str, write: Callable[[], Iterable[str]], diagnostics: Diagnos
     return [f"## {heading}", *written] if heading else written
 
 
-def _title(moments: LastMoments, suspicion: OutOfMemoryLikelihood) -> str:
-    failure, after = moments.failure, after_step(moments.last_step)
+def _title(state: FinalState, suspicion: OutOfMemoryLikelihood) -> str:
+    failure, after = state.failure, after_step(state.last_step)
     if failure is not None and failure.signal is not None:
         likely = " because memory ran out" if suspicion.level == "likely" else ""
         return f"{failure.worker} was killed{likely} {after}"
     if failure is not None:
-        return failure_title(failure, moments.last_step)
+        return failure_title(failure, state.last_step)
     if suspicion.level == "likely":
         return f"Killed by the kernel because memory ran out {after}"
     scarce = ", with little memory left" if suspicion.level == "possible" else ""
@@ -99,18 +99,18 @@ def _title(moments: LastMoments, suspicion: OutOfMemoryLikelihood) -> str:
 
 
 def _cause(
-    moments: LastMoments, witness: Witness, suspicion: OutOfMemoryLikelihood, growth: GrowthCauses
+    state: FinalState, witness: Witness, suspicion: OutOfMemoryLikelihood, growth: GrowthCauses
 ) -> Iterator[str]:
-    yield from sentences_of_rank(moments)
-    if moments.failure is None:
+    yield from sentences_of_rank(state)
+    if state.failure is None:
         yield _unexpected_end(witness)
         yield suspicion.why
     else:
-        yield from _failure(moments.failure, failed_by_chance=growth.failed_by_chance)
+        yield from _failure(state.failure, failed_by_chance=growth.failed_by_chance)
         if suspicion.why:
             yield suspicion.why
-    if moments.survived:
-        times = "Once" if moments.survived == 1 else f"{moments.survived} times"
+    if state.survived:
+        times = "Once" if state.survived == 1 else f"{state.survived} times"
         yield f"{times} before, memory had run out and training had continued."
 
 
@@ -186,9 +186,9 @@ def _other_evidence() -> Iterator[str]:
     yield "`python -X faulthandler` prints where Python was when a crash ends it."
 
 
-def _holders(moments: LastMoments) -> Iterator[str]:
-    trace = moments.trace
-    if trace is None and not moments.steps:
+def _holders(state: FinalState) -> Iterator[str]:
+    trace = state.trace
+    if trace is None and not state.steps:
         yield "No step was complete, so the layers' shares are unknown."
     elif trace is None:
         yield (
@@ -196,14 +196,14 @@ def _holders(moments: LastMoments) -> Iterator[str]:
             "`memlog.init(model=model, layers=True)` traces some of them."
         )
     else:
-        yield f"From the newest traced step, {_traced(trace)}. {_likeness(trace, moments)}"
+        yield f"From the newest traced step, {_traced(trace)}. {_likeness(trace, state)}"
         yield from _shares(trace)
-    yield from _files(moments)
+    yield from _files(state)
 
 
-def _newest_trace(trace: Trace, moments: LastMoments) -> Iterator[str]:
+def _newest_trace(trace: Trace, state: FinalState) -> Iterator[str]:
     yield f"It was {_traced(trace)}. It shows what training needs, not what ended this run."
-    yield from _files(moments)
+    yield from _files(state)
 
 
 def _traced(trace: Trace) -> str:
@@ -211,9 +211,9 @@ def _traced(trace: Trace) -> str:
     return f"{which} ({trace.engine}), at its peak of {format_bytes(trace.peak)} in tensors"
 
 
-def _likeness(trace: Trace, moments: LastMoments) -> str:
+def _likeness(trace: Trace, state: FinalState) -> str:
     """Return a sentence on how similar the traced step is to the one that failed."""
-    failure, last = moments.failure, moments.last_step
+    failure, last = state.failure, state.last_step
     if trace.step is None:
         return "It was running when the run ended."
     later = ""
@@ -231,7 +231,7 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
             f"{format_bytes(needed(failure))} were {what} there. The tables, which are of the traced step, "
             "may not show what held that memory."
         )
-    more = held_more(moments, trace)
+    more = held_more(state, trace)
     if more is not None:
         return f"The step that failed{later} was not traced, and {format_bytes(more)} more were in use there."
     return f"The step that failed{later} was not traced, and may have been different."
@@ -258,28 +258,28 @@ def _parts(sizes: Iterable[tuple[str, int]], total: int) -> list[tuple[str, str,
     ]
 
 
-def _files(moments: LastMoments) -> Iterator[str]:
-    if moments.files:
-        shown = moments.files[-1]
-        names = " and ".join(f"`{name}`" for name in moments.files)
+def _files(state: FinalState) -> Iterator[str]:
+    if state.files:
+        shown = state.files[-1]
+        names = " and ".join(f"`{name}`" for name in state.files)
         yield (
-            f"More is in {names}, beside this report in the run's folder: `{moments.open_command}` shows a "
+            f"More is in {names}, beside this report in the run's folder: `{state.open_command}` shows a "
             "flame graph. On another machine, `memlog pull ID --backend mlflow -o out` downloads the run's "
             "files from the tracker (ID is the run's id there; for W&B `--backend wandb`), and "
             f"`memlog open out/{shown}` shows it."
         )
 
 
-def _last_steps(moments: LastMoments) -> Iterator[str]:
-    yield _trend(moments)
-    sample = moments.last_sample
+def _last_steps(state: FinalState) -> Iterator[str]:
+    yield _trend(state)
+    sample = state.last_sample
     if sample is not None:
         at = "" if sample.step is None else f" (at step {sample.step})"
         yield (
             f"In the helper process's last sample{at}, the process and its descendants held "
             f"{format_bytes(sample.tree_pss)}; the machine had {format_bytes(sample.available)} available."
         )
-    steps = moments.steps[-_SHOWN_STEPS:]
+    steps = state.steps[-_SHOWN_STEPS:]
     if steps:
         devices = (f"{device.name} in use, peak" for device in steps[-1].devices)
         peaks = any(step.rss_peak_source == "exact" for step in steps)
@@ -287,11 +287,11 @@ def _last_steps(moments: LastMoments) -> Iterator[str]:
         yield _table(("step", process, *devices), [_row(step, peaks) for step in steps])
 
 
-def _trend(moments: LastMoments) -> str:
-    if len(moments.steps) < 2 or moments.first is None:  # noqa: PLR2004 - a trend needs two ends
+def _trend(state: FinalState) -> str:
+    if len(state.steps) < 2 or state.first is None:  # noqa: PLR2004 - a trend needs two ends
         return "There were too few steps to see a trend."
-    count = moments.steps[-1].step - moments.steps[0].step
-    ends = (moments.first, moments.steps[0], moments.steps[-1])
+    count = state.steps[-1].step - state.steps[0].step
+    ends = (state.first, state.steps[0], state.steps[-1])
     begun, before, after = (_levels(step) for step in ends)
     return " ".join(
         _growth(name, count, before.get(name), size, begun.get(name))

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlog.ranks.ends import FROM_OUTSIDE, RankEnd, how_it_ended
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 
 
-def title_of_rank(moments: LastMoments, title: str) -> str:
+def title_of_rank(state: FinalState, title: str) -> str:
     """Return a title that names this rank. If another rank ended first, the title names that rank, too."""
-    place = moments.place
+    place = state.place
     if place is None:
         return title
-    first = _ended_before(moments)
+    first = _ended_before(state)
     if first is not None:
         return f"Rank {place.rank} of {place.world_size} was ended after {first.sentence}"
     return f"Rank {place.rank} of {place.world_size}: {title[0].lower()}{title[1:]}"
 
 
-def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
+def sentences_of_rank(state: FinalState) -> Iterator[str]:
     """Yield sentences on the end of this process and of the other ranks."""
-    place, end = moments.place, moments.exit
+    place, end = state.place, state.exit
     if place is None:
         return
-    first, failure = _ended_before(moments), moments.failed_with
+    first, failure = _ended_before(state), state.failed_with
     if end is not None and (end.signal or end.code is not None):
         yield f"The process {how_it_ended(end)}."
     if failure is not None:
@@ -38,8 +38,8 @@ def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
         )
 
 
-def _ended_before(moments: LastMoments) -> RankEnd | None:
-    if moments.place is None or moments.failed_with is None:
+def _ended_before(state: FinalState) -> RankEnd | None:
+    if state.place is None or state.failed_with is None:
         return None
-    first = moments.failed_with.first
-    return None if first is None or first.rank == moments.place.rank else first
+    first = state.failed_with.first
+    return None if first is None or first.rank == state.place.rank else first

@@ -10,7 +10,7 @@ import msgspec
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, Event, OutOfMemory, StepInputs, Trace
 from memlog.journal import RunDirectory
-from memlog.reports.final_state import LastMoments
+from memlog.reports.final_state import FinalState
 from memlog.reports.largest_step import shapes
 from memlog.reports.levels import failing_peak, reading
 from memlog.trace.predict import Advice, advise
@@ -199,18 +199,18 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
     return _Level(last.step + 1, highest, highest)
 
 
-def held_more(moments: LastMoments, trace: Trace) -> int | None:
+def held_more(state: FinalState, trace: Trace) -> int | None:
     """Return how many more bytes the failing step held than the traced step.
 
     ``None``: unknown, or not far more.
     """
-    failure = moments.failure
-    last = moments.steps[-1] if moments.steps else None
+    failure = state.failure
+    last = state.steps[-1] if state.steps else None
     highest = failing_peak(failure, last)
     device = "host" if failure is None else failure.device
     later = (
         _level(step, device)
-        for step in moments.steps
+        for step in state.steps
         if trace.step is not None and step.step >= trace.step
     )
     at = next((level for level in later if level is not None), None)

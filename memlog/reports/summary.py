@@ -82,7 +82,7 @@ def summary_of(
 ) -> Summary:
     """Return the summary of a run from ``totals``, the aggregates of all events in ``files``.
 
-    ``alive``: True if the trainer's process was alive before the files were read.
+    ``alive``: True if the training process was alive before the files were read.
     """
     return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
 

@@ -1,1 +1,1 @@
-"""Session in the trainer's process: arguments, the parts of a recording, and the end of a run."""
+"""Session in the training process: arguments, the parts of a recording, and the end of a run."""

@@ -1,4 +1,4 @@
-"""Alerts of a run. The trainer's process judges some rules; the helper process judges others."""
+"""Alerts of a run. The training process judges some rules; the helper process judges others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_RULES = 5
 
 
 class AlertJudge:
-    """Judge of the rules that the trainer's process can judge, and receiver of the helper process's alerts.
+    """Judge of the rules that the training process can judge, and receiver of the helper process's alerts.
 
     ``on_alert`` is called with every alert. ``files`` returns how many bytes of this process's resident set
     are pages of mapped files; ``None`` if unknown. ``listener`` receives the helper's alerts; it is ``None``

@@ -26,7 +26,7 @@ Memory = Callable[[], tuple[int | None, int | None]]
 
 
 class GrowthWatch:
-    """Detector of memory growth in the trainer's process, with the search for its cause. No method raises.
+    """Detector of memory growth in the training process, with the search for its cause. No method raises.
 
     ``on_alert`` is called with each alert. ``memory`` returns the anonymous and the shared bytes of this
     process at the end of the newest step. ``is_traced`` returns whether the current step is traced. If

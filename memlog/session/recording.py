@@ -15,13 +15,13 @@ from memlog.events import (
     Epoch,
     Evaluation,
     Event,
+    Health,
     Phase,
     Recorded,
     Scope,
     Status,
     now_us,
 )
-from memlog.events import Health as HealthEvent
 from memlog.journal.artifacts import Names, keep, not_kept, renamed
 from memlog.session.exit_messages import print_end, print_lost_events
 from memlog.session.labels import Labels
@@ -69,9 +69,9 @@ class Recording(RecordingParts):
 
     def snapshot(self) -> None:
         if fork.generation == self.generation:
-            if self._tracer is None:
-                self._tracer = self._begin_tracing(0.0, None)
-            self._tracer.want()
+            if self._scheduler is None:
+                self._scheduler = self._begin_tracing(0.0, None)
+            self._scheduler.want()
 
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str, name: str | None
@@ -103,7 +103,7 @@ class Recording(RecordingParts):
             self._console.stop_printing_batches()
 
     def finish(self, status: Status, timeout: float, error: BaseException | None) -> None:
-        """End the recording in the trainer's process and leave further delivery to the helper process.
+        """End the recording in the training process and leave further delivery to the helper process.
 
         Wait at most ``timeout`` seconds for delivery. ``error`` is the exception that ended the run, or that
         is being raised.
@@ -124,16 +124,16 @@ class Recording(RecordingParts):
                 silent=self._messages.is_silent,
             )
 
-    def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
+    def _close(self, status: Status, error: BaseException | None) -> tuple[End, Health]:
         """Stop every part, and return the run's last events."""
         self._reserve = None
         contained = self._diagnostics.contained
         with contained("removing the optimizer hooks"):
             self._autolog.remove()
         self._allocator.stop()
-        if self._tracer is not None:
+        if self._scheduler is not None:
             with contained("ending the tracing of steps"):
-                self._tracer.finish(failed=status != "finished")
+                self._scheduler.finish(failed=status != "finished")
         self._growth.finish(self.batches.last_step)
         self._allocator.run_ended(error)
         self.phases.end_all()
@@ -167,7 +167,7 @@ class Recording(RecordingParts):
             self._delivery.send_end(End(now_us(), status), _empty_health(), 0)
         self._delivery.print_undelivered("at work", 0.1)
 
-    def _publish_summary(self, status: Status) -> HealthEvent:
+    def _publish_summary(self, status: Status) -> Health:
         """Publish memlog's own cost and errors, and print the messages about the whole run."""
         health = _empty_health()
         with self._diagnostics.contained("publishing the run's health"):
@@ -181,5 +181,5 @@ class Recording(RecordingParts):
         return health
 
 
-def _empty_health() -> HealthEvent:
-    return HealthEvent(now_us(), None, None, 0.0, {}, {})
+def _empty_health() -> Health:
+    return Health(now_us(), None, None, 0.0, {}, {})

@@ -31,7 +31,7 @@ from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
 if TYPE_CHECKING:
     from memlog.session.alert_judging import AlertJudge
-    from memlog.tracer.schedule.step_scheduler import PeriodicTracer
+    from memlog.tracer.schedule.step_scheduler import StepScheduler
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
 
@@ -191,13 +191,13 @@ class RecordingParts:
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
         """Watch memory growth, failed allocations and phases. Trace steps if the setting ``layers`` is on."""
-        self._tracer: PeriodicTracer | None = None
+        self._scheduler: StepScheduler | None = None
         self._growth = GrowthWatch(
             self._bus,
             self._diagnostics,
             self._on_alert,
             lambda: (self.batches.host.rss_anon, self.batches.host.rss_shared),
-            lambda: self._tracer is not None and self._tracer.busy,
+            lambda: self._scheduler is not None and self._scheduler.busy,
             layers=self._settings.layers,
         )
         self._allocator = AllocatorWatch(
@@ -205,14 +205,14 @@ class RecordingParts:
             lambda: self.batches.last_step,
             self._diagnostics,
             self.run,
-            lambda: self._tracer is not None and self._tracer.tracing,
+            lambda: self._scheduler is not None and self._scheduler.tracing,
         )
         self._bus.subscribe(self._allocator)
         undo.callback(self._allocator.stop)
         self._bus.subscribe(self.phases.receive)
         if self._settings.layers:
-            self._tracer = self._begin_tracing(self._settings.budget, model)
-            undo.callback(self._tracer.finish)
+            self._scheduler = self._begin_tracing(self._settings.budget, model)
+            undo.callback(self._scheduler.finish)
 
     def abandon(self) -> None:
         """Stop every part and delete the run's folder, because `init` was interrupted before it returned."""
@@ -234,15 +234,15 @@ class RecordingParts:
     def _after_step(self, step: int) -> None:
         """Pass a step's end to the growth search and to the tracer. While the search runs, trace no step."""
         self._growth.after_step(step)
-        if self._tracer is not None:
-            self._tracer.after_step(step, may_trace=not self._growth.searching)
+        if self._scheduler is not None:
+            self._scheduler.after_step(step, may_trace=not self._growth.searching)
 
-    def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
-        from memlog.tracer.schedule.step_scheduler import PeriodicTracer  # noqa: PLC0415 - needed only for tracing
+    def _begin_tracing(self, budget: float, model: Any) -> StepScheduler:
+        from memlog.tracer.schedule.step_scheduler import StepScheduler  # noqa: PLC0415 - needed only for tracing
 
-        tracer = PeriodicTracer(
+        scheduler = StepScheduler(
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
-        self._bus.subscribe(tracer.larger_steps)
-        self.batches.health.tracing_cost = tracer.costs.seconds
-        return tracer
+        self._bus.subscribe(scheduler.larger_steps)
+        self.batches.health.tracing_cost = scheduler.costs.seconds
+        return scheduler

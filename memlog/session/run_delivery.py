@@ -1,4 +1,4 @@
-"""Control, in the trainer's process, of the helper process and the upload threads that deliver a run."""
+"""Control, in the training process, of the helper process and the upload threads that deliver a run."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 An integration is a package of its own that registers one `Backend` under the entry point group
 ``memlog.sinks``. Its two halves run in two processes:
 
-* The trainer's process imports the `Backend`. So this import must not load the tracker's client. The backend
+* The training process imports the `Backend`. So this import must not load the tracker's client. The backend
   finds the run that the user has opened, and collects the data that the client needs to connect.
 * The backend opens a `Sink`. The sink runs in the helper process (or in ``memlog sync``) and sends data to
   the tracker. The `ArtifactStore` fetches files for ``memlog pull``.

@@ -123,7 +123,7 @@ class ArtifactStore(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Half of an integration: the half that the trainer's process imports.
+    """Half of an integration: the half that the training process imports.
 
     The import must not load the tracker's client.
     """
@@ -146,13 +146,13 @@ class Backend(Protocol):
         """Do slow work that needs no connection, such as importing the client. Runs in the helper process."""
 
     def open_sink(self, target: Target) -> Sink:
-        """Build the sink. memlog never calls this in the trainer's process.
+        """Build the sink. memlog never calls this in the training process.
 
         Only this method, `open_store` and `prepare` may import the client.
         """
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the reader of the tracker's files. memlog never calls this in the trainer's process."""
+        """Build the reader of the tracker's files. memlog never calls this in the training process."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memlog._internal.credential_scope import Home, secret_names
+from memlog._internal.credential_scope import CredentialScope, secret_names
 from memlog._internal.diagnostics import warn
 from memlog.errors import MissingExtraError, UnknownBackendError
 from memlog.sink.protocols import Backend
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "memlog.sinks"
 
 
-def home_of(backend: Backend) -> Home:
+def home_of(backend: Backend) -> CredentialScope:
     """Return the tracker's address, and the names of the tracker's credentials in the environment.
 
     A variable of `Backend.connection` counts as a credential if its name looks like a credential's name. If
-    this rule does not fit the tracker, the backend defines a method ``home`` that returns the `Home`.
+    this rule does not fit the tracker, the backend defines a method ``home`` that returns the
+    `CredentialScope`.
     """
     if (own := getattr(backend, "home", None)) is not None:
-        home: Home = own()
-        return home
+        scope: CredentialScope = own()
+        return scope
     connection = backend.connection()
-    return Home(connection.uri, secret_names(connection.environment))
+    return CredentialScope(connection.uri, secret_names(connection.environment))
 
 
 def find_backends() -> dict[str, Backend]:

@@ -1,4 +1,4 @@
-"""Protocols of an integration that runs in the trainer's process and adds points to the user's rows."""
+"""Protocols of an integration that runs in the training process and adds points to the user's rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rows(Protocol):
 
 
 class InProcessRun(Protocol):
-    """Writer in the trainer's process that adds memlog's data to a user's run.
+    """Writer in the training process that adds memlog's data to a user's run.
 
     The user's own values stay unchanged. The writer is created on the user's thread. If the tracker's client
     raises an exception in a call by the user, the user gets that exception.
@@ -95,7 +95,7 @@ class InProcessRun(Protocol):
 
 @runtime_checkable
 class InProcessBackend(Backend, Protocol):
-    """Backend that writes to the user's runs in the trainer's process."""
+    """Backend that writes to the user's runs in the training process."""
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
         """Return a writer for a run that `active_run` or `JoinableBackend.run_of` has just returned.

@@ -30,7 +30,7 @@ class TrackerAccess:
     """
 
     in_process = False
-    """The backend's ``in_process``. If true, the trainer's process writes to a user's run, and sinks can't.
+    """The backend's ``in_process``. If true, the training process writes to a user's run, and sinks can't.
     The contract then tests `open_in_process`, and needs four more methods."""
 
     def open_sink(self, target: Target) -> Sink:

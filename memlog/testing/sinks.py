@@ -244,7 +244,7 @@ class UsersRunContract(TrackerChecks):
     """Tests that memlog's data gets into a user's run, and that the user's own rows stay."""
 
     def test_a_users_run_gets_points_and_is_never_ended(self, tmp_path: Path) -> None:
-        """If `in_process`, the trainer's process writes points. If not, a sink does. The user's rows stay."""
+        """If `in_process`, the training process writes points. If not, a sink does. The user's rows stay."""
         run = self.user_run()
         if self.in_process:
             self._check_refused(run)

@@ -14,7 +14,7 @@ from memlog.events import (
     Trace,
     TracedLayer,
 )
-from memlog.reports.final_state import LastMoments, last_moments
+from memlog.reports.final_state import FinalState, final_state
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import Report, report
 from support.journals import GIB, MIB, MadeRun, at, batch
@@ -47,17 +47,17 @@ def trace(
     return Trace(at(1), step, "dispatch", True, peak, held, layers, 0)
 
 
-def ended(root: Path, *events: Event, steps: int = 30) -> LastMoments:
+def ended(root: Path, *events: Event, steps: int = 30) -> FinalState:
     run = MadeRun(root).write(*(batch(step, GIB) for step in range(steps)), *events)
-    return last_moments(run.closed())
+    return final_state(run.closed())
 
 
 def changed(**fields: object) -> OutOfMemory:
     return msgspec.structs.replace(FAILURE, **fields)
 
 
-def told(moments: LastMoments, witness: Witness = KILLED) -> Report:
+def told(state: FinalState, witness: Witness = KILLED) -> Report:
     health = Diagnostics()
-    found = report(moments, witness, None, health)
+    found = report(state, witness, None, health)
     assert not health.faults
     return found

@@ -1,6 +1,6 @@
-"""Pipe that sends the helper process's alerts to the trainer's process during training.
+"""Pipe that sends the helper process's alerts to the training process during training.
 
-A thread in the trainer's process reads the pipe, and sleeps until data arrives. The pipe serves only the
+A thread in the training process reads the pipe, and sleeps until data arrives. The pipe serves only the
 console and the user's callback, because the journal has these alerts already.
 """
 
@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder(Alert).decode
 
 
 class AlertListener:
-    """Reader of the pipe, in the trainer's process. It calls ``on_alert`` on its own thread.
+    """Reader of the pipe, in the training process. It calls ``on_alert`` on its own thread.
 
     Attributes:
         fd: Descriptor to pass to the helper process; `start` closes it in this process.

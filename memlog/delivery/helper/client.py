@@ -1,4 +1,4 @@
-"""Client of the helper process, for the trainer's process."""
+"""Client of the helper process, for the training process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find out when and how a trainer's process ended, from another process."""
+"""Find out when and how a training process ended, from another process."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from memlog.journal.artifacts import keep_text
 from memlog.journal.delivery_state import HelperLock
 from memlog.ranks.ends import Failure
 from memlog.reports.advice import Prediction
-from memlog.reports.final_state import REPORT, LastMoments, last_moments
+from memlog.reports.final_state import REPORT, FinalState, final_state
 from memlog.reports.oom_diagnosis import Witness, suspect
 from memlog.reports.postmortem import report
 from memlog.reports.step_ranking import advise_on
@@ -37,26 +37,24 @@ def explain(
 ) -> None:
     """Publish a report and an alert about a run that is over, if the run ended badly.
 
-    ``witness`` holds what this process has observed about the trainer's process. ``diagnostics`` counts the
+    ``witness`` holds what this process has observed about the training process. ``diagnostics`` counts the
     parts of the report that fail; the other parts are written. ``failure`` tells which ranks ended badly.
     ``failure`` is ``None`` if all ranks ended well, if their end is unknown, or if the run trained alone.
     """
-    moments = last_moments(run)
-    moments.failed_with = failure
-    if _wants_explanation(moments):
-        _publish(run, bus, moments, witness, diagnostics)
+    state = final_state(run)
+    state.failed_with = failure
+    if _wants_explanation(state):
+        _publish(run, bus, state, witness, diagnostics)
 
 
-def _predicted(
-    run: RunDirectory, moments: LastMoments, diagnostics: Diagnostics
-) -> Prediction | None:
+def _predicted(run: RunDirectory, state: FinalState, diagnostics: Diagnostics) -> Prediction | None:
     """Predict savings in the worst traced step; ``None`` if no step was traced."""
     found: Prediction | None = None
     with diagnostics.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
-        if moments.trace is None:
+        if state.trace is None:
             # The trainer was killed in its second step, before it could publish the first one's trace.
-            moments.trace = event
+            state.trace = event
         predicted, standing = advise_on(run, event, trace)
         found = Prediction(predicted, event.step, standing)
     return found
@@ -65,13 +63,13 @@ def _predicted(
 def _publish(
     run: RunDirectory,
     bus: EventBus,
-    moments: LastMoments,
+    state: FinalState,
     witness: Witness,
     diagnostics: Diagnostics,
 ) -> None:
-    predicted = _predicted(run, moments, diagnostics)
-    written = report(moments, witness, predicted, diagnostics)
-    if snapshot_page.SNAPSHOT in moments.files:
+    predicted = _predicted(run, state, diagnostics)
+    written = report(state, witness, predicted, diagnostics)
+    if snapshot_page.SNAPSHOT in state.files:
         with diagnostics.contained("drawing the allocator's snapshot"):
             page = snapshot_page.keep_page(run)
             if page is not None:
@@ -80,19 +78,19 @@ def _publish(
     bus.publish(
         Alert(
             time_us=now_us(),
-            step=moments.last_step,
+            step=state.last_step,
             level="error",
-            rule=_rule(moments, witness),
+            rule=_rule(state, witness),
             title=written.title,
             text=f"{FILE} explains it",
         )
     )
 
 
-def _rule(moments: LastMoments, witness: Witness) -> str:
-    if suspect(moments, witness).level in {"certain", "likely"}:
+def _rule(state: FinalState, witness: Witness) -> str:
+    if suspect(state, witness).level in {"certain", "likely"}:
         return OUT_OF_MEMORY
-    return UNEXPECTED_END if moments.failure is None else WORKER_KILLED
+    return UNEXPECTED_END if state.failure is None else WORKER_KILLED
 
 
 def explain_afterwards(run: RunDirectory) -> None:
@@ -112,21 +110,21 @@ def explain_afterwards(run: RunDirectory) -> None:
     ):
         if not is_free:
             return
-        moments = last_moments(run)
-        if not _wants_explanation(moments):
+        state = final_state(run)
+        if not _wants_explanation(state):
             return
         with late_events(run, diagnostics) as bus:
-            _publish(run, bus, moments, Witness("sync"), diagnostics)
+            _publish(run, bus, state, Witness("sync"), diagnostics)
             HelpersReport(run, bus.publish, diagnostics).publish()
 
 
-def _wants_explanation(moments: LastMoments) -> bool:
+def _wants_explanation(state: FinalState) -> bool:
     """Return True if a run ended badly (no end event, or out of memory) and has no report yet.
 
     If the run continued after a failed allocation, the run did not end badly.
     """
-    if moments.reported:
+    if state.reported:
         return False
-    if moments.end is None:
+    if state.end is None:
         return True
-    return moments.failure is not None and moments.end.status != "finished"
+    return state.failure is not None and state.end.status != "finished"

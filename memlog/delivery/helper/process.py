@@ -30,12 +30,11 @@ from memlog.delivery.helper.rank_work import RankWork
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.run_uploaders import RunUploaders
 from memlog.delivery.helper.sampler import Sampler
-from memlog.delivery.helper.trainer import Trainer
+from memlog.delivery.helper.training_process import TrainingProcess
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import ChildReading, End, now_us
-from memlog.events import Health as HealthEvent
+from memlog.events import ChildReading, End, Health, now_us
 from memlog.journal import JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
@@ -90,8 +89,8 @@ class Helper:
         self._judging = Judging()
         with self._diagnostics.contained("reading the alert rules"):
             self._judging = judge(begin, self._bus, self._diagnostics)
-        self._trainer = Trainer(begin, self._run)
-        self._follower = self._trainer.follower
+        self._training = TrainingProcess(begin, self._run)
+        self._follower = self._training.follower
         self._sampler = Sampler(
             begin.trainer_pid,
             begin.settings.sample_interval,
@@ -151,7 +150,7 @@ class Helper:
                 self._retention.enforce_if_due()
             self._allow_own_runs()
             self.ranks.look()
-        if not self._trainer.is_gone:
+        if not self._training.is_gone:
             self._sampler.sample_short_run()
         self._worst_step.look()
         self._origin.finish()
@@ -165,7 +164,7 @@ class Helper:
 
     @property
     def _is_over(self) -> bool:
-        return self._trainer.has_told_its_end or self._stop.has_come or self._trainer.is_gone
+        return self._training.has_told_its_end or self._stop.has_come or self._training.is_gone
 
     @property
     def _has_trackers(self) -> bool:
@@ -176,7 +175,7 @@ class Helper:
 
         If the run has no tracker, `report_later` makes the report. So the run's end does not wait for it.
         """
-        if self._trainer.goes_on or not self._has_trackers:
+        if self._training.goes_on or not self._has_trackers:
             return
         faults = self._diagnostics.faults.total()
         self._report.publish()
@@ -186,13 +185,13 @@ class Helper:
     def report_later(self) -> None:
         """Start making the report in a child process, unless the run goes on, was short or has a tracker."""
         lasted = now_us() - self._begin.begun_us
-        if not (self._has_trackers or self._trainer.goes_on or lasted < _WORTH_A_REPORT_US):
+        if not (self._has_trackers or self._training.goes_on or lasted < _WORTH_A_REPORT_US):
             make_later(self._run, self._begin.alerts_fd)
 
     def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
         with self._diagnostics.contained("explaining how the run ended"):
-            if self._trainer.has_told_its_end or self._trainer.is_gone_soon():
+            if self._training.has_told_its_end or self._training.is_gone_soon():
                 self._follower.look()
                 self._write_what_is_missing()
                 if self._follower.end is None:
@@ -217,7 +216,7 @@ class Helper:
 
         The data are the end event, the counts of lost data and of errors, and the time that memlog took.
         """
-        finish, written = self._trainer.finish, self._follower.health
+        finish, written = self._training.finish, self._follower.health
         if finish is None:
             return
         last = finish.health
@@ -262,7 +261,7 @@ class Helper:
         elif isinstance(message, (protocol.Ranked, protocol.Lead)):
             self._take_place(message)
         elif isinstance(message, protocol.Finish):
-            self._trainer.finish = message
+            self._training.finish = message
 
     def _take_place(self, message: protocol.Ranked | protocol.Lead) -> None:
         if isinstance(message, protocol.Lead):
@@ -287,10 +286,10 @@ class Helper:
         unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
-                HealthEvent(
+                Health(
                     time_us=now_us(),
-                    step=self._trainer.finish.health.step
-                    if unwritten_ms and self._trainer.finish
+                    step=self._training.finish.health.step
+                    if unwritten_ms and self._training.finish
                     else self._follower.step,
                     overhead_ms=None,
                     overhead_total_ms=unwritten_ms,

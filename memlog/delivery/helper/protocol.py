@@ -45,7 +45,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Connection that a tracker's client in the trainer's process uses."""
+    """Connection that a tracker's client in the training process uses."""
 
     backend: str
     connection: Connection
@@ -57,7 +57,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     backend: str
     run: TrackerRun
     in_process: bool = False
-    """True if the trainer's process writes to the run. The run's address then has no user and password."""
+    """True if the training process writes to the run. The run's address then has no user and password."""
     offset: int = 0
     """`memlog.journal.Binding.offset` of the run."""
 

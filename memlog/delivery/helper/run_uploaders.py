@@ -103,7 +103,7 @@ class RunUploaders:
             claim=claims_while_in_process if writes_in_process(backend) else None,
         )
         # The client takes seconds to import. A backend that the settings name will need it, unless the
-        # trainer's process writes to the user's runs. Any other backend may never need it.
+        # training process writes to the user's runs. Any other backend may never need it.
         worker = UploadWorker(
             uploader, backend.prepare if named and not writes_in_process(backend) else None
         )

@@ -1,4 +1,4 @@
-"""Samples of the trainer's process tree. The helper takes them, because the training loop has no time."""
+"""Samples of the training process's tree. The helper takes them, because the training loop has no time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memlog.events import (
     DeviceUse,
     End,
     Event,
+    Health,
     OutOfMemory,
     Sample,
     now_us,
 )
-from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
@@ -94,7 +94,7 @@ class StepFollower:
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
         self.end: End | None = None
-        self.health: HealthEvent | None = None
+        self.health: Health | None = None
         self.devices = DevicesInUse()
         self._failed = False
 
@@ -118,7 +118,7 @@ class StepFollower:
                 self.devices.take(entry.event)
             elif isinstance(entry.event, OutOfMemory):
                 self._failed = True
-            elif isinstance(entry.event, HealthEvent):
+            elif isinstance(entry.event, Health):
                 self.health = entry.event
             elif isinstance(entry.event, End):
                 self.end = entry.event
@@ -128,7 +128,7 @@ class StepFollower:
 
 
 class Sampler:
-    """Sampler of the trainer's process tree. It publishes a `Sample` every ``interval`` seconds.
+    """Sampler of the training process's tree. It publishes a `Sample` every ``interval`` seconds.
 
     Samples come earlier if the trainer makes many steps. Between samples, the sampler reads the same child
     processes again, and calls ``on_children`` with the newest step and these readings. The readings are not

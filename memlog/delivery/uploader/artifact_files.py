@@ -22,13 +22,13 @@ _SHARE = 2
 """Divisor of the file system's free bytes. If a file is larger than the result, memlog makes no copy."""
 
 
-class Copies:
+class ArtifactFiles:
     """Private copies of a run's artifact files. At most one copy exists at a time."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._made: tuple[tuple[object, ...], Path] | None = None
-        self._removed: weakref.finalize[..., Copies] | None = None
+        self._removed: weakref.finalize[..., ArtifactFiles] | None = None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
         """Return a path for the client; ``None`` if the file is not a plain file in the run's own folder.

@@ -45,7 +45,7 @@ class Cursor:
         began, or at which `switch_to` was last called."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
-        """True if events are skipped, because the trainer's process has already written them to the run."""
+        """True if events are skipped, because the training process has already written them to the run."""
 
     def switch_to(self, target: str | None, offset: int, segment: int) -> None:
         """Set `target` and `offset` for the events of segment ``segment`` and of later segments."""

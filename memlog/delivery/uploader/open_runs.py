@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from memlog.delivery.uploader.refused_runs import Refusals
+from memlog.delivery.uploader.refused_runs import RefusedRuns
 from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, binding_of
@@ -21,7 +21,7 @@ logger = logging.getLogger("memlog.delivery")
 OpenSink = Callable[[Target], Sink]
 
 
-class Targets:
+class OpenRuns:
     """Open sinks by target. A target's sink is opened when it is first used.
 
     A target is the id of one of the user's runs, or ``None`` for the sink's own run.
@@ -31,7 +31,7 @@ class Targets:
         state: Saved state of the uploader, with the runs that exist and the runs that the tracker refuses.
         begins: Values that are the same for all sinks. Each sink gets a copy with the sink's own values.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
-            trainer's process writes to no runs.
+            training process writes to no runs.
         sync: Command that delivers the remaining data. Messages name it.
         may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
     """
@@ -46,7 +46,7 @@ class Targets:
         sync: str,
         may_replace: bool,
     ) -> None:
-        self.refusals = Refusals(state, sync, self._is_replaceable)
+        self.refused_runs = RefusedRuns(state, sync, self._is_replaceable)
         self._open_sink = open_sink
         self._state = state
         self._begins = begins
@@ -72,7 +72,7 @@ class Targets:
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
-        """Return the `Claim` of a run to which the trainer's process writes; ``None`` for any other run."""
+        """Return the `Claim` of a run to which the training process writes; ``None`` for any other run."""
         return None if target is None or self._claim is None else self._claim(target)
 
     @property
@@ -87,11 +87,11 @@ class Targets:
         """Return the sink of a target; open it if it is not open.
 
         Raises:
-            RunRefusedError: the tracker refuses the run; `refusals` has the reason.
+            RunRefusedError: the tracker refuses the run; `refused_runs` has the reason.
         """
         if target in self._sinks:
             return self._sinks[target]
-        self.refusals.check(target)
+        self.refused_runs.check(target)
         try:
             sink = self._new_sink(target)
             sink.probe()
@@ -100,16 +100,16 @@ class Targets:
             if self._may_replace and self._is_replaceable(target):
                 self._replaced.add(target)
                 return self.sink(target)
-            self.refusals.note(target, error)
+            self.refused_runs.note(target, error)
             raise RunRefusedError(str(error)) from error
         self._sinks[target] = sink
-        self.refusals.lift(target)
+        self.refused_runs.lift(target)
         self._remember(target, opened)
         return sink
 
     def refuse(self, target: str | None, error: RunRefusedError) -> None:
         """Record that the tracker refuses a run. Close the run's sink if that loses no data."""
-        self.refusals.note(target, error)
+        self.refused_runs.note(target, error)
         sink = self._sinks.get(target)
         if sink is not None and sink.durable:
             del self._sinks[target]
@@ -141,7 +141,7 @@ class Targets:
             except TrackerRejectedError as error:
                 if not sink.durable:
                     raise
-                self.refusals.note(target, error)
+                self.refused_runs.note(target, error)
 
     def forget(self) -> None:
         """Drop the open sinks. The next use of a target opens a new sink."""
@@ -178,7 +178,7 @@ class Targets:
             state.own_run = binding_of(opened)
         elif target in self._replaced and target not in state.beside:
             state.beside = [*state.beside, target]
-        state.stage, state.problem = "delivering", self.refusals.problem
+        state.stage, state.problem = "delivering", self.refused_runs.problem
 
 
 def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from memlog.delivery.uploader.artifact_files import Copies
+from memlog.delivery.uploader.artifact_files import ArtifactFiles
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact
 from memlog.journal.delivery_state import MAX_ALERTS, Outbox, Outgoing, RunAlerts
@@ -44,7 +44,7 @@ def take_over(
 
 def send(
     outbox: Outbox,
-    copies: Copies,
+    artifact_files: ArtifactFiles,
     sink: OpenedSink,
     sent: Callable[[Counter[str]], None],
     refused: Callable[[str | None, RunRefusedError], None],
@@ -66,7 +66,7 @@ def send(
                 refused(target or None, error)
     for outgoing in list(outbox.artifacts):
         try:
-            lost = _store(sink, outgoing, copies)
+            lost = _store(sink, outgoing, artifact_files)
         except RunRefusedError as error:  # noqa: PERF203 - others are not refused
             refused(outgoing.target, error)
         else:
@@ -86,10 +86,10 @@ def _show_alerts(sink: Sink, waiting: RunAlerts) -> Counter[str]:
     return lost
 
 
-def _store(sink: OpenedSink, outgoing: Outgoing, copies: Copies) -> Counter[str]:
+def _store(sink: OpenedSink, outgoing: Outgoing, artifact_files: ArtifactFiles) -> Counter[str]:
     artifact, lost = outgoing.artifact, Counter[str]()
     opened = sink(outgoing.target)
-    file = copies.of(artifact, in_place=getattr(opened, "keeps_files", False))
+    file = artifact_files.of(artifact, in_place=getattr(opened, "keeps_files", False))
     if file is None:
         return Counter({"artifact_missing": 1})
     try:
@@ -98,5 +98,5 @@ def _store(sink: OpenedSink, outgoing: Outgoing, copies: Copies) -> Counter[str]
         raise
     except TrackerRejectedError:
         lost["artifact_rejected"] = 1
-    copies.drop()
+    artifact_files.drop()
     return lost

@@ -16,7 +16,7 @@ _NAMED = 3
 """Maximum number of refused runs whose reasons a message lists. The message only counts the others."""
 
 
-class Refusals:
+class RefusedRuns:
     """Runs that the tracker of one uploader refuses. The uploader's state has the runs and the reasons.
 
     ``sync`` is the command that delivers the remaining data. The message (`problem`) contains this command.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from memlog._internal.redact import without_credentials
-from memlog.delivery.uploader.open_runs import Targets
+from memlog.delivery.uploader.open_runs import OpenRuns
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 
@@ -19,10 +19,10 @@ class SavedProgress:
         failures: Number of failed deliveries since the last successful delivery.
     """
 
-    def __init__(self, run: RunDirectory, state: UploadState, targets: Targets) -> None:
+    def __init__(self, run: RunDirectory, state: UploadState, open_runs: OpenRuns) -> None:
         self._run = run
         self._state = state
-        self._targets = targets
+        self._open_runs = open_runs
         self.failures = 0
         # If an earlier uploader did not close its sink, its provisional points are sent again.
         state.provisional = 0
@@ -39,12 +39,12 @@ class SavedProgress:
         self._state.delivered, self._state.dropped = safe.delivered, dict(safe.dropped)
         self._state.held = dict(safe.held)
         self.mark_safe()
-        self._targets.forget()
+        self._open_runs.forget()
 
     def save(self) -> None:
         """Save the state. If an open sink can still lose data, the saved progress is the last safe one."""
         safe, state = self._safe, self._state
-        if not self._targets.are_durable:
+        if not self._open_runs.are_durable:
             state = msgspec.structs.replace(
                 state,
                 files=safe.files,
@@ -76,12 +76,12 @@ class SavedProgress:
 
     def note_refusals(self, *, complete: bool) -> None:
         """Save the message about runs that the tracker refuses. Call it when all other data is delivered."""
-        state, refusals = self._state, self._targets.refusals
+        state, refused_runs = self._state, self._open_runs.refused_runs
         before = state.stage, state.problem
-        refusals.end()
-        if refusals.problem and (complete or state.stage == "unreachable"):
+        refused_runs.end()
+        if refused_runs.problem and (complete or state.stage == "unreachable"):
             state.stage = "waiting"
         if state.stage != "unreachable":
-            state.problem = refusals.problem
+            state.problem = refused_runs.problem
         if (state.stage, state.problem) != before:
             self.save()

@@ -6,9 +6,9 @@ from functools import partial
 
 from memlog._internal.redact import remember, without_credentials
 from memlog.delivery.uploader import outbox
-from memlog.delivery.uploader.artifact_files import Copies
+from memlog.delivery.uploader.artifact_files import ArtifactFiles
 from memlog.delivery.uploader.cursor import Cursor, plan_for
-from memlog.delivery.uploader.open_runs import OpenSink, Targets
+from memlog.delivery.uploader.open_runs import OpenRuns, OpenSink
 from memlog.delivery.uploader.own_run import OwnRun
 from memlog.delivery.uploader.saved_progress import SavedProgress
 from memlog.delivery.uploader.send import DELIVERED, send_pending
@@ -44,7 +44,7 @@ class Uploader:
             False, these events wait. Set it to True when no further run of the user is expected.
         may_replace: True if a sink may open a new run to replace a run that the tracker refuses.
         claim: Function that takes the id of a user's run and returns the run's `Claim`; ``None``: the
-            trainer's process writes to no runs.
+            training process writes to no runs.
 
     Attributes:
         state: State of the delivery; saved in the run's folder.
@@ -78,23 +78,23 @@ class Uploader:
             begun_us=begun_us,
             continues=self._own.continues,
         )
-        self._targets = Targets(
+        self._open_runs = OpenRuns(
             open_sink, self.state, begins, claim, sync=run.command("sync"), may_replace=may_replace
         )
-        self._progress = SavedProgress(run, self.state, self._targets)
+        self._progress = SavedProgress(run, self.state, self._open_runs)
         self._cursors: dict[str, Cursor] = {}
-        self._copies = Copies(run)
+        self._artifact_files = ArtifactFiles(run)
         self._is_final = False
 
     def connect(self, connection: Connection) -> None:
         """Set how the tracker's client connects."""
         remember(connection.uri, *connection.environment.values())
-        self._targets.connect(connection)
+        self._open_runs.connect(connection)
 
     def note_run(self, run: TrackerRun) -> None:
         """Keep the full address of one of the user's runs, in memory only."""
         remember(run.uri)
-        self._targets.note_run(run)
+        self._open_runs.note_run(run)
 
     def deliver(self, *, complete: bool = False) -> int:
         """Send everything that is ready, and return the number of points.
@@ -106,7 +106,7 @@ class Uploader:
             TrackerUnavailableError: the tracker can't be reached; the remaining data is sent later.
         """
         before, self._is_final = self.state.delivered, complete
-        self._targets.refusals.begin(final=complete)
+        self._open_runs.refused_runs.begin(final=complete)
         try:
             files = {file.process: file for file in self.run.files()}
             for name, deferred in list(self.state.held.items()):
@@ -116,10 +116,10 @@ class Uploader:
                 self._deliver_file(file, complete=complete)
             outbox.send(
                 self.state.outbox,
-                self._copies,
+                self._artifact_files,
                 self._sink,
                 self._progress.count_and_save,
-                self._targets.refuse,
+                self._open_runs.refuse,
             )
         except Exception as error:
             self._cursors.clear()  # read again the data that was read but not sent
@@ -135,7 +135,7 @@ class Uploader:
     @property
     def refused(self) -> str | None:
         """Message with the refused runs, the reasons and the remedy; ``None`` if no run is refused."""
-        return self._targets.refusals.problem
+        return self._open_runs.refused_runs.problem
 
     def close(self) -> None:
         """End the runs that the sinks opened, and close the sinks. Call it after all data is delivered.
@@ -144,16 +144,16 @@ class Uploader:
         """
         end = _end_of(self.run, self.end)
         try:
-            self._targets.close(end, partial(_description, self.run, self.backend))
+            self._open_runs.close(end, partial(_description, self.run, self.backend))
         except Exception as error:
-            if not self._targets.are_durable:
+            if not self._open_runs.are_durable:
                 self._progress.go_back()
                 self._cursors.clear()
             self._progress.note_failure(error)
             raise
-        self._targets.forget()
+        self._open_runs.forget()
         self._progress.mark_safe()
-        self._targets.refusals.end()
+        self._open_runs.refused_runs.end()
         if self.refused:
             self._progress.note_refusals(complete=True)
         elif self.state.own_run or self.state.joined:
@@ -240,7 +240,7 @@ class Uploader:
     def _switch_run(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
         """Switch to the run that a segment's events go to; return False if the events must wait.
 
-        Events wait if their run is not known yet, or if the trainer's process writes to the run.
+        Events wait if their run is not known yet, or if the training process writes to the run.
         """
         header = entry.header
         binding = self._binding(file, header)
@@ -250,7 +250,7 @@ class Uploader:
             return False
         target = _run_id(binding)
         offset = self._own.offset if binding is None else binding.offset
-        claim = self._targets.claimed(target)
+        claim = self._open_runs.claimed(target)
         is_other = (target, offset) != (cursor.target, cursor.offset)
         if claim == "in process" or cursor.plan is None or is_other:
             cursor.finish()
@@ -272,13 +272,13 @@ class Uploader:
         if binding is None and self.state.own_run is None:
             binding = _first_binding(self.run, self.backend, file)
         if binding is not None:
-            self._targets.note_binding(binding)
+            self._open_runs.note_binding(binding)
         return binding
 
     def _sink(self, target: str | None) -> Sink:
         """Return the sink of a target. If this call opens the sink, save the state."""
-        is_new = target not in self._targets
-        sink = self._targets.sink(target)
+        is_new = target not in self._open_runs
+        sink = self._open_runs.sink(target)
         if is_new:
             self._progress.save()
         return sink
@@ -298,7 +298,7 @@ class Uploader:
             try:
                 tally = send_pending(sink, cursor, is_content=is_content)
             except RunRefusedError as error:
-                self._targets.refuse(cursor.target, error)
+                self._open_runs.refuse(cursor.target, error)
                 raise
             self.state.delivered += tally.pop(DELIVERED, 0)
             self._progress.count(tally)

@@ -1,4 +1,4 @@
-"""Deliver, in the trainer's process, to sinks that the user passed as objects."""
+"""Deliver, in the training process, to sinks that the user passed as objects."""
 
 from __future__ import annotations
 

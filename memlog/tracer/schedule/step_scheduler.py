@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from memlog.tracer.window import TraceWindow
 
 
-class PeriodicTracer:
-    """Tracer of one session's steps. Training threads call its methods. No method raises.
+class StepScheduler:
+    """Scheduler of the traces of one session's steps. Training threads call its methods. No method raises.
 
     Args:
         kept: File for the events of the most representative step. Of equally representative steps, the one

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from memlog._internal.credential_scope import Home, is_same_place, secret_names, withheld
+from memlog._internal.credential_scope import CredentialScope, is_same_place, secret_names, withheld
 from memlog_mlflow import backend as mlflow_backend
 from memlog_wandb import backend as wandb_backend
 
-HOME = Home(
+SCOPE = CredentialScope(
     "https://me:pw@tracking.corp/base", ("MLFLOW_TRACKING_TOKEN",), frozenset({"databricks"})
 )
 
@@ -38,7 +38,7 @@ def _no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_environments_and_local_addresses_get_credentials(address: str | None) -> None:
-    assert withheld(address, HOME) == ()
+    assert withheld(address, SCOPE) == ()
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_the_environments_and_local_addresses_get_credentials(address: str | Non
     ],
 )
 def test_any_other_is_not_sent_what_the_environment_holds(address: str) -> None:
-    assert withheld(address, HOME) == ("MLFLOW_TRACKING_TOKEN",)
-    assert withheld(address, Home(HOME.address)) == ()
+    assert withheld(address, SCOPE) == ("MLFLOW_TRACKING_TOKEN",)
+    assert withheld(address, CredentialScope(SCOPE.address)) == ()
 
 
 def test_an_address_that_the_user_names_is_trusted() -> None:
-    assert withheld("http://other:5000/x", HOME, ["http://other:5000"]) == ()
-    assert withheld("http://other:5001", HOME, ["http://other:5000"])
+    assert withheld("http://other:5000/x", SCOPE, ["http://other:5000"]) == ()
+    assert withheld("http://other:5001", SCOPE, ["http://other:5000"])
 
 
 def test_an_address_is_compared_without_its_password() -> None:
@@ -73,7 +73,7 @@ def test_an_address_is_compared_without_its_password() -> None:
 
 
 def test_a_netrc_file_gives_a_host_its_password_and_any_host_a_default(tmp_path: Path) -> None:
-    nothing = Home("https://tracking.corp")
+    nothing = CredentialScope("https://tracking.corp")
     file = tmp_path / ".netrc"
     file.write_text("machine lab login me password pw\n")
     assert withheld("http://lab:5000", nothing) == ("~/.netrc",)
@@ -94,19 +94,21 @@ def test_mlflows_address_and_credentials(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\n")
-    home = mlflow_backend.home()
-    assert home.address == "http://lab:5000"
-    assert home.credentials == ("MLFLOW_TRACKING_PASSWORD", "~/.mlflow/credentials")
+    scope = mlflow_backend.home()
+    assert scope.address == "http://lab:5000"
+    assert scope.credentials == ("MLFLOW_TRACKING_PASSWORD", "~/.mlflow/credentials")
 
 
 def test_wandbs_address_comes_from_the_environment_or_settings_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert wandb_backend.home() == Home("https://api.wandb.ai")
+    assert wandb_backend.home() == CredentialScope("https://api.wandb.ai")
     settings = tmp_path / ".config" / "wandb" / "settings"
     settings.parent.mkdir(parents=True)
     settings.write_text("[default]\nbase_url = https://wandb.corp\napi_key = x\n")
-    assert wandb_backend.home() == Home("https://wandb.corp", (str(settings),))
+    assert wandb_backend.home() == CredentialScope("https://wandb.corp", (str(settings),))
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.lab")
     monkeypatch.setenv("WANDB_API_KEY", "x")
-    assert wandb_backend.home() == Home("https://wandb.lab", ("WANDB_API_KEY", str(settings)))
+    assert wandb_backend.home() == CredentialScope(
+        "https://wandb.lab", ("WANDB_API_KEY", str(settings))
+    )

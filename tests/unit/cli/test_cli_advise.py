@@ -16,7 +16,7 @@ from memlog._internal.units import format_bytes
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import OutOfMemory
 from memlog.journal import RunDirectory
-from memlog.reports.final_state import last_moments
+from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
 from memlog.trace.predict import advise
@@ -105,6 +105,6 @@ def test_a_post_mortem_report_has_the_same_predictions(tmp_path: Path) -> None:
 def test_without_the_traces_events_a_report_has_no_figures(tmp_path: Path) -> None:
     run = traced_run(tmp_path)
     run.worst_step.unlink()
-    text = report(last_moments(run), Witness("sync")).text
+    text = report(final_state(run), Witness("sync")).text
     assert "half the batch needs about half of that" in text
     assert "predicted" not in text

@@ -7,7 +7,7 @@ import pytest
 from support.journals import MIB, MadeRun, at, batch
 
 from memlog.events import Event, OutOfMemory, StepInputs, TensorInput, Trace
-from memlog.reports.final_state import last_moments
+from memlog.reports.final_state import final_state
 from memlog.reports.largest_step import of_the_end, shapes
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
@@ -34,7 +34,7 @@ def told(root: Path, *events: Event) -> list[str]:
         for step in range(10)
     ]
     in_order = sorted([*steps, *events], key=lambda event: event.time_us)
-    return list(of_the_end(last_moments(MadeRun(root).write(*in_order).closed())))
+    return list(of_the_end(final_state(MadeRun(root).write(*in_order).closed())))
 
 
 def test_names_and_shapes() -> None:
@@ -69,5 +69,5 @@ def test_inputs_that_do_not_explain_it(tmp_path: Path) -> None:
 
 def test_the_report_has_them(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(batch(9, 300 * MIB), LARGEST, FAILURE).closed()
-    text = report(last_moments(run), Witness(writer="helper")).text
+    text = report(final_state(run), Witness(writer="helper")).text
     assert "## Inputs\n\nInputs of the step that failed:" in text

@@ -18,7 +18,7 @@ from memlog.delivery.helper.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.helper.postmortem import _rule, explain_afterwards
 from memlog.events import Artifact, Batch, Sample, Trace, TracedLayer, TracedLine
 from memlog.reports import advice, postmortem
-from memlog.reports.final_state import last_moments
+from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
 from memlog.reports.step_ranking import Standing
@@ -146,12 +146,12 @@ KILLED_WORKER = {
 def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
     tmp_path: Path, signal: str, kills: int | None, cause: str, why: str, rule: str
 ) -> None:
-    moments = ended(tmp_path, trace(), SAMPLE, changed(**KILLED_WORKER | {"signal": signal}))
+    state = ended(tmp_path, trace(), SAMPLE, changed(**KILLED_WORKER | {"signal": signal}))
     witness = Witness("helper", oom_kills=kills)
-    found = told(moments, witness)
+    found = told(state, witness)
     assert found.title == f"DataLoader worker (pid 4242) was killed{cause} after step 29"
     assert why in found.text
-    assert _rule(moments, witness) == rule
+    assert _rule(state, witness) == rule
     assert "num_workers=0" in found.text
     assert ("--shm-size" in found.text) == (signal == "Bus error")
     assert "What held the memory" not in found.text
@@ -310,7 +310,7 @@ def test_a_process_peak_that_is_only_bounded_is_shown_as_a_bound(tmp_path: Path)
         Batch(at(0), 0, 400 * MIB, 500 * MIB, "watermark"),
         Batch(at(1), 1, 400 * MIB, 600 * MIB, "exact"),
     ]
-    text = told(last_moments(MadeRun(tmp_path).write(*steps, FAILURE).closed())).text
+    text = told(final_state(MadeRun(tmp_path).write(*steps, FAILURE).closed())).text
     assert "| step | process (RSS), peak |" in text
     assert "| 0 | 400.0 MiB, at most 500.0 MiB |" in text
     assert "| 1 | 400.0 MiB, 600.0 MiB |" in text

@@ -7,7 +7,7 @@ from support.journals import GIB, MIB, MadeRun, at, batch
 
 from memlog.events import Batch, End, Evaluation, Finding, OutOfMemory, Sample
 from memlog.reports import summarize
-from memlog.reports.final_state import last_moments
+from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
 from memlog.reports.verdict import ranked
@@ -112,7 +112,7 @@ def test_how_the_run_ended_comes_first(tmp_path: Path) -> None:
     assert text.startswith(
         "Out of memory on the host after step 39, 2.0 GiB requested. `history`, a list"
     )
-    written = report(last_moments(run), Witness(writer="helper")).text.splitlines()
+    written = report(final_state(run), Witness(writer="helper")).text.splitlines()
     assert written[2].startswith("**`history`, a list in `__main__`")
     assert any("Append `loss.item()`" in line for line in written[3:8])
 

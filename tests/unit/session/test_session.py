@@ -1,4 +1,4 @@
-"""``init`` to ``finish``: what a trainer's process sees of memlog."""
+"""``init`` to ``finish``: what a training process sees of memlog."""
 
 import contextlib
 import copy

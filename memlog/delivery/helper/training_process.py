@@ -1,4 +1,4 @@
-"""The trainer as its helper process sees it: events, last message, and whether the trainer lives."""
+"""The training process as its helper process sees it: events, last message, and whether it lives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _REPARENTED_WITHIN = 2.0
 """Maximum seconds to wait until the children of a dead process have another parent."""
 
 
-class Trainer:
-    """The trainer of a run.
+class TrainingProcess:
+    """The training process of a run.
 
     Attributes:
-        follower: Reads the trainer's journal.
-        finish: The trainer's last message; ``None`` until it arrives.
+        follower: Reads the training process's journal.
+        finish: The training process's last message; ``None`` until it arrives.
     """
 
     def __init__(self, begin: protocol.Begin, run: RunDirectory) -> None:
@@ -29,32 +29,32 @@ class Trainer:
 
     @property
     def has_told_its_end(self) -> bool:
-        """True if the trainer has reported its end.
+        """True if the training process has reported its end.
 
-        A trainer with its own helper sends a message. A trainer that shares another rank's helper has no
-        pipe to send a message. Such a trainer only writes its end to its journal.
+        A process with its own helper sends a message. A process that shares another rank's helper has no
+        pipe to send a message. Such a process only writes its end to its journal.
         """
         return self.finish is not None or (self._begin.shared and self.follower.end is not None)
 
     @property
     def is_gone(self) -> bool:
-        """True if the trainer's process has died."""
+        """True if the training process has died."""
         if self._begin.shared:
             return not self._run.is_alive()
-        # If the parent dies, the child gets another parent. The trainer's process number alone
+        # If the parent dies, the child gets another parent. The training process's number alone
         # proves nothing, because another process can get the same number.
         return os.getppid() != self._begin.trainer_pid
 
     @property
     def goes_on(self) -> bool:
-        """True if the trainer still runs and has not reported its end."""
+        """True if the training process still runs and has not reported its end."""
         return not self.is_gone and self.finish is None and self.follower.end is None
 
     def is_gone_soon(self) -> bool:
-        """Wait at most `_REPARENTED_WITHIN` seconds; return whether the trainer's process has died.
+        """Wait at most `_REPARENTED_WITHIN` seconds; return whether the training process has died.
 
-        The wait is necessary because `is_gone` checks the parent of this process. If the trainer dies, its
-        pipe closes before this process gets another parent.
+        The wait is necessary because `is_gone` checks the parent of this process. If the training
+        process dies, its pipe closes before this process gets another parent.
         """
         deadline = time.monotonic() + _REPARENTED_WITHIN
         while not self.is_gone:
