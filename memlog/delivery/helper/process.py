@@ -260,18 +260,18 @@ class Helper:
                 self._origin.begin_another_run()
             self._journal.bind(message.backend, binding_of(message.run, message.offset))
         elif isinstance(message, (protocol.Ranked, protocol.Lead)):
-            self._take_place(message)
+            self._take_position(message)
         elif isinstance(message, protocol.Finish):
             self._trainer.finish = message
 
-    def _take_place(self, message: protocol.Ranked | protocol.Lead) -> None:
+    def _take_position(self, message: protocol.Ranked | protocol.Lead) -> None:
         if isinstance(message, protocol.Lead):
             self._uploaders.lead(message.backends, message.name)
             self.ranks.lead()
             return
-        if message.registration.place.rank:
+        if message.registration.position.rank:
             self._uploaders.leave()
-        self.ranks.take_place(message.registration)
+        self.ranks.take_registration(message.registration)
 
     def _allow_own_runs(self) -> None:
         begun = self._follower.since
