@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.rank_journal import RankJournal
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.events import Batch, DeviceReading, End
@@ -39,7 +39,7 @@ class Job:
         for rank in range(ranks):
             run = RunDirectory(root / f"rank{rank:04d}")
             run.delivery.mkdir(parents=True)
-            register(run, Place(rank, ranks, "a training", rank % 8), _BEGUN_US + rank)
+            register(run, RankPosition(rank, ranks, "a training", rank % 8), _BEGUN_US + rank)
             self.runs.append(run)
         self._writers = [self._writer(run) for run in self.runs]
 
@@ -84,7 +84,7 @@ def measure(ranks: int, steps: int, uri: str | None) -> dict[str, float]:
         job = Job(Path(folder), ranks)
         job.train(steps)
         own = Training(
-            job.runs[0], register(job.runs[0], Place(0, ranks, "a training", 0), _BEGUN_US)
+            job.runs[0], register(job.runs[0], RankPosition(0, ranks, "a training", 0), _BEGUN_US)
         )
         found: dict[str, float] = {"ranks": ranks, "steps": steps}
         found["search_s"] = _seconds(own.search)

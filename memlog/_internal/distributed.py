@@ -19,8 +19,8 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Place of a process among the ranks of one training."""
+class RankPosition(msgspec.Struct, frozen=True):
+    """Position of a process among the ranks of one training."""
 
     rank: int
     world_size: int
@@ -51,16 +51,16 @@ _LAUNCHERS = (
 )
 
 
-def place() -> Place | None:
-    """Return this process's place; ``None`` if the process trains alone or its place is not known yet.
+def rank_position() -> RankPosition | None:
+    """Return this process's position; ``None`` if the process trains alone or its position is not known yet.
 
-    The place comes from the launcher's environment variables, or from torch's process group if one exists.
+    The position comes from the launcher's environment variables, or from torch's process group if one exists.
     """
-    return place_in(os.environ) or _of_the_process_group()
+    return rank_position_in(os.environ) or _of_the_process_group()
 
 
-def place_in(environment: Mapping[str, str]) -> Place | None:
-    """Return the place that a launcher's environment variables name; ``None`` if they name none."""
+def rank_position_in(environment: Mapping[str, str]) -> RankPosition | None:
+    """Return the position that a launcher's environment variables name; ``None`` if they name none."""
     for launcher in _LAUNCHERS:
         rank = _number(environment, launcher.rank)
         size = _number(environment, launcher.world_size)
@@ -71,21 +71,22 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
         if size < 2 or rank >= size:  # noqa: PLR2004 - one process trains alone
             return None
         local, restart = (_number(environment, name) for name in launcher[2:])
-        return Place(rank, size, _job(environment, launcher), local, restart or 0)
+        return RankPosition(rank, size, _job(environment, launcher), local, restart or 0)
     return None
 
 
-def lower_ranks_are_here(place: Place) -> bool:
-    """Return True if all ranks below ``place.rank`` are certainly on this machine."""
-    return place.rank == place.local_rank or os.environ.get("MASTER_ADDR") in _LOOPBACK
+def lower_ranks_are_here(position: RankPosition) -> bool:
+    """Return True if all ranks below ``position.rank`` are certainly on this machine."""
+    return position.rank == position.local_rank or os.environ.get("MASTER_ADDR") in _LOOPBACK
 
 
 def described() -> dict[str, str]:
-    """Return this process's place as a run's parameters: ``rank``, ``local_rank``, ``world_size``, ….
+    """Return this process's position as a run's parameters: ``rank``, ``local_rank``, ``world_size``, ….
 
-    If `place` returns ``None``, return the values of torchrun's variables, or nothing if they are not set.
+    If `rank_position` returns ``None``, return the values of torchrun's variables, or nothing if they are not
+    set.
     """
-    found = place()
+    found = rank_position()
     if found is None:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
         values = {name: os.environ.get(name) for name in names} if "RANK" in os.environ else {}
@@ -102,7 +103,7 @@ def described() -> dict[str, str]:
 
 def is_first() -> bool:
     """Return True if this process trains alone or has rank 0."""
-    found = place()
+    found = rank_position()
     return found is None or found.rank == 0
 
 
@@ -156,8 +157,8 @@ def _common_parent() -> str:
     return f"process {os.getppid()} on {os.uname().nodename}"
 
 
-def _of_the_process_group() -> Place | None:
-    """Return the place in torch's process group; ``None`` if there is no group.
+def _of_the_process_group() -> RankPosition | None:
+    """Return the position in torch's process group; ``None`` if there is no group.
 
     This function is for processes without a launcher's variables, for example those of `mp.spawn`.
     """
@@ -169,4 +170,4 @@ def _of_the_process_group() -> Place | None:
     rank, size = distributed.get_rank(), distributed.get_world_size()
     if size < 2:  # noqa: PLR2004 - one process trains alone
         return None
-    return Place(rank, size, _of_the_rendezvous(os.environ))
+    return RankPosition(rank, size, _of_the_rendezvous(os.environ))

@@ -17,7 +17,7 @@ import msgspec
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event
-from memlog.metrics import place, replaces, sent_values
+from memlog.metrics import axis_and_index, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
@@ -83,10 +83,10 @@ class UsersRows:
 
     def add(self, event: Event) -> None:
         """Fold one event's values into the values for the open row or for the next row."""
-        placed = place(event)
-        if placed is None:
+        on_axis = axis_and_index(event)
+        if on_axis is None:
             return
-        axis, index = placed
+        axis, index = on_axis
         with self._lock:
             reached, closed = self._held.newest.get(axis, -1), self._closed.get(axis, -1)
             # The user logs each row before its step. The helper's samples of earlier steps can come after the

@@ -104,28 +104,29 @@ class UploadState(msgspec.Struct, kw_only=True):
     """Number of points lost, by reason."""
     files: dict[str, Progress] = {}
     """Progress in each process's segments, by process."""
-    held: dict[str, DeferredRange] = {}
-    """Deferred ranges by `held_name`, in the order in which they are to be delivered."""
+    deferred: dict[str, DeferredRange] = msgspec.field(default_factory=dict, name="held")
+    """Deferred ranges by `deferred_key`, in the order of delivery; named ``held`` in the file, as in earlier
+    versions."""
     refused: dict[str, str] = {}
     """Reason why the tracker refuses a run, by the user's run id. The id ``""`` means the sink's own run."""
     beside: list[str] = []
     """Ids of the user's runs whose remaining points go to a run that the sink opens."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
 
-    def progress(self, place: str) -> Progress:
+    def progress(self, key: str) -> Progress:
         """Return the progress of a process's segments or of a deferred range.
 
-        ``place`` is the process's name or the range's `held_name`.
+        ``key`` is the process's name or the range's `deferred_key`.
         """
-        held = self.held.get(place)
-        return self.files.get(place, Progress()) if held is None else held.progress
+        deferred = self.deferred.get(key)
+        return self.files.get(key, Progress()) if deferred is None else deferred.progress
 
-    def advance(self, place: str, progress: Progress) -> None:
-        held = self.held.get(place)
-        if held is None:
-            self.files[place] = progress
+    def advance(self, key: str, progress: Progress) -> None:
+        deferred = self.deferred.get(key)
+        if deferred is None:
+            self.files[key] = progress
         else:
-            self.held[place] = msgspec.structs.replace(held, progress=progress)
+            self.deferred[key] = msgspec.structs.replace(deferred, progress=progress)
 
     def save(self, run: RunDirectory) -> None:
         """Replace the saved state atomically. After a crash, the whole old or the whole new state exists."""
@@ -142,8 +143,8 @@ class UploadState(msgspec.Struct, kw_only=True):
             return UploadState(backend=backend)
 
 
-def held_name(process: str, segment: int) -> str:
-    """Return the key of a deferred range in `UploadState.held`. The range begins with ``segment``.
+def deferred_key(process: str, segment: int) -> str:
+    """Return the key of a deferred range in `UploadState.deferred`. The range begins with ``segment``.
 
     A key never equals a process's name. So `UploadState.progress` accepts both keys and names.
     """

@@ -23,6 +23,7 @@ the run has all data. ``missing``: the run lacks data."""
 ClaimOf: TypeAlias = Callable[[str], Claim]
 
 _SUFFIX = ".ride"
+"""Suffix of the saved file. Earlier versions wrote this suffix, so it stays."""
 
 
 class InProcessState(msgspec.Struct, kw_only=True):

@@ -268,7 +268,7 @@ class GrowthDetector:
         if grown is not None:
             again, long = role in self._ended, self._step - grown.since >= _LONG
             self._ended.add(role)
-            if again or (long and watch.read >= _ALONE):
+            if again or (long and len(watch.finest.levels) >= _ALONE):
                 self._report_child(role, watch, News("confirmed", grown))
                 return
         if suspected is not None:

@@ -78,6 +78,8 @@ class SeriesWatch:
         self._floor = floor
         self._least = least
         self._levels = LevelScales()
+        self.finest = self._levels.finest
+        """Window of the newest steps, with one level for each step."""
         self._found: Growth | None = None
         self._found_at = self._due = 0
         self._is_told = False
@@ -92,17 +94,11 @@ class SeriesWatch:
         """Growth that is suspected and not yet confirmed."""
         return self._found if self._is_told else None
 
-    @property
-    def read(self) -> int:
-        """Length of the list of levels of the newest steps, with one level for each step."""
-        return len(self._levels.finest.levels)
-
     def take(self, step: int, level: float) -> News | None:
         """Take the level at the end of a step. Return a new verdict; ``None`` if there is none."""
-        finest = self._levels.finest
-        if finest.indexes and step <= finest.indexes[-1]:
-            if step == finest.indexes[-1]:
-                finest.lower(level)
+        if self.finest.indexes and step <= self.finest.indexes[-1]:
+            if step == self.finest.indexes[-1]:
+                self.finest.lower(level)
                 return None
             self._levels.clear()  # the program's count of steps has begun again
         added = self._levels.add(step, level)
@@ -136,7 +132,7 @@ class SeriesWatch:
 
         The series grows if each level is clearly above the level before it.
         """
-        window = self._levels.finest
+        window = self.finest
         held = len(window.levels)
         if not _SHORT <= held < self._least:
             return None
@@ -161,7 +157,7 @@ class SeriesWatch:
     def wait_on(self, growth: Growth) -> None:
         """Treat confirmed growth as suspected again. Later levels can then confirm it again."""
         self._reported = 0.0
-        self._begin(growth, self._levels.finest.indexes[-1], is_told=True)
+        self._begin(growth, self.finest.indexes[-1], is_told=True)
 
     def delay(self) -> None:
         """Recompute the step at which the growth is judged next. The step depends on `free`."""
@@ -225,7 +221,7 @@ class SeriesWatch:
             steps, levels = zip(*self.in_use, strict=True)
             found = find_growth(steps, levels, _SLOWEST * suspected.rate, _LATER)
             if found is not None and found.total >= self._floor:
-                level = self._levels.finest.levels[-1]
+                level = self.finest.levels[-1]
                 return self._confirmed(
                     found._replace(since=suspected.since, level=level), suspected
                 )

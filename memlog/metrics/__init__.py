@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.metrics.axes import alert_in_run, in_run, place
+from memlog.metrics.axes import alert_in_run, axis_and_index, in_run
 from memlog.metrics.event_values import (
     fragmentation,
     parameters_of,
@@ -15,11 +15,11 @@ from memlog.metrics.points import Plan, bucket_start, replaces
 __all__ = [
     "Plan",
     "alert_in_run",
+    "axis_and_index",
     "bucket_start",
     "fragmentation",
     "in_run",
     "parameters_of",
-    "place",
     "replaces",
     "safe_label",
     "sent_values",

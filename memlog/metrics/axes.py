@@ -27,7 +27,7 @@ _ON_STEPS = (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, 
 _STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
 
 
-def place(event: Event) -> tuple[Axis, int] | None:
+def axis_and_index(event: Event) -> tuple[Axis, int] | None:
     """Return the event's axis and its index on that axis; ``None`` if the event lies on no axis."""
     if isinstance(event, _ON_STEPS) and event.step is not None:
         return "step", event.step

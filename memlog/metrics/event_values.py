@@ -35,7 +35,7 @@ from memlog.events import (
     Scope,
     Trace,
 )
-from memlog.metrics.axes import place
+from memlog.metrics.axes import axis_and_index
 from memlog.sink import Fold
 
 _ALERTS: dict[str, str] = {
@@ -137,8 +137,8 @@ def _values(event: Event) -> Iterator[Value]:
 def _others(event: Event) -> Iterator[Value]:
     """Yield the metrics of the event types that `_values` does not handle."""
     if isinstance(event, Alert):
-        placed = place(event)
-        yield Value(_ALERTS[placed[0] if placed else "step"], 1.0, "max")
+        on_axis = axis_and_index(event)
+        yield Value(_ALERTS[on_axis[0] if on_axis else "step"], 1.0, "max")
     elif isinstance(event, Scope):
         yield from _scope(event)
     elif isinstance(event, Recorded):

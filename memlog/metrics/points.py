@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from memlog.events import Event
-from memlog.metrics.axes import in_run, place
+from memlog.metrics.axes import axis_and_index, in_run
 from memlog.metrics.event_values import sent_values
 from memlog.sink import Axis, Fold, Point, Resolution
 
@@ -57,10 +57,10 @@ class Plan(Generic[PositionT]):
     def feed(self, event: Event, position: PositionT) -> list[Point]:
         """Add the journal's next event, which is at ``position``. Return the points that are now final."""
         counted = in_run(event, self._offset)
-        placed = None if counted is None else place(counted)
-        if placed is None:
+        on_axis = None if counted is None else axis_and_index(counted)
+        if on_axis is None:
             return []
-        axis, index = placed
+        axis, index = on_axis
         start = self._start(axis, index)
         bucket = self._buckets.get(axis)
         if bucket is not None and start < bucket.start:

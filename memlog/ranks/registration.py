@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog._internal.safe_files import read_plain, replacing
 from memlog.events import Batch
 from memlog.journal import JournalFile, Position, RunDirectory
@@ -34,13 +34,14 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Place of a run among the runs of its training.
+    """Position of a run among the runs of its training.
 
     ``host`` is the name of the machine, and ``parent`` the id of the process that started the rank, such as
     torchrun's. ``before`` is ``None`` if there was no earlier attempt, or if the earlier attempt left no run.
     """
 
-    place: Place
+    position: RankPosition = msgspec.field(name="place")
+    """Named ``place`` in the file, as in earlier versions."""
     host: str
     begun_us: int
     parent: int = 0
@@ -53,21 +54,21 @@ class Registration(msgspec.Struct, frozen=True):
         machine must also have the same number of restarts. The number of restarts can differ between
         machines: the torchrun of each machine counts only restarts after a failure of its own ranks.
         """
-        mine, its = self.place, other.place
+        mine, its = self.position, other.position
         return (mine.job, mine.world_size) == (its.job, its.world_size) and (
             mine.restart == its.restart or self.host != other.host
         )
 
 
 def register(
-    run: RunDirectory, place: Place, begun_us: int, before: Attempt | None = None
+    run: RunDirectory, position: RankPosition, begun_us: int, before: Attempt | None = None
 ) -> Registration:
-    """Write a run's place into its folder.
+    """Write a run's position into its folder.
 
     Raises:
         OSError: The file can't be written.
     """
-    registration = Registration(place, os.uname().nodename, begun_us, os.getppid(), before)
+    registration = Registration(position, os.uname().nodename, begun_us, os.getppid(), before)
     with replacing(run.path, _FILE) as file:
         file.write(msgspec.json.encode(registration))
     return registration
@@ -90,7 +91,7 @@ class Training:
     def __init__(self, run: RunDirectory, own: Registration) -> None:
         self.own = own
         self._run = run
-        self._found: dict[int, tuple[RunDirectory, Registration]] = {own.place.rank: (run, own)}
+        self._found: dict[int, tuple[RunDirectory, Registration]] = {own.position.rank: (run, own)}
         self._not_ours: set[str] = {run.id}
 
     def search(self) -> dict[int, RunDirectory]:
@@ -112,7 +113,7 @@ class Training:
         """Return True if a rank below this run's own is registered."""
         return any(
             (found := registration_of(run)) is not None
-            and found.place.rank < self.own.place.rank
+            and found.position.rank < self.own.position.rank
             and self._belongs(run, found)
             for run in self._new_runs()
         )
@@ -149,8 +150,8 @@ class Training:
         def distance(known: Registration) -> int:
             return abs(known.begun_us - self.own.begun_us)
 
-        rank = registration.place.rank
-        if rank == self.own.place.rank:
+        rank = registration.position.rank
+        if rank == self.own.position.rank:
             return
         known = self._found.get(rank)
         if known is None or distance(registration) < distance(known[1]):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import Attempt, Registration, last_step, registration_of, steps_of
 
 
-def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | None:
+def attempt_before(run: RunDirectory, position: RankPosition, begun_us: int) -> Attempt | None:
     """Return the attempt before a restart of the training; ``None`` if there is none.
 
     ``run`` is this rank's run after the restart. The result describes the rank's newest earlier run in the
@@ -17,14 +17,14 @@ def attempt_before(run: RunDirectory, place: Place, begun_us: int) -> Attempt | 
     """
     # A restart that torchrun has not counted looks like a first start. Then only rank 0 searches: at a real
     # first start there is no attempt to find, and all ranks would search in vain.
-    if not place.restart and (place.rank or not _is_torchrun(place)):
+    if not position.restart and (position.rank or not _is_torchrun(position)):
         return None
     earlier = [
         (other, known)
         for other in map(RunDirectory, run.path.parent.iterdir())
         if (known := registration_of(other)) is not None
         and known.begun_us < begun_us
-        and _is_earlier(other, known, place)
+        and _is_earlier(other, known, position)
     ]
     if not earlier:
         return None
@@ -46,22 +46,23 @@ def steps_ahead(run: RunDirectory) -> int:
     return 0 if first else known.before.steps
 
 
-def _is_earlier(run: RunDirectory, known: Registration, place: Place) -> bool:
-    its = known.place
-    if (its.job, its.rank) != (place.job, place.rank) or its.restart > place.restart:
+def _is_earlier(run: RunDirectory, known: Registration, position: RankPosition) -> bool:
+    its = known.position
+    if (its.job, its.rank) != (position.job, position.rank) or its.restart > position.restart:
         return False
     # Under torchrun, a later training may have the same job name, so the parent process must be the same.
     # Under SLURM, a job that is queued again has another parent process. There the job name is enough,
     # because it has the job's unique id.
     is_here = known.host == os.uname().nodename
     has_same_parent = is_here and known.parent == os.getppid()
-    if its.restart == place.restart:  # torchrun counts no restart if another machine's ranks failed
-        return has_same_parent and _is_torchrun(place) and not run.is_alive()
-    return place.job.startswith("slurm ") or not is_here or has_same_parent
+    # torchrun counts no restart if another machine's ranks failed.
+    if its.restart == position.restart:
+        return has_same_parent and _is_torchrun(position) and not run.is_alive()
+    return position.job.startswith("slurm ") or not is_here or has_same_parent
 
 
-def _is_torchrun(place: Place) -> bool:
-    return place.job.startswith("torchelastic ")
+def _is_torchrun(position: RankPosition) -> bool:
+    return position.job.startswith("torchelastic ")
 
 
 def _end_of(run: RunDirectory) -> int:

@@ -15,7 +15,7 @@ from memlog.events import (
     Recorded,
     Sample,
 )
-from memlog.metrics import place, values
+from memlog.metrics import axis_and_index, values
 from memlog.reports.schema import MetricSummary, Peak
 from memlog.sink import Axis
 
@@ -50,10 +50,10 @@ class MetricFold:
 
         If ``older`` is True, use an older memlog's names of metrics (see `memlog.metrics.values`).
         """
-        placed = place(event)
-        if placed is None:
+        on_axis = axis_and_index(event)
+        if on_axis is None:
             return
-        axis, index = placed
+        axis, index = on_axis
         for name, value, _ in values(event, older=older):
             if value is None:
                 continue

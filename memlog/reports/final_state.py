@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.events import (
     Artifact,
     Batch,
@@ -61,7 +61,7 @@ class FinalState(msgspec.Struct):
     """Numbers of the newest traced steps, at most `_STEPS`."""
     exit: Exit | None = None
     """End of the training process, as the helper process saw it; ``None``: unknown."""
-    place: Place | None = None
+    position: RankPosition | None = None
     """Rank of this process and number of ranks that train together; ``None``: the run trained alone."""
     failed_with: Failure | None = None
     """Order in which the ranks ended, if the training ended badly; else ``None``. Only rank 0's helper
@@ -83,7 +83,7 @@ class FinalState(msgspec.Struct):
 def final_state(run: RunDirectory) -> FinalState:
     state = FinalState(run.command("open"))
     registration = registration_of(run)
-    state.place = None if registration is None else registration.place
+    state.position = None if registration is None else registration.position
     steps: deque[Batch] = deque(maxlen=_STEPS)
     samples: deque[Sample] = deque(maxlen=_SAMPLES)
     for file in run.files():

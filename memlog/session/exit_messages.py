@@ -81,8 +81,8 @@ def print_end(
     """
     failure = peaks.failure if failed else None
     if silent:
-        place = distributed.place()
-        of = "" if place is None else f"rank {place.rank}: "
+        position = distributed.rank_position()
+        of = "" if position is None else f"rank {position.rank}: "
         lines = [verdict and f"{of}{verdict}"]
     else:
         first = verdict or peaks.sentence(host_limit)

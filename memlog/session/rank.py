@@ -1,4 +1,4 @@
-"""Place of a session's run among the runs of all ranks that train together."""
+"""Position of a session's run among the runs of all ranks that train together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from memlog._internal import distributed
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.protocol import Message, Ranked
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import Registration, Training, register
@@ -30,8 +30,8 @@ class SessionRank:
 
     Attributes:
         wanted: Settings that the user has passed.
-        registration: Place of the run among the ranks' runs; ``None``: the rank is not yet known, the process
-            trains alone, or the run could not be registered.
+        registration: Position of the run among the ranks' runs; ``None``: the rank is not yet known, the
+            process trains alone, or the run could not be registered.
     """
 
     def __init__(self, wanted: Settings, diagnostics: Diagnostics) -> None:
@@ -42,41 +42,41 @@ class SessionRank:
         self._search: threading.Thread | None = None
         self._run: RunDirectory | None = None
         self._begun_us = 0
-        self._place = distributed.place()
+        self._position = distributed.rank_position()
         self._tell: Callable[[Message], object] = lambda _: None
         self.registration: Registration | None = None
 
     @property
     def may_deliver(self) -> bool:
         """True if the process trains alone, has rank 0, or has turned out to be the lowest rank."""
-        place = self._place or distributed.place()
-        return self._leads or place is None or place.rank == 0
+        position = self._position or distributed.rank_position()
+        return self._leads or position is None or position.rank == 0
 
     @property
     def has_shared_helper(self) -> bool:
         """True if the helper process of another rank on this machine also works for this rank."""
-        return self.registration is not None and bool(self.registration.place.local_rank)
+        return self.registration is not None and bool(self.registration.position.local_rank)
 
     @property
     def settings(self) -> Settings:
         """This rank's settings. If the rank is not 0, ``backends`` is empty and the name ends in the rank."""
-        place, wanted = self._place, self.wanted
-        if place is None or place.rank == 0:
+        position, wanted = self._position, self.wanted
+        if position is None or position.rank == 0:
             return wanted
-        name = None if wanted.name is None else f"{wanted.name} rank {place.rank}"
+        name = None if wanted.name is None else f"{wanted.name} rank {position.rank}"
         return msgspec.structs.replace(wanted, backends=(), name=name)
 
     def begin(self, run: RunDirectory, begun_us: int, tell: Callable[[Message], object]) -> None:
         """Register the run if its rank is known. ``tell`` sends a message to the helper process."""
         self._run, self._begun_us, self._tell = run, begun_us, tell
-        if self._place is not None:
-            self._register(self._place)
+        if self._position is not None:
+            self._register(self._position)
 
     def look_again(self) -> None:
         """Register the run if its rank has become known since the last check, as in a child of `mp.spawn`."""
-        if self._place is None and (place := distributed.place()) is not None:
-            self._place = place
-            self._register(place)
+        if self._position is None and (position := distributed.rank_position()) is not None:
+            self._position = position
+            self._register(position)
             if self.registration is not None:
                 self._tell(Ranked(self.registration))
 
@@ -90,7 +90,7 @@ class SessionRank:
         because lower ranks may not be registered yet.
         """
         own = self.registration
-        if self._leads or own is None or own.place.rank == 0 or not has_stepped:
+        if self._leads or own is None or own.position.rank == 0 or not has_stepped:
             return False
         now = time.monotonic()
         self._stepped = now if self._stepped is None else self._stepped
@@ -109,14 +109,14 @@ class SessionRank:
 
     def _look_for_lower_ranks(self, own: Registration) -> None:
         with self._diagnostics.contained("looking for lower ranks"):
-            is_certain = distributed.lower_ranks_are_here(own.place)
+            is_certain = distributed.lower_ranks_are_here(own.position)
             # To find that lower ranks are missing, the search by one rank of each machine is enough.
-            if self._run is None or not (is_certain or not own.place.local_rank):
+            if self._run is None or not (is_certain or not own.position.local_rank):
                 return
             if not Training(self._run, own).has_lower_rank():
                 self._is_lowest = is_certain
                 if not is_certain and set(self.wanted.backends) - {LOCAL}:
-                    self._say_that_rank_0_is_missing(own.place.rank)
+                    self._say_that_rank_0_is_missing(own.position.rank)
 
     def _say_that_rank_0_is_missing(self, rank: int) -> None:
         self._diagnostics.say_once(
@@ -125,8 +125,8 @@ class SessionRank:
             "tracker: let all machines share the folder (MEMLOG_DIR), and call memlog.init() on rank 0 too",
         )
 
-    def _register(self, place: Place) -> None:
+    def _register(self, position: RankPosition) -> None:
         with self._diagnostics.contained("registering the rank"):
             if self._run is not None:
-                before = attempt_before(self._run, place, self._begun_us)
-                self.registration = register(self._run, place, self._begun_us, before)
+                before = attempt_before(self._run, position, self._begun_us)
+                self.registration = register(self._run, position, self._begun_us, before)

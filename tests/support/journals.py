@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics as Counts
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.events import (
     Alert,
     Artifact,
@@ -60,9 +60,9 @@ class MadeRun:
             self.trainer.append(event)
         return self
 
-    def ranked(self, place: Place, begun: float = 0) -> "MadeRun":
+    def ranked(self, position: RankPosition, begun: float = 0) -> "MadeRun":
         """Make this the run of one of the ranks that train together."""
-        register(self.directory, place, BEGUN_US + int(begun * 1e6))
+        register(self.directory, position, BEGUN_US + int(begun * 1e6))
         return self
 
     def sampled(self, *events: Event) -> "MadeRun":

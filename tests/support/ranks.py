@@ -10,7 +10,7 @@ from support.truth import wait_until_delivered
 
 def ranks(folder: Path) -> dict[int, RunDirectory]:
     runs = list_runs(folder / "memlog_runs")
-    return {found.place.rank: run for run in runs if (found := registration_of(run)) is not None}
+    return {found.position.rank: run for run in runs if (found := registration_of(run)) is not None}
 
 
 def wait_for_end_of(run: RunDirectory) -> None:

@@ -83,7 +83,7 @@ class Helper:
         self._lock = HelperLock(self._run)
         with self._diagnostics.contained("taking the helper's lock"):
             self._lock.take()
-        self._journal = self._new_journal()
+        self._journal = _writer(self._run, begin, self._diagnostics)
         self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
         self._judging = Judging()
@@ -110,17 +110,6 @@ class Helper:
         self._unwritten_ms = 0.0
         self._stop = stop
         self.ranks = RankWork(self._run, begin, self._help_with, self._diagnostics)
-
-    def _new_journal(self) -> JournalWriter:
-        return JournalWriter(
-            self._run.path,
-            run=self._run.id,
-            role="helper",
-            begun_us=self._begin.begun_us,
-            initial_step=self._settings.initial_step,
-            segment_bytes=self._settings.segment_size,
-            diagnostics=self._diagnostics,
-        )
 
     def begin(self) -> None:
         """Take the first sample, and then start the uploaders.
@@ -259,18 +248,18 @@ class Helper:
                 self._origin.begin_another_run()
             self._journal.bind(message.backend, binding_of(message.run, message.offset))
         elif isinstance(message, (protocol.Ranked, protocol.Lead)):
-            self._take_place(message)
+            self._take_rank(message)
         elif isinstance(message, protocol.Finish):
             self._training.finish = message
 
-    def _take_place(self, message: protocol.Ranked | protocol.Lead) -> None:
+    def _take_rank(self, message: protocol.Ranked | protocol.Lead) -> None:
         if isinstance(message, protocol.Lead):
             self._uploaders.lead(message.backends, message.name)
             self.ranks.lead()
             return
-        if message.registration.place.rank:
+        if message.registration.position.rank:
             self._uploaders.leave()
-        self.ranks.take_place(message.registration)
+        self.ranks.take_registration(message.registration)
 
     def _allow_own_runs(self) -> None:
         begun = self._follower.since
@@ -298,6 +287,18 @@ class Helper:
                     unjudged=unjudged,
                 )
             )
+
+
+def _writer(run: RunDirectory, begin: protocol.Begin, diagnostics: Diagnostics) -> JournalWriter:
+    return JournalWriter(
+        run.path,
+        run=run.id,
+        role="helper",
+        begun_us=begin.begun_us,
+        initial_step=begin.settings.initial_step,
+        segment_bytes=begin.settings.segment_size,
+        diagnostics=diagnostics,
+    )
 
 
 class _WithoutCredentials(logging.Formatter):

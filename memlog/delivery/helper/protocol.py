@@ -39,7 +39,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
-    """The run's place among the ranks; ``None``: the run trains alone, or its rank is not known yet."""
+    """The run's position among the ranks; ``None``: the run trains alone, or its rank is not known yet."""
     shared: bool = False
     """True if another rank started the helper process. Such a helper gets no messages from this trainer."""
 

@@ -46,13 +46,13 @@ class RankJournal:
         published = list(run.events(ROLE))
         steps = [event.step for event in published if isinstance(event, Ranks)]
         self._spreads = RankSpreads(
-            registration.place.world_size, initial_step, max(steps, default=None)
+            registration.position.world_size, initial_step, max(steps, default=None)
         )
         self._told = {_identity(event) for event in published if isinstance(event, Alert)}
         self._readers: dict[int, RankReader] = {}
         self.news = TrainingNews(registration, self._readers)
         self._journal: JournalWriter | None = None
-        self._own_rank = registration.place.rank
+        self._own_rank = registration.position.rank
         self._own_runs = _OwnRuns()
         self._search_due = 0.0
         self._ending = threading.Event()
@@ -192,7 +192,7 @@ def publish_afterwards(run: RunDirectory) -> None:
         return
     with diagnostics.contained("combining the ranks' memory"), HelperLock(run) as is_free:
         found = Training(run, own).search()
-        if not is_free or min(found) != own.place.rank:
+        if not is_free or min(found) != own.position.rank:
             return
         steps = (event.step for event in run.events(ROLE) if isinstance(event, Ranks))
         if max(steps, default=None) == last_step(run) or any(r.is_alive() for r in found.values()):

@@ -51,19 +51,19 @@ class RankWork:
     def begin(self) -> None:
         """Begin the work if the run's rank is known."""
         if self._begin.registration is not None:
-            self.take_place(self._begin.registration)
+            self.take_registration(self._begin.registration)
             self.look()
 
-    def take_place(self, registration: Registration) -> None:
+    def take_registration(self, registration: Registration) -> None:
         """Begin the work. ``registration`` tells the run's rank. Rank 0 reads the others' journals."""
         with self._diagnostics.contained("beginning to follow the ranks"):
             self._registration = registration
             self._exit = self._exit or ExitWatch(self._begin.trainer_pid)
             if not self._begin.shared:
                 self._node = NodeRuns(self._run, registration, self._help_with, self._diagnostics)
-            if registration.place.rank == 0:
+            if registration.position.rank == 0:
                 self.lead()
-            elif not self._begin.shared and registration.place.local_rank is None:
+            elif not self._begin.shared and registration.position.local_rank is None:
                 self._training = Training(self._run, registration)
                 hand_over(self._run, self._as_rank(registration))
 
@@ -129,6 +129,6 @@ class RankWork:
         self._search_due = now + _SEARCH
         own = training.own
         return any(
-            rank < own.place.rank and training.host(rank) == own.host and run.is_alive()
+            rank < own.position.rank and training.host(rank) == own.host and run.is_alive()
             for rank, run in training.search().items()
         )

@@ -134,9 +134,9 @@ def _is_delivered(states: Collection[UploadState], process: str, segment: int) -
 
 
 def _has_received(state: UploadState, process: str, segment: int) -> bool:
-    held = [deferred for deferred in state.held.values() if deferred.process == process]
+    ranges = [deferred for deferred in state.deferred.values() if deferred.process == process]
     return segment < _needed(state.files.get(process, Progress())) and not any(
-        _needed(deferred.progress) <= segment < deferred.until.segment for deferred in held
+        _needed(deferred.progress) <= segment < deferred.until.segment for deferred in ranges
     )
 
 

@@ -45,14 +45,14 @@ class TrainingNews:
     def take(self, rank: int, event: Event) -> None:
         if isinstance(event, Batch):
             self._stalls.step(rank, event.step, time.monotonic())
-            if not self._began and rank == self._own.place.rank:
+            if not self._began and rank == self._own.position.rank:
                 self._began = True
                 self._note_restart(event)
         elif isinstance(event, (End, Exit)):
             self._note_end(rank, event)
         elif (
             isinstance(event, Alert)
-            and rank != self._own.place.rank
+            and rank != self._own.position.rank
             and event.rule != UNEXPECTED_END  # one new alert covers such ends of all ranks
         ):
             self._ready.append(msgspec.structs.replace(event, title=f"rank {rank}: {event.title}"))
@@ -96,7 +96,7 @@ class TrainingNews:
             self._first_seen = self._first_seen or time.monotonic()
 
     def _note_restart(self, event: Batch) -> None:
-        restart, before = self._own.place.restart, self._own.before
+        restart, before = self._own.position.restart, self._own.before
         if not restart and before is None:
             return
         title, why = "the launcher restarted the training", "it has started all ranks again"

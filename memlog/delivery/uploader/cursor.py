@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlog.events import Alert, Artifact, Parameters
 from memlog.journal import Entry, Header, Position
 from memlog.journal.delivery_state import Progress
-from memlog.metrics import Plan, alert_in_run, parameters_of, place
+from memlog.metrics import Plan, alert_in_run, axis_and_index, parameters_of
 from memlog.sink import Point, Resolution
 
 
@@ -81,8 +81,8 @@ class Cursor:
         known = self._saved
         if entry.end > known.sent or known.open is None:
             return True
-        placed = place(entry.event)
-        return placed is not None and entry.start >= known.open.get(placed[0], known.sent)
+        on_axis = axis_and_index(entry.event)
+        return on_axis is not None and entry.start >= known.open.get(on_axis[0], known.sent)
 
     @property
     def has_pending(self) -> bool:

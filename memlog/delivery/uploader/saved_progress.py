@@ -37,7 +37,7 @@ class SavedProgress:
         safe = self._safe
         self._state.files, self._state.outbox = dict(safe.files), safe.outbox
         self._state.delivered, self._state.dropped = safe.delivered, dict(safe.dropped)
-        self._state.held = dict(safe.held)
+        self._state.deferred = dict(safe.deferred)
         self.mark_safe()
         self._open_runs.forget()
 
@@ -51,7 +51,7 @@ class SavedProgress:
                 outbox=safe.outbox,
                 delivered=safe.delivered,
                 dropped=safe.dropped,
-                held=safe.held,
+                deferred=safe.deferred,
                 provisional=state.delivered - safe.delivered,
             )
         state.save(self._run)

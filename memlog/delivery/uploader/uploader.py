@@ -15,7 +15,7 @@ from memlog.delivery.uploader.send import DELIVERED, send_pending
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
-from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, held_name
+from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, deferred_key
 from memlog.journal.in_process_state import ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
@@ -109,9 +109,9 @@ class Uploader:
         self._open_runs.refused_runs.begin(final=complete)
         try:
             files = {file.process: file for file in self.run.files()}
-            for name, deferred in list(self.state.held.items()):
+            for key, deferred in list(self.state.deferred.items()):
                 if deferred.process in files:
-                    self._deliver_deferred(name, deferred, files[deferred.process])
+                    self._deliver_deferred(key, deferred, files[deferred.process])
             for file in files.values():
                 self._deliver_file(file, complete=complete)
             outbox.send(
@@ -160,7 +160,7 @@ class Uploader:
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
 
-    def _deliver_deferred(self, name: str, deferred: DeferredRange, file: JournalFile) -> None:
+    def _deliver_deferred(self, key: str, deferred: DeferredRange, file: JournalFile) -> None:
         """Deliver skipped segments if the tracker now accepts the run to which they belong."""
         cursor = Cursor(deferred.progress)
         cursor.target = deferred.target
@@ -175,12 +175,12 @@ class Uploader:
                     cursor.plan_on(entry.header, sink.resolution, offset)
                 cursor.take(entry)
                 if len(cursor.pending) >= sink.max_points:
-                    self._send(name, cursor)
+                    self._send(key, cursor)
             cursor.finish()
-            self._send(name, cursor)
+            self._send(key, cursor)
         except RunRefusedError:
             return
-        del self.state.held[name]
+        del self.state.deferred[key]
         self._progress.save()
 
     def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
@@ -207,7 +207,7 @@ class Uploader:
         known, begin = self.state.progress(file.process), Position(cursor.since, 0)
         kept = Progress(max(known.sent, begin), max(known.resume, begin), known.open)
         until = Position(other, 0)
-        self.state.held[held_name(file.process, cursor.since)] = DeferredRange(
+        self.state.deferred[deferred_key(file.process, cursor.since)] = DeferredRange(
             file.process, cursor.target, until, kept
         )
         self.state.advance(file.process, Progress(until, until, {}))
@@ -283,10 +283,10 @@ class Uploader:
             self._progress.save()
         return sink
 
-    def _send(self, name: str, cursor: Cursor) -> None:
+    def _send(self, key: str, cursor: Cursor) -> None:
         """Send a cursor's pending data, and save the new progress.
 
-        ``name`` is the process's name. For skipped segments, ``name`` is the key from `held_name`.
+        ``key`` is the process's name. For skipped segments, ``key`` is the range's `deferred_key`.
         """
         progress = cursor.progress()
         has_pending = cursor.has_pending
@@ -305,8 +305,8 @@ class Uploader:
             outbox.take_over(self.state.outbox, cursor.target, cursor.alerts, cursor.artifacts)
             cursor.alerts, cursor.artifacts = [], []
             self.state.stage, self.state.problem = "delivering", self.refused
-        if progress != self.state.progress(name):
-            self.state.advance(name, progress)
+        if progress != self.state.progress(key):
+            self.state.advance(key, progress)
             if has_pending:
                 self._progress.save()
 

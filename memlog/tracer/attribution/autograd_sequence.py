@@ -8,16 +8,16 @@ from bisect import bisect_right
 from memlog.trace.encoding import OUTSIDE
 from memlog.tracer import torch_private
 
-MAX_SPANS = 100_000
-"""Maximum number of spans to remember (1.2 MB). A span is an unbroken range of operations by one layer. At
-the maximum, the oldest half is dropped."""
+MAX_RANGES = 100_000
+"""Maximum number of ranges to remember (1.2 MB); `SequenceMap` explains them. At the maximum, the oldest
+half is dropped."""
 
 
 class SequenceMap:
     """Map from the sequence numbers of one thread's operations to the layers (or lines) that made them.
 
-    Autograd numbers the operations of each thread separately. A span is an unbroken range of operations by
-    one layer. The numbers only rise, so the spans are sorted.
+    Autograd numbers the operations of each thread separately. A range is an unbroken sequence of operations
+    by one layer. The numbers only rise, so the ranges are sorted.
     """
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class SequenceMap:
         if self._starts and self._starts[-1] == number:
             self._layers[-1] = layer  # the previous layer made no operation
             return
-        if len(self._starts) >= MAX_SPANS:
-            del self._starts[: MAX_SPANS // 2]
-            del self._layers[: MAX_SPANS // 2]
+        if len(self._starts) >= MAX_RANGES:
+            del self._starts[: MAX_RANGES // 2]
+            del self._layers[: MAX_RANGES // 2]
         self._starts.append(number)
         self._layers.append(layer)
 

@@ -76,13 +76,11 @@ def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Cho
             )
         if refusal not in (None, _COMPILED_ON_CPU):
             raise ConfigurationError(f"engine={wanted!r} can't run: {refusal}; leave it at 'auto'")
-        return ChosenEngine(best, "it was asked for", "exact")
+        return ChosenEngine(best, "you chose it", "exact")
     if wanted == "auto" and refusal is None and best != "sampler":
         return ChosenEngine(best, f"the best for {device.type}", "exact")
     readable = allocator_stats.reader(device) is not None
-    why = (
-        "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"
-    )
+    why = "you chose it" if wanted == "sampler" else refusal or f"the only one for {device.type}"
     return ChosenEngine("sampler", why, "sampled" if readable else "none")
 
 

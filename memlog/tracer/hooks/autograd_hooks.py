@@ -13,7 +13,7 @@ from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.autograd_sequence import MAX_SPANS
+from memlog.tracer.attribution.autograd_sequence import MAX_RANGES
 from memlog.tracer.tensor_storages import tensors_in
 
 
@@ -46,7 +46,7 @@ class BackwardMarks:
             if node is None:
                 continue
             number = torch_private.sequence_number(node)
-            if number is None or number in self._marked or len(self._marked) >= MAX_SPANS:
+            if number is None or number in self._marked or len(self._marked) >= MAX_RANGES:
                 continue
             self._marked.add(number)
             node.register_prehook(partial(self._on_backward, layer))

@@ -12,7 +12,7 @@ from support import child
 from support.mlflow_server import free_port
 from support.ranks import only_run, ranks, wait_for_end_of
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.events import Alert, Exit, Ranks
 from memlog.journal import RunDirectory, list_runs
 from memlog.metrics import values
@@ -125,10 +125,10 @@ def run_below_torchrun(folder: Path, how: str, variables: dict[str, str]) -> int
     return done.returncode
 
 
-def place_of(run: RunDirectory) -> Place:
+def position_of(run: RunDirectory) -> RankPosition:
     registration = registration_of(run)
     assert registration is not None
-    return registration.place
+    return registration.position
 
 
 def mlflow_alerts(client: Any, tracked: Any) -> list[tuple[str, int]]:
@@ -157,8 +157,8 @@ def test_all_ranks_have_one_run_with_the_memory_of_all(tmp_path: Path, ready_sto
 def test_a_training_that_is_restarted_goes_on_in_its_run(tmp_path: Path, ready_store: str) -> None:
     run(tmp_path, "restart", ready_store)
     runs = list_runs(tmp_path / "memlog_runs")
-    first, second = (each for each in runs if place_of(each).rank == 0)
-    assert [place_of(each).restart for each in (first, second)] == [0, 1]
+    first, second = (each for each in runs if position_of(each).rank == 0)
+    assert [position_of(each).restart for each in (first, second)] == [0, 1]
     wait_for_end_of(second)
     client, tracked = only_run(ready_store)
     assert tracked.info.status == "FINISHED"

@@ -101,12 +101,12 @@ def test_training_on_two_machines_survives_a_failure(tmp_path: Path, ready_store
     assert "no run of a lower rank" not in done.stderr
 
     attempts = {run: registration_of(run) for run in list_runs(tmp_path / "memlog_runs")}
-    assert {(it.host, it.place.rank, it.place.restart) for it in attempts.values() if it} == {
+    assert {(it.host, it.position.rank, it.position.restart) for it in attempts.values() if it} == {
         ("node0", 0, 0),
         ("node1", 1, 0),
         ("node1", 1, 1),
     }
-    first, second = (run for run, it in attempts.items() if it and it.place.rank == 0)
+    first, second = (run for run, it in attempts.items() if it and it.position.rank == 0)
     events = {run: list(run.events()) for run in (first, second)}
     for run, steps in ((first, 6), (second, 12)):
         spread = [event for event in events[run] if isinstance(event, Ranks)]

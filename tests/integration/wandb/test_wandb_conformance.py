@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -63,6 +63,14 @@ def stopped(server: WandbServer) -> Iterator[None]:
         server.start()
 
 
+def values_in(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield memlog's values in a run's rows."""
+    for row in rows:
+        for name, value in row.items():
+            if not name.startswith("_") and name not in {USERS, *AXES}:
+                yield name, value, row
+
+
 class TestWandb(SinkContract):
     in_process = True
     cannot_show: ClassVar[Mapping[Shown, str]] = {
@@ -110,21 +118,14 @@ class TestWandb(SinkContract):
     def rows(self, run_id: str) -> Sequence[Row]:
         return [
             (name, int(row[axis_of(name)]), float(value))
-            for name, value, row in self._values(run_id)
+            for name, value, row in values_in(self.server.runs[run_id].rows)
         ]
 
     def times(self, run_id: str) -> Sequence[Time]:
         return [
             (name, int(row[axis_of(name)]), int(row["_timestamp"] * 1e6 + 0.5) // 1000)
-            for name, _, row in self._values(run_id)
+            for name, _, row in values_in(self.server.runs[run_id].rows)
         ]
-
-    def _values(self, run_id: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
-        """Yield memlog's values in a run's rows."""
-        for row in self.server.runs[run_id].rows:
-            for name, value in row.items():
-                if not name.startswith("_") and name not in {USERS, *AXES}:
-                    yield name, value, row
 
     def parameters(self, run_id: str) -> Mapping[str, str]:
         held = self.server.runs[run_id].config

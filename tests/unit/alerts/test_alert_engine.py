@@ -10,7 +10,7 @@ from memlog.alerts import AlertEngine, engine_for, parse_rules
 from memlog.alerts.engine import host_limit
 from memlog.console import Console, alert_line
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
-from memlog.metrics import place, values
+from memlog.metrics import axis_and_index, values
 from memlog_mlflow.alerts import alert_table, alert_tags
 
 
@@ -161,7 +161,7 @@ def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
     calls = [Evaluation(at(n), n, 0.5, n * GIB) for n in range(9)]
     [alert] = alerts("host.rss > 4 GiB", calls)
     assert (alert.time_us, alert.step) == (at(5), None)
-    assert place(alert) == ("evaluation", 5)
+    assert axis_and_index(alert) == ("evaluation", 5)
 
 
 def test_the_helper_judges_samples() -> None:
@@ -212,21 +212,21 @@ def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
 
 def test_an_alert_is_a_metric_of_1_at_its_step() -> None:
     [alert] = alerts("host.rss > 1 GiB", rss(0, 0, 2))
-    assert place(alert) == ("step", 2)
+    assert axis_and_index(alert) == ("step", 2)
     assert list(values(alert)) == [("memory/step/alert", 1.0, "max")]
 
 
 def test_an_alert_without_steps_stands_at_its_evaluation_or_epoch() -> None:
     [alert] = alerts("host.rss > 1 GiB", [Evaluation(at(1), 3, 0.5, 2 * GIB)])
     assert (alert.step, alert.evaluation, alert.epoch) == (None, 3, None)
-    assert place(alert) == ("evaluation", 3)
+    assert axis_and_index(alert) == ("evaluation", 3)
     assert list(values(alert)) == [("memory/eval/alert", 1.0, "max")]
     assert alert_line(alert).endswith("over 1 GiB (at evaluation 3)")
     assert alert_tags([alert])["memlog.alert.last"].endswith("(evaluation 3)")
     assert alert_table([alert])["alerts"][0]["evaluation"] == 3
     stepless = Epoch(at(1), 2, None, 2 * GIB, None, None)
     [alert] = alerts("host.rss > 1 GiB", [stepless])
-    assert place(alert) == ("epoch", 2)
+    assert axis_and_index(alert) == ("epoch", 2)
     assert list(values(alert)) == [("memory/epoch/alert", 1.0, "max")]
     assert alert_line(alert).endswith("(at epoch 2)")
     assert steps_of(alerts("host.rss > 1 GiB", [epoch(1, 2 * GIB)])) == [19]

@@ -8,7 +8,7 @@ import pytest
 from support.commands import complaint, said
 from support.journals import GIB, MadeRun, at, batch, finished_run
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import Alert, Batch, Run
 from memlog.journal import RunDirectory
@@ -84,7 +84,7 @@ def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
 
 def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
     for rank in range(2):
-        made = MadeRun(tmp_path, f"rank{rank}").ranked(Place(rank, 2, "a"), begun=rank)
+        made = MadeRun(tmp_path, f"rank{rank}").ranked(RankPosition(rank, 2, "a"), begun=rank)
         made.write(batch(0, GIB)).closed()
     publish_afterwards(RunDirectory(tmp_path / "rank0"))
     assert "run rank0  " in said("show", "latest")

@@ -10,7 +10,7 @@ from support import commands, thirdparty
 from support.journals import GIB, MadeRun, at, batch
 from support.thirdparty import ListBackend
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import HelperLock, UploadLock, UploadState
@@ -186,7 +186,7 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
 def test_the_memory_of_all_ranks_is_combined_once(tmp_path: Path, backend: ListBackend) -> None:
     """The helper process of the training has died with it."""
     for rank in range(3):
-        made = MadeRun(tmp_path / "runs", f"rank{rank:04}").ranked(Place(rank, 3, "a"))
+        made = MadeRun(tmp_path / "runs", f"rank{rank:04}").ranked(RankPosition(rank, 3, "a"))
         made.write(*(batch(step, (rank + 1) * GIB) for step in range(5))).closed()
     for _ in range(2):
         commands.said("sync", "rank0000", "--to", "list")

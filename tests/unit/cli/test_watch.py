@@ -11,7 +11,7 @@ import pytest
 from support.commands import complaint, memlog, said
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, bury, cuda
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.events import Alert, Device, End, Finding, Loss, Parameters, Run, Sample
 from memlog.journal import JournalFile
 from memlog.reports.history import History
@@ -48,7 +48,7 @@ def training(root: Path, run_id: str = "k7m2xq9a", rank: int | None = None) -> M
     """A run of 200 steps on one device that is still training."""
     made = MadeRun(root, run_id, alive=True)
     if rank is not None:
-        made.ranked(Place(rank, 2, "a training"))
+        made.ranked(RankPosition(rank, 2, "a training"))
     made.write(
         Run(at(0), "gpt-small", None, ("mlflow",), {}),
         Parameters(at(0.1), {}),

@@ -81,7 +81,7 @@ def test_one_that_is_gone_for_good_is_replaced_where_that_is_wanted(sweep: RunDi
     assert tracker.points["beside-r2"] == wanted(2)
     assert tracker.ended["beside-r0"] == "finished"
     state = UploadState.load(sweep, "list")
-    assert (state.stage, state.beside, state.held) == ("done", ["r0", "r2"], {})
+    assert (state.stage, state.beside, state.deferred) == ("done", ["r0", "r2"], {})
     finish(uploader(sweep, tracker))  # a second delivery without refusals: nothing is doubled
     assert len(tracker.all_points()) == SWEEP * STEPS * 2
 
@@ -318,6 +318,6 @@ def test_whatever_is_deleted_and_restored_every_point_arrives_once(
         assert all(sweep.owners[index] == name for name, _, index in had)
         assert sweep.left() <= {index for _, _, index in had}
         state = sweep.upload.state
-        assert (state.dropped, state.held, state.refused) == ({}, {}, {})
+        assert (state.dropped, state.deferred, state.refused) == ({}, {}, {})
         if not thinned:
             assert state.delivered == len(had) == 2 * len(sweep.owners)

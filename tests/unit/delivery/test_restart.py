@@ -6,7 +6,7 @@ import pytest
 from support.journals import GIB, MadeRun, at, batch
 from support.sinks import ListTracker
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, End, Status
@@ -17,9 +17,9 @@ from memlog.ranks.restarts import attempt_before
 
 
 def attempt(root: Path, restart: int, status: Status) -> RunDirectory:
-    made, place = MadeRun(root, f"attempt{restart}"), Place(0, 2, "a", restart=restart)
+    made, position = MadeRun(root, f"attempt{restart}"), RankPosition(0, 2, "a", restart=restart)
     begun = at(100 * restart)
-    register(made.directory, place, begun, attempt_before(made.directory, place, begun))
+    register(made.directory, position, begun, attempt_before(made.directory, position, begun))
     made.write(
         *(batch(step, GIB) for step in range(5)),
         Alert(at(1), 4, "warning", "a rule", f"alert of attempt {restart}", "", 1.0),

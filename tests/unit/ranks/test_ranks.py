@@ -1,4 +1,4 @@
-"""Ranks of one training: their places, their memory side by side, and how they end."""
+"""Ranks of one training: their positions, their memory side by side, and how they end."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
-from memlog._internal.distributed import Place, place_in
+from memlog._internal.distributed import RankPosition, rank_position_in
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import Alert, End, Exit, Ranks
 from memlog.journal import RunDirectory
@@ -33,7 +33,7 @@ from memlog.ranks.stalls import STALLED_AFTER, Stalls
                 "SLURM_PROCID": "0",
                 "SLURM_NTASKS": "2",
             },
-            Place(3, 4, "torchelastic a1", 1, 2),
+            RankPosition(3, 4, "torchelastic a1", 1, 2),
         ),
         (
             {
@@ -43,17 +43,17 @@ from memlog.ranks.stalls import STALLED_AFTER, Stalls
                 "SLURM_JOB_ID": "42",
                 "SLURM_STEP_ID": "0",
             },
-            Place(5, 8, "slurm 42.0", 1),
+            RankPosition(5, 8, "slurm 42.0", 1),
         ),
         # The batch script itself is no rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "42"}, None),
         (
             {"RANK": "2", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOSTNAME": "gpt-worker-1"},
-            Place(2, 4, "pod gpt"),
+            RankPosition(2, 4, "pod gpt"),
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOSTNAME": "gpt-master-0"},
-            Place(0, 4, "pod gpt"),
+            RankPosition(0, 4, "pod gpt"),
         ),
         (
             {
@@ -62,7 +62,7 @@ from memlog.ranks.stalls import STALLED_AFTER, Stalls
                 "OMPI_COMM_WORLD_LOCAL_RANK": "1",
                 "PMIX_NAMESPACE": "n7",
             },
-            Place(1, 2, "mpi n7", 1),
+            RankPosition(1, 2, "mpi n7", 1),
         ),
         (
             {
@@ -72,12 +72,12 @@ from memlog.ranks.stalls import STALLED_AFTER, Stalls
                 "MASTER_PORT": "7",
                 "HOSTNAME": "h",
             },
-            Place(1, 2, "h:7"),
+            RankPosition(1, 2, "h:7"),
         ),
     ],
 )
-def test_each_launcher_names_the_place(environment: dict[str, str], expected: Place | None) -> None:
-    assert place_in(environment) == expected
+def test_each_launcher_is_known(environment: dict[str, str], expected: RankPosition | None) -> None:
+    assert rank_position_in(environment) == expected
 
 
 def test_a_step_names_its_smallest_and_largest_rank() -> None:
@@ -146,18 +146,20 @@ def test_long_runs_have_a_point_for_several_steps() -> None:
 
 
 def test_ranks_are_found_by_their_registration(tmp_path: Path) -> None:
-    mine = MadeRun(tmp_path, "mine0000").ranked(Place(0, 2, "a")).closed()
-    MadeRun(tmp_path, "mine1111").ranked(Place(1, 2, "a"), begun=1).closed()
-    MadeRun(tmp_path, "later111").ranked(Place(1, 2, "a"), begun=9_000).closed()
-    MadeRun(tmp_path, "again111").ranked(Place(1, 2, "a", restart=1), begun=1).closed()
-    MadeRun(tmp_path, "other111").ranked(Place(1, 2, "b")).closed()
+    mine = MadeRun(tmp_path, "mine0000").ranked(RankPosition(0, 2, "a")).closed()
+    MadeRun(tmp_path, "mine1111").ranked(RankPosition(1, 2, "a"), begun=1).closed()
+    MadeRun(tmp_path, "later111").ranked(RankPosition(1, 2, "a"), begun=9_000).closed()
+    MadeRun(tmp_path, "again111").ranked(RankPosition(1, 2, "a", restart=1), begun=1).closed()
+    MadeRun(tmp_path, "other111").ranked(RankPosition(1, 2, "b")).closed()
     MadeRun(tmp_path, "alone000").closed()
     assert {rank: run.id for rank, run in ranks_of(mine).items()} == {0: "mine0000", 1: "mine1111"}
 
 
 def test_another_machine_may_have_counted_another_number_of_restarts(tmp_path: Path) -> None:
-    mine = MadeRun(tmp_path, "mine0000").ranked(Place(0, 2, "a")).closed()
-    theirs = MadeRun(tmp_path, "theirs11").ranked(Place(1, 2, "a", restart=1), begun=1).closed()
+    mine = MadeRun(tmp_path, "mine0000").ranked(RankPosition(0, 2, "a")).closed()
+    theirs = (
+        MadeRun(tmp_path, "theirs11").ranked(RankPosition(1, 2, "a", restart=1), begun=1).closed()
+    )
     registration = registration_of(theirs)
     assert registration is not None
     there = msgspec.structs.replace(registration, host="another machine")
@@ -177,17 +179,17 @@ def test_another_machine_may_have_counted_another_number_of_restarts(tmp_path: P
 def test_torchrun_starts_a_rank_again_without_counting_it(
     tmp_path: Path, job: str, rank: int, alive: bool, goes_on: bool
 ) -> None:
-    place = Place(rank, 2, job)
-    MadeRun(tmp_path, "first000", alive=alive).ranked(place).write(batch(0, GIB)).closed()
-    before = attempt_before(MadeRun(tmp_path, "second00").directory, place, at(10))
+    position = RankPosition(rank, 2, job)
+    MadeRun(tmp_path, "first000", alive=alive).ranked(position).write(batch(0, GIB)).closed()
+    before = attempt_before(MadeRun(tmp_path, "second00").directory, position, at(10))
     assert before == (Attempt("first000", "first000", 1) if goes_on else None)
 
 
 def test_a_restart_goes_on_behind_the_newest_attempt_of_its_launcher(tmp_path: Path) -> None:
     def attempt(name: str, restart: int, begun: float, first_step: int = 0) -> RunDirectory:
-        made, place = MadeRun(tmp_path, name), Place(0, 2, "a", restart=restart)
-        before = attempt_before(made.directory, place, at(begun))
-        register(made.directory, place, at(begun), before)
+        made, position = MadeRun(tmp_path, name), RankPosition(0, 2, "a", restart=restart)
+        before = attempt_before(made.directory, position, at(begun))
+        register(made.directory, position, at(begun), before)
         return made.write(*(batch(first_step + step, GIB) for step in range(5))).closed()
 
     def before(run: RunDirectory) -> Attempt | None:
@@ -197,7 +199,7 @@ def test_a_restart_goes_on_behind_the_newest_attempt_of_its_launcher(tmp_path: P
 
     assert before(attempt("first000", 0, 0)) is None
     other = msgspec.structs.replace(
-        register(attempt("other000", 0, 5), Place(0, 2, "a"), at(5)), parent=1
+        register(attempt("other000", 0, 5), RankPosition(0, 2, "a"), at(5)), parent=1
     )
     (tmp_path / "other000" / "rank.json").write_bytes(msgspec.json.encode(other))
     second = attempt("second00", 1, 10)
@@ -283,8 +285,8 @@ def test_no_rank_is_named_if_nothing_tells_which_one_stalls() -> None:
 
 
 def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) -> None:
-    places = [Place(rank, 2, "a") for rank in range(2)]
-    made = [MadeRun(tmp_path, f"rank{place.rank}000").ranked(place) for place in places]
+    positions = [RankPosition(rank, 2, "a") for rank in range(2)]
+    made = [MadeRun(tmp_path, f"rank{position.rank}000").ranked(position) for position in positions]
     for run in made:
         run.write(*(batch(step, GIB) for step in range(5)), End(at(1), "failed"))
     runs = [run.closed() for run in made]

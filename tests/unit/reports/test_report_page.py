@@ -20,7 +20,7 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda, finished_run
 from support.models import mlp
 from support.training import Case, squares, traced
 
-from memlog._internal.distributed import Place
+from memlog._internal.distributed import RankPosition
 from memlog._internal.npm_package import UPLOT
 from memlog._internal.units import format_bytes
 from memlog.cli.main import cli
@@ -228,7 +228,7 @@ def test_only_listed_marks_count_as_left_out(tmp_path: Path) -> None:
 
 def test_the_ranks_of_a_job_are_side_by_side(tmp_path: Path) -> None:
     for rank, job in ((0, "a"), (1, "a"), (0, "b")):
-        made = MadeRun(tmp_path, f"{job}{rank}777777").ranked(Place(rank, 2, job))
+        made = MadeRun(tmp_path, f"{job}{rank}777777").ranked(RankPosition(rank, 2, job))
         made.write(
             Device(at(0), "cuda0", "H100", 80 * GIB),
             Parameters(at(0), {"rank": str(rank), "world_size": "2"}),
@@ -246,7 +246,7 @@ def test_the_ranks_of_a_job_are_side_by_side(tmp_path: Path) -> None:
 def test_of_many_ranks_those_with_the_most_and_the_least_memory_are_shown(tmp_path: Path) -> None:
     sizes = {rank: GIB + rank * MIB for rank in range(70)} | {67: 3 * GIB, 69: MIB}
     for rank, size in sizes.items():
-        made = MadeRun(tmp_path, f"rank{rank:04}").ranked(Place(rank, 70, "a"))
+        made = MadeRun(tmp_path, f"rank{rank:04}").ranked(RankPosition(rank, 70, "a"))
         made.write(batch(0, size), batch(1, size), End(at(4), "finished")).closed()
     first = RunDirectory(tmp_path / "rank0000")
     publish_afterwards(first)

@@ -23,7 +23,7 @@ from memlog.events import (
 )
 from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import UploadState
-from memlog.metrics import place, values
+from memlog.metrics import axis_and_index, values
 from memlog.reports import encode, summarize
 from memlog.reports.accumulator import MAX_LISTED
 
@@ -33,7 +33,7 @@ def test_every_metric_is_summed_up_under_its_trackers_name(tmp_path: Path) -> No
     known: dict[str, list[float]] = {}
     for file in run.files():
         for entry in file.read():
-            if place(entry.event) is not None:
+            if axis_and_index(entry.event) is not None:
                 for name, value, _ in values(entry.event):
                     if value is not None:
                         known.setdefault(name, []).append(value)

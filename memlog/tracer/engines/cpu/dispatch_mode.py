@@ -26,6 +26,7 @@ from memlog.tracer.tensor_storages import (
     tensors_in,
 )
 
+# Ints, because the flags of each operation are tested: 0.1 µs, but 2 µs with `enum.IntFlag` (Python 3.11).
 NOTHING: Final = 0
 NEW: Final = 1
 """Flag of an operation whose result has a storage of its own."""
