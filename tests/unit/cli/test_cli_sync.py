@@ -110,7 +110,7 @@ def test_a_local_run_goes_to_the_backend_that_is_named(
     [files] = backend.tracker.files.values()
     assert list(files) == [("postmortem", "postmortem.md"), ("report", "report.html")]
     assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == [
-        "ended without a word"
+        "ended unexpectedly"
     ]
 
 
