@@ -24,7 +24,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest.register_assert_rewrite("memlog.testing")  # what a contract finds is told with its values
+pytest.register_assert_rewrite("memlog.testing")  # a failed contract shows its values
 
 # The same examples at every run; HYPOTHESIS_PROFILE=default looks for new ones.
 # Without limits of time: a busy machine took ten times as long.

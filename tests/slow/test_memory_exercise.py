@@ -93,8 +93,8 @@ def test_the_table_is_filled_in_and_checkpointing_saves_over_30_percent(
 def test_what_advise_predicts_from_the_baseline_is_what_the_change_then_takes(
     parts: dict[str, str],
 ) -> None:
-    said = rf"^(`torch.+): {MIB} \(measured: ([\d.]+)\)$"
-    hints = re.findall(said, parts["compare"], re.MULTILINE)
+    pattern = rf"^(`torch.+): {MIB} \(measured: ([\d.]+)\)$"
+    hints = re.findall(pattern, parts["compare"], re.MULTILINE)
     assert [what.partition("(")[0].split()[0] for what, *_ in hints] == [
         "`torch.utils.checkpoint`",
         "`torch.autocast",

@@ -122,8 +122,8 @@ def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines() + done.stdout.splitlines()
-    said = [line for line in lines if "memlog: " in line]
-    assert said == [
+    messages = [line for line in lines if "memlog: " in line]
+    assert messages == [
         "memlog: built without speedscope: npm is not installed",
         "memlog: built without uplot: npm is not installed",
     ]

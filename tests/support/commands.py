@@ -9,7 +9,7 @@ def memlog(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments, prog_name="memlog")
 
 
-def said(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     """Return the output of a command; fail if the command fails."""
     result = memlog(*arguments)
     assert result.exit_code == 0, result.output

@@ -44,7 +44,7 @@ def fuzzed_run(root: Path, seed: int) -> RunDirectory:
     return run
 
 
-def meet(root: Path, seed: int) -> None:
+def read_damaged_run(root: Path, seed: int) -> None:
     """Read a damaged run in every way in which memlog reads runs."""
     run = fuzzed_run(root, seed)
     json.loads(encode(summarize(run)))

@@ -12,7 +12,7 @@ NOBODY = 2**22 + 1
 """A process id that no process can have. The memory limits found for it are those of the machine."""
 
 
-class Told(NamedTuple):
+class Reports(NamedTuple):
     suspected: list[Suspicion]
     confirmed: list[Suspicion]
     withdrawn: list[Suspicion]
@@ -39,18 +39,18 @@ class Judge(NamedTuple):
         self.detector.finish()
 
 
-def detector(is_searching: Callable[[], bool] = lambda: False) -> tuple[Judge, Told]:
-    told = Told([], [], [])
+def detector(is_searching: Callable[[], bool] = lambda: False) -> tuple[Judge, Reports]:
+    reports = Reports([], [], [])
     memory = Memory()
     found = GrowthDetector(
         NOBODY,
-        told.confirmed.append,
-        told.suspected.append,
-        told.withdrawn.append,
+        reports.confirmed.append,
+        reports.suspected.append,
+        reports.withdrawn.append,
         lambda: (memory.anon, memory.shared),
         is_searching,
     )
-    return Judge(found, memory), told
+    return Judge(found, memory), reports
 
 
 def reading(allocated: float) -> DeviceReading:

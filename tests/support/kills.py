@@ -37,15 +37,15 @@ NURSERY = """
         for user in users if kind == "bindings" else ():
             mlflow.start_run(run_id=user, nested=True)
         session = memlog.init(backend, dir="runs", config=options)
-        told = os.open("told", os.O_WRONLY)
-        os.write(told, b"%d\\n" % session._live._helper.pid)
+        progress = os.open("progress", os.O_WRONLY)
+        os.write(progress, b"%d\\n" % session._live._helper.pid)
         step = 0
         while True:
             if kind == "bindings" and step % 8 == 0:
                 opened = _active_run_stack.get()   # MLflow's own way would wait for the database
                 opened.insert(0, opened.pop())
             session.step()
-            os.write(told, b"%d\\n" % step)   # only after the call has returned
+            os.write(progress, b"%d\\n" % step)   # only after the call has returned
             step += 1
 
     users = sys.argv[1].split(",")
@@ -84,12 +84,12 @@ class Nursery:
     def kill_one(self, directory: Path, kind: str, seconds: float) -> Killed:
         """Start a trainer, and kill it and its helper ``seconds`` after its first step."""
         directory.mkdir()
-        os.mkfifo(directory / "told")
+        os.mkfifo(directory / "progress")
         assert self._process.stdout is not None
         self._wanted.write(f"{directory} {kind}\n")
         self._wanted.flush()
         trainer = int(self._process.stdout.readline())
-        with (directory / "told").open() as pipe:
+        with (directory / "progress").open() as pipe:
             helper, first = int(pipe.readline()), pipe.readline()
             threading.Timer(seconds, os.kill, (trainer, signal.SIGKILL)).start()
             lines = [first, *pipe.readlines()]  # until the trainer is dead

@@ -51,7 +51,7 @@ OWN_RUN = """
 NOTES = b"what is to be kept " * 9
 
 
-class Told(NamedTuple):
+class Printed(NamedTuple):
     """Seconds that `OWN_RUN` has measured and printed itself."""
 
     init: float
@@ -76,21 +76,21 @@ def training(
             print(*process.communicate())  # why it may have ended early
 
 
-def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
+def stop(process: "subprocess.Popen[str]", directory: Path) -> Printed:
     """End `OWN_RUN`, and check that no part of it waited for the tracker."""
     (directory / "stop").touch()
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     init, longest, steps, finish = output.splitlines()[-1].split()
-    told = Told(float(init), float(longest), int(steps), float(finish), errors)
+    printed = Printed(float(init), float(longest), int(steps), float(finish), errors)
     print(
-        f"init {told.init:.3f} s, longest of {told.steps} steps {told.longest * 1000:.1f} ms, "
-        f"finish {told.finish:.2f} s"
+        f"init {printed.init:.3f} s, longest of {printed.steps} steps {printed.longest * 1000:.1f} ms, "
+        f"finish {printed.finish:.2f} s"
     )
-    assert told.init < BLOCKED
-    assert told.longest < BLOCKED
-    assert told.finish < FINISH_TIMEOUT + 2 * BLOCKED
-    return told
+    assert printed.init < BLOCKED
+    assert printed.longest < BLOCKED
+    assert printed.finish < FINISH_TIMEOUT + 2 * BLOCKED
+    return printed
 
 
 def wait_for_state(

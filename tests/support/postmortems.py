@@ -36,7 +36,7 @@ FAILURE = OutOfMemory(
 )
 SAMPLE = Sample(at(30), 28, GIB, 1, 20 * GIB, None, None)
 KILLED = Witness("helper", oom_kills=0)
-MODEL_ADVICE = ("half the batch", "checkpoint", "autocast")
+ADVICE = ("half the batch", "checkpoint", "autocast")
 
 
 def trace(
@@ -56,7 +56,7 @@ def changed(**fields: object) -> OutOfMemory:
     return msgspec.structs.replace(FAILURE, **fields)
 
 
-def told(state: FinalState, witness: Witness = KILLED) -> Report:
+def report_of(state: FinalState, witness: Witness = KILLED) -> Report:
     health = Diagnostics()
     found = report(state, witness, None, health)
     assert not health.faults

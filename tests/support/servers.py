@@ -31,8 +31,8 @@ def wait_until_up(process: subprocess.Popen[Any], answers: Callable[[], bool], l
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
-            said = log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{log.name}: the server did not come up: {said}")
+            output = log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{log.name}: the server did not come up: {output}")
         time.sleep(0.1)
 
 

@@ -21,7 +21,7 @@ or `RANK_STALLS`."""
 _SETTLED = 5.0
 """Seconds to wait after the first bad end of a rank, so that helpers can write how the other ranks ended."""
 
-UNEXPECTED_END = "ended without a word"
+UNEXPECTED_END = "ended unexpectedly"
 """Rule of the alert about a trainer that died without an end event."""
 
 

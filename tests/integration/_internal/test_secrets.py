@@ -142,15 +142,15 @@ def whole_session(
         assert process.stdout.readline() == "ready\n"
         lines = lines_until(process, until or (lambda: has_talked(directory, "mlflow")))
         assert any("memlog.delivery" in line for line in lines)
-        said = [*lines, *process.communicate("\n", timeout=120)]
+        printed = [*lines, *process.communicate("\n", timeout=120)]
     finally:
         process.kill()
-    assert process.returncode == 0, said[-1]
-    said += child.start(COMMANDS, directory, MLFLOW_TRACKING_URI=where, **environment).communicate(
-        timeout=120
-    )
-    assert "mine" in said[-2] or script != TRAINER
-    assert [text for text in said if "sekret" in text] == []
+    assert process.returncode == 0, printed[-1]
+    printed += child.start(
+        COMMANDS, directory, MLFLOW_TRACKING_URI=where, **environment
+    ).communicate(timeout=120)
+    assert "mine" in printed[-2] or script != TRAINER
+    assert [text for text in printed if "sekret" in text] == []
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert "helper.log" in {path.name for path in files}
     assert [path for path in files if b"sekret" in path.read_bytes()] == []

@@ -82,11 +82,11 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
             )
         )
     (run,) = server.runs
-    said = pull(tmp_path, run, "--backend", "wandb", **server.environment)
+    output = pull(tmp_path, run, "--backend", "wandb", **server.environment)
     assert not OUTSIDE.exists()
     out = tmp_path / "deep" / "here" / "out"
     assert {path.name for path in out.iterdir()} <= {"good.txt", "report.html"}
-    assert "\x1b" not in said
+    assert "\x1b" not in output
 
 
 def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
@@ -117,14 +117,14 @@ def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "device").symlink_to("/dev/zero")
     (folder / "folder").mkdir()
-    said = pull(tmp_path, run.run_id, "--backend", "mlflow", MLFLOW_TRACKING_URI=uri)
+    output = pull(tmp_path, run.run_id, "--backend", "mlflow", MLFLOW_TRACKING_URI=uri)
     out = tmp_path / "deep" / "here" / "out"
     assert (out / "good.txt").read_text() == "good"
-    assert "\x1b" not in said
+    assert "\x1b" not in output
     assert {path.name for path in out.iterdir()} <= {"good.txt", "link"}
     for number in range(10_000):
         (folder / f"x{number}").touch()
     (tmp_path / "deep").rename(tmp_path / "before")
-    said = pull(tmp_path, run.run_id, "--backend", "mlflow", MLFLOW_TRACKING_URI=uri)
-    assert "choose with --kind" in said
-    assert len(said.splitlines()) == 1
+    output = pull(tmp_path, run.run_id, "--backend", "mlflow", MLFLOW_TRACKING_URI=uri)
+    assert "choose with --kind" in output
+    assert len(output.splitlines()) == 1

@@ -155,16 +155,16 @@ def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None
     assert f"memlog: mlflow: {restore(gone['r0'])}" in errors
     assert "not everything is delivered" not in errors  # `finish` did not wait for the deleted runs
     assert restore(gone["r0"]) in memlog(tmp_path, "runs")[1]
-    code, said = sync(tmp_path)
+    code, output = sync(tmp_path)
     assert code != 0
-    assert restore(gone["r0"]) in said
+    assert restore(gone["r0"]) in output
 
     client.restore_run(gone["r0"])
     purge(tmp_path, gone["r1"])
-    code, said = sync(tmp_path)
+    code, output = sync(tmp_path)
     assert code != 0
-    assert f"the MLflow run {gone['r1']} does not exist: it is deleted permanently" in said
-    assert "--own-run" in said
+    assert f"the MLflow run {gone['r1']} does not exist: it is deleted permanently" in output
+    assert "--own-run" in output
     assert runs_in(tmp_path) == {**others, "r0": ("FINISHED", 10)}
 
     assert sync(tmp_path, "--own-run")[0] == 0

@@ -178,7 +178,7 @@ def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
     for _ in range(lines):
         assert process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    said, complained = process.communicate(timeout=60)
+    output, complained = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert b"no longer shown" in said
+    assert b"no longer shown" in output
     assert complained == b""

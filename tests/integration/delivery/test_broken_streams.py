@@ -70,7 +70,7 @@ TRAINER = """
     no_room(True)
     # What Python itself makes at exit of lines that a stream never took is no affair of memlog's.
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    with open("told.json", "w") as file:
+    with open("counts.json", "w") as file:
         json.dump([steps, session.health.dropped, session.health.faults], file)
 """
 BY_HAND = """
@@ -98,7 +98,7 @@ def train(directory: Path, kind: str, when: str, loop: str) -> tuple[Any, Any]:
     process = child.start(script, directory, kind, when, MLFLOW_TRACKING_URI=away)
     output, errors = process.communicate(timeout=AT_MOST)
     assert process.returncode == 0, errors + output
-    steps, dropped, faults = json.loads((directory / "told.json").read_text())
+    steps, dropped, faults = json.loads((directory / "counts.json").read_text())
     assert steps == 200
     return dropped, faults
 

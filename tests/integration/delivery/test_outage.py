@@ -118,9 +118,9 @@ def test_a_server_in_every_kind_of_trouble_has_everything_once(
         wait_until_it_goes_on(tmp_path, "mlflow")  # a slow server does not count as unreachable
         proxy.fault = Fault(status=403)
         wait_until_unreachable(tmp_path, "mlflow", "refuses the credentials (403)")
-        told = stop(process, tmp_path)
-    assert f"delivering the last points (at most {FINISH_TIMEOUT:g} s)" in told.errors
-    assert "not everything is delivered (mlflow: " in told.errors
+        printed = stop(process, tmp_path)
+    assert f"delivering the last points (at most {FINISH_TIMEOUT:g} s)" in printed.errors
+    assert "not everything is delivered (mlflow: " in printed.errors
     shown = child.memlog("show", "latest", "--dir", "runs", directory=tmp_path)
     assert "refuses the credentials" in shown
     proxy.fault = FINE
@@ -152,10 +152,10 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
     kill_helper(run)
     proxy.start()
     # The command gets no address; the script has the address in its code.
-    said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
+    printed = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
     own = wait_until_delivered(tmp_path / "runs").own_run
     assert own is not None
-    assert (own.run_id in said, proxy.url in said) == (True, True)
+    assert (own.run_id in printed, proxy.url in printed) == (True, True)
     assert rows_in_mlflow(proxy.url, own.run_id) == rows_of(plan_of(run))
 
 
@@ -165,13 +165,13 @@ def test_sync_takes_over_from_a_helper_that_waits(tmp_path: Path, proxy: Proxy) 
     process = child.start(script, tmp_path, MLFLOW_TRACKING_URI=proxy.url)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    told = f"MLflow at {proxy.url} does not answer (connection refused)"
-    wait_until_unreachable(tmp_path, "mlflow", told)
+    reason = f"MLflow at {proxy.url} does not answer (connection refused)"
+    wait_until_unreachable(tmp_path, "mlflow", reason)
     helper = int(output.split()[1])
     assert child.lives(helper)
     proxy.start()
-    said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
-    assert "points delivered" in said or "left to deliver" in said
+    printed = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
+    assert "points delivered" in printed or "left to deliver" in printed
     own = wait_until_delivered(tmp_path / "runs").own_run
     assert own is not None
     run = find_run(tmp_path / "runs", "latest")

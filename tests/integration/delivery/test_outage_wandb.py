@@ -29,7 +29,7 @@ from memlog.journal import RunDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-Told = Counter[tuple[str, int, float]]
+Points = Counter[tuple[str, int, float]]
 """Number of copies of each point in W&B, by name, step and value."""
 
 
@@ -43,11 +43,11 @@ def server() -> Iterator[WandbServer]:
     made.stop()
 
 
-def planned(run: RunDirectory) -> Told:
+def planned(run: RunDirectory) -> Points:
     return Counter((point.name, point.index, point.value) for point in plan_of(run, "full"))
 
 
-def told(held: HeldRun) -> Told:
+def received(held: HeldRun) -> Points:
     return Counter(
         (name, int(row["memlog/step"]), value)
         for row in held.rows
@@ -94,7 +94,7 @@ def assert_everything_is_there(
     """
     wait_for_state(directory, "wandb", lambda state: state.stage == "done", 150)
     (held,) = server.runs.values()
-    got, wanted = told(held), planned(newest_run(directory))
+    got, wanted = received(held), planned(newest_run(directory))
     assert got.keys() == wanted.keys()
     assert all(got[point] in range(count, count * times + 1) for point, count in wanted.items())
     assert (held.complete, held.exit_code) == (True, 0)
@@ -237,6 +237,6 @@ def test_writing_to_a_users_run_whose_server_is_down_slows_nothing(
         return
     child.memlog("sync", *arguments, directory=tmp_path, **server.environment)
     (beside,) = (run for run in server.runs.values() if run.name != run_id)
-    assert told(beside).keys() == planned(newest_run(tmp_path)).keys()
+    assert received(beside).keys() == planned(newest_run(tmp_path)).keys()
     assert {alert["title"] for alert in server.alerts} == {"Host memory"}
     assert beside.name in {held.run for held in server.artifacts if held.type == "report"}

@@ -111,11 +111,11 @@ def test_one_very_long_batch_is_shown(tmp_path: Path) -> None:
     (newest,) = [one for one in events(run, StepInputs) if one.step >= 10]
     assert (newest.step, newest.inputs[0].shape, newest.like_step) == (15, (8, 2000), None)
     assert events(run, Finding) == []
-    told = CliRunner().invoke(cli, ["advise", run.id, "--dir", str(tmp_path)]).output
-    told = " ".join(told.split())
-    assert "largest step was 15" in told
-    assert 'Its inputs: `batch["input_ids"]` 8'.replace("`", "") in told
-    assert "It was not traced" in told
+    output = CliRunner().invoke(cli, ["advise", run.id, "--dir", str(tmp_path)]).output
+    output = " ".join(output.split())
+    assert "largest step was 15" in output
+    assert 'Its inputs: `batch["input_ids"]` 8'.replace("`", "") in output
+    assert "It was not traced" in output
 
 
 def test_an_evaluation_is_not_explained_by_the_steps_inputs(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
     finally:
         nursery.close()
     for killed in changing + binding:
-        expect_what_was_told(killed)
+        expect_returned_steps(killed)
     # To sync longer runs would take minutes.
     short = [killed for killed in changing if killed.last < 2000]
     to_sync = [*chance.sample(short, 5), *chance.sample(binding, 5)]
@@ -80,7 +80,7 @@ def at_a_beginning(killed: Killed) -> bool:
     return lines_of_the_newest_segment(killed.run) <= 1
 
 
-def expect_what_was_told(killed: Killed) -> None:
+def expect_returned_steps(killed: Killed) -> None:
     """Check that the journal has, in order, all steps whose call had returned and at most one more."""
     steps = steps_in(killed.run)
     assert steps[: killed.last + 1] == list(range(killed.last + 1))

@@ -57,10 +57,10 @@ class Outcome:
         process = child.start(script, directory, str(runs or directory / "runs"))
         output, self.errors = process.communicate(timeout=120)
         assert process.returncode == 0, self.errors
-        told = json.loads(output.splitlines()[-1])
-        self.published: int = told["published"]
-        self.dropped: dict[str, int] = told["dropped"]
-        self.faults: dict[str, int] = told["faults"]
+        printed = json.loads(output.splitlines()[-1])
+        self.published: int = printed["published"]
+        self.dropped: dict[str, int] = printed["dropped"]
+        self.faults: dict[str, int] = printed["faults"]
 
     @property
     def warnings(self) -> list[str]:
@@ -140,10 +140,11 @@ def test_a_helper_without_room_for_its_journal_says_so(tmp_path: Path, small_dis
     process = child.start(FULL_FROM_THE_START, tmp_path, str(small_disk))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    told = [line for line in errors.splitlines() if "the helper process has ended (" in line]
-    assert len(told) == 1, errors
+    messages = [line for line in errors.splitlines() if "the helper process has ended (" in line]
+    assert len(messages) == 1, errors
     assert (
-        "can't create its file in the run's folder, for example because the disk is full" in told[0]
+        "can't create its file in the run's folder, for example because the disk is full"
+        in messages[0]
     )
 
 

@@ -30,18 +30,18 @@ def expected(name: str) -> Any:
 
 @pytest.mark.parametrize("run", [FIRST, SECOND])
 def test_show_gives_the_same_document(runs: Path, run: str) -> None:
-    told = json.loads(child.memlog("show", run, "--json", directory=runs))
-    del told["run"]["directory"]  # the folder of the copy
-    assert told.pop("findings") == []  # newer code has added these four keys
-    assert told.pop("phases") == {}
-    assert told.pop("largest_step") is None
-    assert told.pop("verdict").startswith(("No growth", "Too few steps"))
-    assert told == expected(f"show-{run}")
+    document = json.loads(child.memlog("show", run, "--json", directory=runs))
+    del document["run"]["directory"]  # the folder of the copy
+    assert document.pop("findings") == []  # newer code has added these four keys
+    assert document.pop("phases") == {}
+    assert document.pop("largest_step") is None
+    assert document.pop("verdict").startswith(("No growth", "Too few steps"))
+    assert document == expected(f"show-{run}")
 
 
 def test_compare_gives_the_same_document(runs: Path) -> None:
-    told = json.loads(child.memlog("compare", FIRST, SECOND, "--json", directory=runs))
-    assert told == expected("compare")
+    document = json.loads(child.memlog("compare", FIRST, SECOND, "--json", directory=runs))
+    assert document == expected("compare")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, about mlflow's classes
@@ -50,8 +50,8 @@ def test_sync_gives_the_same_points(runs: Path) -> None:
     child.memlog(*("sync", FIRST, "--to", "mlflow"), directory=runs, MLFLOW_TRACKING_URI=address)
     client = client_of(runs)
     run = only_run(client)
-    told = {"metrics": points_of(client, run), "params": dict(run.data.params)}
-    assert told == expected("points")
+    synced = {"metrics": points_of(client, run), "params": dict(run.data.params)}
+    assert synced == expected("points")
 
 
 @pytest.fixture

@@ -67,12 +67,12 @@ def test_under_torchrun_rank_0_alone_has_a_trackers_run(
     assert "recorded" not in done.err  # no line says that a rank is not recorded
     runs = recorded(tmp_path / "memlog_runs")
     assert [run.steps for run in runs] == [list(range(6))] * 2
-    told = {run.parameters["rank"]: run.parameters for run in runs}
-    assert sorted(told) == ["0", "1"]
+    by_rank = {run.parameters["rank"]: run.parameters for run in runs}
+    assert sorted(by_rank) == ["0", "1"]
     assert {run.name for run in runs} == {"train.py", "train.py rank 1"}
-    assert told["1"]["local_rank"] == "1"
-    assert {values["world_size"] for values in told.values()} == {"2"}
-    assert len({values["torchelastic_run_id"] for values in told.values()}) == 1
+    assert by_rank["1"]["local_rank"] == "1"
+    assert {values["world_size"] for values in by_rank.values()} == {"2"}
+    assert len({values["torchelastic_run_id"] for values in by_rank.values()}) == 1
 
     [first] = [run.directory.id for run in runs if run.parameters["rank"] == "0"]
     wait_until_delivered(tmp_path / "memlog_runs", run_id=first)

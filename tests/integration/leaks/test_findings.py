@@ -42,7 +42,7 @@ def trained(folder: Path) -> str:
     return verdict
 
 
-def told(folder: Path, *arguments: str) -> str:
+def show(folder: Path, *arguments: str) -> str:
     return child.memlog("show", "latest", *arguments, directory=folder)
 
 
@@ -54,8 +54,8 @@ def test_a_finding_is_shown_everywhere(tmp_path: Path) -> None:
     assert verdict.endswith(
         "Keep only its number (`.item()`) or a tensor without its graph (`.detach()`)."
     )
-    assert told(tmp_path).splitlines()[0].startswith(NAMED)
-    document = json.loads(told(tmp_path, "--json"))
+    assert show(tmp_path).splitlines()[0].startswith(NAMED)
+    document = json.loads(show(tmp_path, "--json"))
     (finding,) = document["findings"]
     assert document["verdict"].startswith(NAMED)
     assert (finding["kind"], finding["confidence"]) == ("kept_graph", "high")

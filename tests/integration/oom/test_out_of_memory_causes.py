@@ -36,7 +36,7 @@ SHORT = """
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         (
             "for step in range(8): train(4096)\n"
@@ -52,11 +52,11 @@ SHORT = """
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 def test_a_run_of_few_steps_gets_advice_from_its_steps(
-    tmp_path: Path, body: str, told: str
+    tmp_path: Path, body: str, expected: str
 ) -> None:
     assert "DefaultCPUAllocator" in ended(tmp_path, SHORT.format(body=body))
     helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
-    assert told in helps
+    assert expected in helps
     assert "something keeps memory of each step. " not in helps
     assert "a peak of about" not in helps
 
@@ -157,7 +157,7 @@ C_LIBRARY = """
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "untold"),
+    ("body", "expected", "unexpected"),
     [
         (LARGER_AND_LARGER, "So the steps became larger", "something keeps"),
         (MAPPED, "are pages of mapped files", "something keeps"),
@@ -166,7 +166,7 @@ C_LIBRARY = """
     ids=["larger and larger", "a mapped file", "a C library"],
 )
 def test_the_cause_that_is_named_is_the_one(
-    tmp_path: Path, body: str, told: str, untold: str
+    tmp_path: Path, body: str, expected: str, unexpected: str
 ) -> None:
     program = UNDER_A_LIMIT.replace("{body}", textwrap.indent(textwrap.dedent(body), "    "))
     with child(tmp_path, program) as process:
@@ -174,5 +174,5 @@ def test_the_cause_that_is_named_is_the_one(
     text = wait_for_report(only_run(tmp_path))
     assert text.startswith("# Out of memory on the host after step"), text
     helps = text.partition("## What would help")[2]
-    assert told in helps
-    assert untold not in text
+    assert expected in helps
+    assert unexpected not in text

@@ -29,15 +29,15 @@ import json, resource
 from memlog._internal.diagnostics import Diagnostics
 from memlog.probes.host import HostProbe
 probe = HostProbe(Diagnostics())
-said = {{"kernel": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}}
-said["first"] = probe.read()
+printed = {{"kernel": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}}
+printed["first"] = probe.read()
 small = b"x" * (100 << 20)
-said["grown"] = probe.read()
+printed["grown"] = probe.read()
 del small
-said["shrunk"] = probe.read()
+printed["shrunk"] = probe.read()
 large = b"x" * {HELD + 100 * MIB}
-said["outgrown"] = probe.read()
-print(json.dumps(said))
+printed["outgrown"] = probe.read()
+print(json.dumps(printed))
 """
 
 FORKED = """
@@ -60,7 +60,7 @@ print(json.dumps({"parent": parent, "first": first, "grown": grown, "after": pro
 """
 
 
-def said_by(*arguments: str) -> Any:
+def printed_by(*arguments: str) -> Any:
     run = subprocess.run(
         [sys.executable, "-c", *arguments], check=True, capture_output=True, text=True
     )
@@ -68,39 +68,39 @@ def said_by(*arguments: str) -> Any:
 
 
 def test_a_child_does_not_take_its_launchers_watermark_for_its_own() -> None:
-    said = said_by(LAUNCHER, TRAINER)
+    printed = printed_by(LAUNCHER, TRAINER)
 
     # If this fails, children no longer inherit the watermark, and the test shows nothing.
-    assert said["kernel"] > HELD
-    rss, peak, source = said["first"]
+    assert printed["kernel"] > HELD
+    rss, peak, source = printed["first"]
     assert rss <= peak < 100 * MIB
     assert source == "watermark"
 
-    rss, peak, source = said["grown"]
+    rss, peak, source = printed["grown"]
     assert 100 * MIB < rss <= peak < 250 * MIB
     assert source == "exact"
 
-    rss, peak, source = said["shrunk"]
+    rss, peak, source = printed["shrunk"]
     assert rss < 100 * MIB < peak < 250 * MIB
     assert source == "watermark"
 
-    rss, peak, source = said["outgrown"]
+    rss, peak, source = printed["outgrown"]
     assert HELD + 100 * MIB < rss <= peak < HELD + 250 * MIB
     assert source == "exact"
 
 
 def test_a_forked_child_reads_itself_and_not_its_parent() -> None:
-    said = said_by(FORKED)
+    printed = printed_by(FORKED)
 
-    parent_rss, parent_peak, _ = said["parent"]
+    parent_rss, parent_peak, _ = printed["parent"]
     assert parent_rss < 100 * MIB < parent_peak
-    first_rss, first_peak, source = said["first"]
+    first_rss, first_peak, source = printed["first"]
     assert first_rss < 100 * MIB
     assert first_peak < 100 * MIB
     assert source == "watermark"
-    grown_rss, grown_peak, source = said["grown"]
+    grown_rss, grown_peak, source = printed["grown"]
     assert grown_rss > first_rss + 45 * MIB
     assert grown_peak >= grown_rss
     assert source == "exact"
-    assert said["after"][0] == pytest.approx(parent_rss, abs=16 * MIB)
-    assert said["after"][1] == parent_peak
+    assert printed["after"][0] == pytest.approx(parent_rss, abs=16 * MIB)
+    assert printed["after"][1] == parent_peak

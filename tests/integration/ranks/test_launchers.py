@@ -105,7 +105,7 @@ def test_finish_says_what_is_refused_while_other_ranks_go_on(
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables |= {"MLFLOW_TRACKING_URI": ready_store}
     started = [start(tmp_path, rank, "", **variables) for rank in range(2)]
-    said = [process.communicate(timeout=180)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    assert "memlog: mlflow: " in said[0], said[0]
-    assert "deleted" in said[0]
+    errors = [process.communicate(timeout=180)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+    assert "memlog: mlflow: " in errors[0], errors[0]
+    assert "deleted" in errors[0]

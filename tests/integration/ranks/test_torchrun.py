@@ -97,9 +97,9 @@ def run(folder: Path, how: str, store: str) -> int:
             script, how, directory=folder, environment=environment, stderr=subprocess.PIPE
         )
         started.append(process)
-    said = [process.communicate(timeout=180)[1] for process in started]
-    (folder / "errors.txt").write_text("".join(said))
-    assert [process.returncode for process in started] == [0] * size, said
+    errors = [process.communicate(timeout=180)[1] for process in started]
+    (folder / "errors.txt").write_text("".join(errors))
+    assert [process.returncode for process in started] == [0] * size, errors
     return 0
 
 

@@ -97,8 +97,8 @@ def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> Non
     assert process.stdout.readline() == "ready\n"
     [folder] = list_runs(tmp_path / "runs")
     assert not folder.is_alive()
-    told = CliRunner().invoke(sync, [folder.id, "--dir", str(tmp_path / "runs")])
-    assert "recorded for no tracker" in str(told.exception)
+    result = CliRunner().invoke(sync, [folder.id, "--dir", str(tmp_path / "runs")])
+    assert "recorded for no tracker" in str(result.exception)
     assert not folder.artifacts.exists()
     assert not process.communicate(timeout=AT_MOST)[1]
     expect_no_helper(helper)
@@ -135,14 +135,14 @@ def test_signals_do_what_the_user_had_them_do(tmp_path: Path, how: str) -> None:
     """
     process = child.start(PREFACE + script, tmp_path)
     assert process.stdout is not None
-    said = ""
-    while "ready" not in said:
-        said += process.stdout.readline()
+    printed = ""
+    while "ready" not in printed:
+        printed += process.stdout.readline()
     process.send_signal(number)
     output, errors = process.communicate(timeout=AT_MOST)
     assert process.returncode == code, errors
-    assert "saved" in said + output
-    expect_no_helper(said + output)
+    assert "saved" in printed + output
+    expect_no_helper(printed + output)
     [summary] = summaries(tmp_path)
     assert summary.status == status
     assert summary.steps >= 100
@@ -226,8 +226,8 @@ def test_a_second_ctrl_c_ends_the_waiting_and_prints_nothing_of_memlogs(
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == errors.count("\nKeyboardInterrupt\n") == 1
     assert str(Path(memlog.__file__).parent) not in errors
-    [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
-    assert "`memlog sync " in told
+    [line] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
+    assert "`memlog sync " in line
     expect_no_helper(output)
     [summary] = summaries(tmp_path)
     assert (summary.status, summary.steps) == ("finished" if way == "called" else "killed", 1)
@@ -265,8 +265,8 @@ def test_an_interrupted_finish_says_that_delivery_goes_on(
     output, errors = process.communicate(timeout=AT_MOST)
     # At exit there is nothing left that could be interrupted.
     assert ("TimeUp" in errors, "Traceback" in errors) == (bool(finish), bool(finish))
-    [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
-    assert "delivery continues in the background" in told
+    [line] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
+    assert "delivery continues in the background" in line
     assert "ResourceWarning" not in errors
     expect_no_helper(output)
     [summary] = summaries(tmp_path)

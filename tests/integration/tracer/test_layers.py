@@ -75,10 +75,10 @@ def test_a_sessions_first_step_is_shown_as_a_tracer_shows_it() -> None:
     loop.step(batch=2)
     memlog.finish()
     (trace,) = traces(session)
-    told = tracer.result.categories
-    assert told["optimizer state"] >= 2 * sum(p.nbytes for p in loop.model.parameters())
+    categories = tracer.result.categories
+    assert categories["optimizer state"] >= 2 * sum(p.nbytes for p in loop.model.parameters())
     assert {name: size for name, size in trace.at_peak.items() if size} == {
-        name: size for name, size in told.items() if size
+        name: size for name, size in categories.items() if size
     }
 
 
@@ -166,13 +166,13 @@ def test_loading_a_batch_is_part_of_a_traced_step(
     """The time of loading counts as part of the traced step's cost."""
     from memlog.tracer.schedule.budget import Budget
 
-    told: list[float] = []
+    durations: list[float] = []
     tell = Budget.traced_step
 
     def traced_step(
         self: Budget, seconds: float, between: float, steps: int, *, setting_up: bool
     ) -> None:
-        told.append(seconds)
+        durations.append(seconds)
         tell(self, seconds, between, steps, setting_up=setting_up)
 
     monkeypatch.setattr(Budget, "traced_step", traced_step)
@@ -183,4 +183,4 @@ def test_loading_a_batch_is_part_of_a_traced_step(
     time.sleep(0.5)
     loop.step()
     memlog.finish()
-    assert told[1] >= 0.5
+    assert durations[1] >= 0.5

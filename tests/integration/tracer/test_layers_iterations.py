@@ -129,8 +129,8 @@ def test_the_worst_step_is_called_the_worst_of_the_traced_ones(runs: Path) -> No
     assert traced.set_up_ms
     for command in ("show", "advise"):
         env = {**os.environ, "COLUMNS": "200"}
-        told = CliRunner().invoke(cli, [command, "latest", "--dir", str(runs)], env=env).output
-        assert f"the worst of {count} traced steps" in told
+        output = CliRunner().invoke(cli, [command, "latest", "--dir", str(runs)], env=env).output
+        assert f"the worst of {count} traced steps" in output
 
 
 def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:

@@ -175,8 +175,8 @@ ON_A_DEVICE = """
         monitor.on_batch_end(number)
     monitor.on_epoch_end()
     memlog.finish()
-    told = torch.cuda.memory._snapshot()
-    recorded = sum(len(trace) for trace in told["device_traces"])
+    snapshot = torch.cuda.memory._snapshot()
+    recorded = sum(len(trace) for trace in snapshot["device_traces"])
     print(json.dumps([peaks, figures(), differences(before, users_state()), recorded]))
 """
 

@@ -138,9 +138,9 @@ class TestWandb(SinkContract):
         found = {}
         for held in self.server.artifacts:  # a later version replaces an earlier one
             if held.run == run_id and held.state == "COMMITTED":
-                told = json.loads(held.metadata or "{}")
-                content = self.server.blobs[held.files[told["memlog_name"]]]
-                found[told["memlog_kind"], told["memlog_name"]] = content
+                metadata = json.loads(held.metadata or "{}")
+                content = self.server.blobs[held.files[metadata["memlog_name"]]]
+                found[metadata["memlog_kind"], metadata["memlog_name"]] = content
         return found
 
     def status(self, run_id: str) -> Status | None:

@@ -197,13 +197,13 @@ def test_a_wandb_that_makes_rows_otherwise_is_left_alone(tmp_path: Path) -> None
         tmp_path,
         "--memlog",
     )
-    _, said = process.communicate(timeout=240)
-    assert process.returncode == 0, said
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
     made = read_only_run(tmp_path)
     assert [(row["_step"], row["loss"]) for row in made.users_rows()] == [(s, s) for s in range(5)]
     assert made.memlogs_rows() == []
-    assert "memlog can't add values to rows" in said
-    assert f"memlog sync {recorded(tmp_path).id}` delivers the whole series" in said
+    assert "memlog can't add values to rows" in errors
+    assert f"memlog sync {recorded(tmp_path).id}` delivers the whole series" in errors
 
 
 def test_alerts_and_files_reach_the_users_run(tmp_path: Path) -> None:

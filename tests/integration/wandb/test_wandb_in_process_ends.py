@@ -34,8 +34,8 @@ def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     (file,) = artifact["files"].values()
     lines = Path(file).read_text().splitlines()
     assert lines[0] == "axis,index,time_us,name,value"
-    told = sorted(tuple(line.split(",")) for line in lines[1:])
-    assert told == sorted(
+    rows = sorted(tuple(line.split(",")) for line in lines[1:])
+    assert rows == sorted(
         (p.axis, str(p.index), str(p.time_us), p.name, repr(p.value)) for p in plan_of(run, "full")
     )
     (delivery,) = summarize(run).health.delivered.values()
@@ -66,8 +66,8 @@ def test_steps_after_the_users_run_are_made_good_beside_it(tmp_path: Path) -> No
     shown = " ".join(child.memlog("show", "latest", directory=tmp_path).split())
     assert "delivers the whole series to a new run" in shown
     before = find_runs(tmp_path)[0].read_bytes()
-    told = sync_offline(tmp_path)
-    assert "points delivered" in told
+    output = sync_offline(tmp_path)
+    assert "points delivered" in output
     first, second = find_runs(tmp_path)
     assert first.read_bytes() == before
     made = read_run(second)

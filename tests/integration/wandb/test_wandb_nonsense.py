@@ -81,18 +81,18 @@ def test_nonsense_is_an_error_of_memlogs(server: WandbServer, tmp_path: Path, an
     alert = Alert(1, 0, "warning", "rule", "title", "text")
     artifact = Artifact(1, "file", "file", "artifacts/file", 7)
     server.fault = Fault(status=200, body=ANSWERS[answer])
-    said = [problem_of(sink.open), problem_of(lambda: store.list_artifacts("mine"))]
+    problems = [problem_of(sink.open), problem_of(lambda: store.list_artifacts("mine"))]
     server.fault = FINE  # open the run, and then answer nonsense
     sink.open()
     server.fault = Fault(status=200, body=ANSWERS[answer])
-    said += [
+    problems += [
         problem_of(lambda: sink.log_points(points)),
         problem_of(lambda: sink.log_alerts([alert], 0)),
         problem_of(lambda: sink.log_artifact(artifact, folder / "file")),
         problem_of(lambda: sink.close("finished")),
     ]
     # wandb accepts an empty object as a run without a name.
-    assert all(said[:2]) or answer == "an empty object"
-    assert all(len(problem.splitlines()) <= 1 and len(problem) < 1000 for problem in said)
+    assert all(problems[:2]) or answer == "an empty object"
+    assert all(len(problem.splitlines()) <= 1 and len(problem) < 1000 for problem in problems)
     assert {path.name for path in folder.iterdir()} == {"file"}
     assert {path.name for path in tmp_path.iterdir()} <= {"folder", "wandb"}

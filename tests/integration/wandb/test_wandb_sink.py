@@ -49,7 +49,7 @@ def planned(run: RunDirectory) -> list[tuple[str, int, float]]:
     return sorted((point.name, point.index, point.value) for point in plan_of(run, "full"))
 
 
-def told(rows: list[dict[str, float]]) -> list[tuple[str, int, float]]:
+def points_in(rows: list[dict[str, float]]) -> list[tuple[str, int, float]]:
     """Return names, indices on their axes, and values of all rows. Fail if a row lies on several axes."""
     found = []
     for row in rows:
@@ -73,7 +73,7 @@ def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
     child.run(trainer(), tmp_path, WANDB_MODE="offline")
     held, run = read_only_run(tmp_path), recorded(tmp_path)
     assert (held.run_id, held.project, held.job_type) == (f"memlog-{run.id}", "p", "memlog")
-    assert told(held.rows) == planned(run)
+    assert points_in(held.rows) == planned(run)
     assert held.exit_code == 0
     assert held.metrics["memory/host/rss_peak_mib"]["summary"] == ["max"]
     assert held.metrics["memory/eval/host/rss_mib"]["step_metric"] == "memlog/evaluation"
@@ -95,7 +95,7 @@ def test_an_own_run_online_has_every_step_alert_and_file(
     run = recorded(tmp_path)
     (held,) = server.runs.values()
     assert held.name == f"memlog-{run.id}"
-    assert told(held.rows) == planned(run)
+    assert points_in(held.rows) == planned(run)
     assert (held.complete, held.exit_code) == (True, 0)
     assert [(alert["title"], alert["severity"]) for alert in server.alerts] == [
         ("Host memory", "ERROR")

@@ -122,14 +122,14 @@ exit 1"""
     npm_that(tmp_path / "bin", complaint, monkeypatch)
     with pytest.raises(ViewerUnavailableError) as raised:
         viewer.find_viewer(print)
-    told = str(raised.value)
+    message = str(raised.value)
     assert (
         "(exit 1): ECONNREFUSED: FetchError: request to http://127.0.0.1:9/speedscope failed"
-        in told
+        in message
     )
-    assert "`npm config get registry`" in told
-    assert "install npm" not in told
-    assert "\n" not in told
+    assert "`npm config get registry`" in message
+    assert "install npm" not in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("message", FAILURES)
@@ -149,9 +149,9 @@ def test_the_cache_is_used_without_asking_npm(
     cached = tmp_path / "memlog" / f"speedscope-{SPEEDSCOPE.version}"
     cached.mkdir(parents=True)
     SPEEDSCOPE.extract(tarball(tmp_path / "package.tgz", SOUND), cached)
-    told: list[str] = []
-    assert viewer.find_viewer(told.append) == cached
-    assert told == []
+    messages: list[str] = []
+    assert viewer.find_viewer(messages.append) == cached
+    assert messages == []
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

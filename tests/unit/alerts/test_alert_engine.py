@@ -182,20 +182,20 @@ def test_the_helper_judges_samples() -> None:
     "wrong", [ValueError("no"), SystemExit(3), GeneratorExit(), BaseException("any")]
 )
 def test_the_callback_is_called_and_its_errors_are_counted(wrong: BaseException) -> None:
-    told: list[Alert] = []
+    received: list[Alert] = []
     published: list[Event] = []
     health = Diagnostics()
 
     def on_alert(alert: Alert) -> None:
-        told.append(alert)
+        received.append(alert)
         raise wrong
 
     rules = parse_rules(["host.rss > 1 GiB", "host.rss > 2 GiB"])
     contained = health.contained_callback("on_alert", on_alert)
     engine = AlertEngine(rules, published.append, health, on_alert=contained)
     engine(batch(0, 3 * GIB))
-    assert told == published
-    assert len(told) == 2
+    assert received == published
+    assert len(received) == 2
     assert health.faults == {f"on_alert: {type(wrong).__name__}": 2}
 
 

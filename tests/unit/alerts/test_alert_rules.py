@@ -114,9 +114,9 @@ def test_the_caret_is_under_the_mistake(marked: str, remedy: str) -> None:
     place = marked.index("^")
     with pytest.raises(ConfigurationError) as raised:
         parse_rule(marked.replace("^", "", 1))
-    said, shown, caret = str(raised.value).split("\n")
-    assert said.startswith("an alert rule can't be read: ")
-    assert remedy in said
+    message, shown, caret = str(raised.value).split("\n")
+    assert message.startswith("an alert rule can't be read: ")
+    assert remedy in message
     assert len(shown) == 2 + len(marked) - 1
     assert shown.isprintable()
     assert caret == " " * (2 + place) + "^"

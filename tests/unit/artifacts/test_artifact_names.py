@@ -83,18 +83,19 @@ def test_a_file_that_cannot_be_kept_never_harms_training(
         assert session.save_artifact(None) is None  # type: ignore[arg-type]
         assert session.save_artifact(tmp_path / "file", 5) is None  # type: ignore[arg-type]
         assert session.save_artifact(tmp_path / "file", "///") is None
-    said = [record.message for record in caplog.records]
+    messages = [record.message for record in caplog.records]
     assert session.save_artifact("/dev/zero") is None
     assert "'/dev/zero' was not saved as an artifact: it is a device" in caplog.messages[-1]
     assert session.save_artifact(tmp_path) is None
     assert "was not saved as an artifact: it is a folder: pass an archive" in caplog.messages[-1]
-    assert len(said) == 5
+    assert len(messages) == 5
     assert (
-        "nowhere' was not saved as an artifact: there is no such file; write it before" in said[0]
+        "nowhere' was not saved as an artifact: there is no such file; write it before"
+        in messages[0]
     )
-    assert "elsewhere' was not saved" in said[1]
-    assert said[2].endswith("pass a file's path")
-    assert "its kind is 5: pass text" in said[3]
+    assert "elsewhere' was not saved" in messages[1]
+    assert messages[2].endswith("pass a file's path")
+    assert "its kind is 5: pass text" in messages[3]
     assert session.health.dropped == {"artifact_not_kept": 17}
     memlog.finish()
     assert session.save_artifact(tmp_path / "file") is None

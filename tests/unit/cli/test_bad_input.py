@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fuzz import meet
+from support.fuzz import read_damaged_run
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.protocol import decode
@@ -25,7 +25,7 @@ FUZZED = 60
 def test_a_damaged_run_breaks_nothing(tmp_path: Path, part: int) -> None:
     for seed in range(part * FUZZED // 6, (part + 1) * FUZZED // 6):
         root = tmp_path / "runs" / str(seed)
-        meet(root, seed)
+        read_damaged_run(root, seed)
         assert {path.name for path in root.iterdir()} == {"k7m2xq9a"}
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
@@ -46,7 +46,7 @@ def test_a_configuration_is_understood_or_refused(config: dict[str, Any], own: b
         settings_ = resolve({}, {"memlog": config} if own else config)
     except ConfigurationError:
         return
-    # What was understood can be told to the helper and to a tracker.
+    # What was understood can be sent to the helper and to a tracker.
     assert msgspec.json.decode(msgspec.json.encode(settings_), type=Settings) == settings_
     assert all(isinstance(text, str) for text in settings_.described().values())
 

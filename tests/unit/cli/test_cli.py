@@ -1,7 +1,7 @@
 """Arguments, output and errors of the command line."""
 
 import pytest
-from support.commands import said
+from support.commands import output_of
 
 from memlog._internal.units import format_duration
 from memlog._version import __version__
@@ -35,14 +35,14 @@ def test_the_commands_and_their_options_are_frozen() -> None:
 
 
 def test_version_and_help() -> None:
-    assert said("--version") == f"memlog, version {__version__}\n"
-    assert "..." not in said("--help").partition("Commands:")[2]
+    assert output_of("--version") == f"memlog, version {__version__}\n"
+    assert "..." not in output_of("--help").partition("Commands:")[2]
     for name in cli.commands:
-        text = said(name, "-h")
+        text = output_of(name, "-h")
         assert text.startswith(f"Usage: memlog {name} ")
         assert "\\b" not in text
         assert "\b" not in text
-    assert "  memlog run -- bash job.sh" in said("run", "--help").splitlines()
+    assert "  memlog run -- bash job.sh" in output_of("run", "--help").splitlines()
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     (run.path / "artifacts" / "link").symlink_to(tmp_path / "secret")
     (run.path / "artifacts" / "out").symlink_to(tmp_path)
     assert [artifact_path(run, event) for event in kept(run)] == [None] * 7
-    told = complaint("pull", "latest", "-o", "out")
-    assert "'up' is no longer in" in told
+    message = complaint("pull", "latest", "-o", "out")
+    assert "'up' is no longer in" in message
     assert list((tmp_path / "out").iterdir()) == []
     assert "its 7 files were deleted here" in complaint("open", "latest")
 
@@ -121,9 +121,9 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     assert "text can't be shown: memlog opens speedscope" in complaint("open", "text")
     (tmp_path / "torn").write_bytes(GRAPH[:-9])
-    told = complaint("open", "torn")
-    assert told.startswith("torn can't be shown: it is damaged: ")
-    assert told.endswith("fetch it with `memlog pull`")
+    message = complaint("open", "torn")
+    assert message.startswith("torn can't be shown: it is damaged: ")
+    assert message.endswith("fetch it with `memlog pull`")
 
 
 class Evil:
@@ -140,11 +140,11 @@ def test_a_snapshot_that_hides_code_is_one_line_and_runs_nothing(tmp_path: Path)
         "packed.pickle.gz": gzip.compress(pickle.dumps([Evil(), {"total_size": 1}])),
     }.items():
         (tmp_path / name).write_bytes(content)
-        told = complaint("open", name)
-        assert told.startswith(name)
+        message = complaint("open", name)
+        assert message.startswith(name)
         if name != "old.pickle":  # no file of torch begins with this, so it is not read further
-            assert "it calls " in told
-            assert "don't open it with other programs" in told
+            assert "it calls " in message
+            assert "don't open it with other programs" in message
     assert not (tmp_path / "made by the attacker").exists()
 
 
@@ -166,10 +166,10 @@ def test_without_a_viewer_it_is_one_line_with_the_path(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
     monkeypatch.setattr("memlog.artifacts.viewer.SPEEDSCOPE", elsewhere)
-    told = complaint("open", "graph")
-    assert str(tmp_path / "graph") in told
-    assert "npm is not installed" in told
-    assert "install npm" in told
+    message = complaint("open", "graph")
+    assert str(tmp_path / "graph") in message
+    assert "npm is not installed" in message
+    assert "install npm" in message
 
 
 def test_a_trackers_run_is_fetched_by_its_own_id(backend: ListBackend) -> None:
@@ -220,5 +220,5 @@ def test_many_failures_are_one_short_line(backend: ListBackend) -> None:
         raise TrackerRejectedError(f"{path.name} is refused")
 
     backend.store = DictStore({}, [stored(f"x{number}") for number in range(100)], refuse)
-    told = complaint("pull", "1", "--backend", "list", "-o", "out")
-    assert told == "x0 is refused; x1 is refused; x2 is refused; and 97 more like these"
+    message = complaint("pull", "1", "--backend", "list", "-o", "out")
+    assert message == "x0 is refused; x1 is refused; x2 is refused; and 97 more like these"

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.commands import complaint, said
+from support.commands import complaint, output_of
 from support.journals import GIB, MadeRun, at, batch, finished_run
 
 from memlog._internal.distributed import RankPosition
@@ -22,18 +22,18 @@ def test_show_as_json_is_the_summary(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     state = UploadState(backend="mlflow", stage="done", delivered=1234, joined=["3f2a9c"])
     state.save(run)
-    assert said("show", "k7", "--json").encode() == encode(summarize(run)) + b"\n"
+    assert output_of("show", "k7", "--json").encode() == encode(summarize(run)) + b"\n"
 
 
 def test_singular_and_plural(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(batch(0, GIB)).closed()
-    assert ", 1 step in " in said("show", "latest")
+    assert ", 1 step in " in output_of("show", "latest")
     assert complaint("show", "").startswith("no run is named: pass an id")
 
 
 def test_show_names_the_steps_of_a_resumed_run(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(batch(100_000, GIB), batch(100_001, GIB)).closed()
-    assert ", steps 100,000 to 100,001 in " in said("show", "latest")
+    assert ", steps 100,000 to 100,001 in " in output_of("show", "latest")
 
 
 def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
         joined=["3f2a9c"],
         dropped={"rejected: memory/x": 3},
     ).save(run)
-    page = said("show", "latest")
+    page = output_of("show", "latest")
     assert page.splitlines()[0] == "No growth: peak 1.1 GiB of 80.0 GiB, steady since step 0."
     assert page.splitlines()[2] == "run k7m2xq9a  finished  gpt-small"
     for line in (
@@ -73,7 +73,7 @@ def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
 
 def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(batch(0, GIB)).closed()
-    page = said("show", "latest")
+    page = output_of("show", "latest")
     for heading in ("Alerts", "Artifacts", "evaluation", "epoch"):
         assert heading not in page
     assert "  dropped    none" in page
@@ -87,15 +87,15 @@ def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
         made = MadeRun(tmp_path, f"rank{rank}").ranked(RankPosition(rank, 2, "a"), begun=rank)
         made.write(batch(0, GIB)).closed()
     publish_afterwards(RunDirectory(tmp_path / "rank0"))
-    assert "run rank0  " in said("show", "latest")
-    page = " ".join(said("show", "rank1").split())
+    assert "run rank0  " in output_of("show", "latest")
+    page = " ".join(output_of("show", "rank1").split())
     assert "with run rank0, which has the smallest, mean and largest memory of all ranks" in page
 
 
 def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {}))
     UploadState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
-    page = said("show", "latest")
+    page = output_of("show", "latest")
     assert "  mlflow  nothing delivered, unreachable: it is down" in page
     assert "`memlog sync k7m2xq9a` delivers the rest" in page
 
@@ -103,8 +103,8 @@ def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
 def test_a_beginning_must_be_of_one_run_only(tmp_path: Path) -> None:
     for name in ("abc23", "abd45"):
         MadeRun(tmp_path, name).write(batch(0, GIB)).closed()
-    assert "run abc23 " in said("show", "abc")
-    assert "run abd45 " in said("show", "abd45")
+    assert "run abc23 " in output_of("show", "abc")
+    assert "run abd45 " in output_of("show", "abd45")
     several = complaint("show", "ab", code=1)
     assert re.fullmatch(
         r"2 runs begin with 'ab' \(abd45 of 2026-.*, abc23 of 2026-.*\): name more of the id",
@@ -121,7 +121,7 @@ def test_a_journal_cannot_control_the_terminal(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(
         Run(at(0), evil, evil, (evil,), {}), Alert(at(1), 1, "error", evil, evil, evil)
     ).closed()
-    for text in (said("runs"), said("show", "latest")):
+    for text in (output_of("runs"), output_of("show", "latest")):
         assert "name\N{REPLACEMENT CHARACTER}[bold]:boom:" in text
         assert all(char.isprintable() or char == "\n" for char in text)
 
@@ -129,7 +129,7 @@ def test_a_journal_cannot_control_the_terminal(tmp_path: Path) -> None:
 def test_a_piped_page_has_no_colours_and_cuts_nothing(tmp_path: Path) -> None:
     name = "a name as long as the day " * 8
     MadeRun(tmp_path).write(Run(at(0), name, None, (), {})).closed()
-    for text in (said("runs"), said("show", "latest")):
+    for text in (output_of("runs"), output_of("show", "latest")):
         assert "\x1b" not in text
         assert name.strip() in text
         assert not any(line.endswith(" ") for line in text.splitlines())
@@ -138,6 +138,6 @@ def test_a_piped_page_has_no_colours_and_cuts_nothing(tmp_path: Path) -> None:
 def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(Batch(10**17, 10**15, 2**62, -5, None)).closed()
     assert summarize(run).run.newest_event == "5138-11-16T09:46:40.000Z"
-    said("runs")
-    said("show", "latest")
-    json.loads(said("show", "latest", "--json"))
+    output_of("runs")
+    output_of("show", "latest")
+    json.loads(output_of("show", "latest", "--json"))

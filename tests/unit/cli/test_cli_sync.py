@@ -48,8 +48,8 @@ def run(tmp_path: Path) -> RunDirectory:
 SYNC = ("sync", "latest", "--timeout", "0")
 
 
-def said(*arguments: str) -> str:
-    return commands.said(*SYNC, *arguments)
+def sync_output(*arguments: str) -> str:
+    return commands.output_of(*SYNC, *arguments)
 
 
 def complaint(*arguments: str, code: int) -> str:
@@ -59,7 +59,7 @@ def complaint(*arguments: str, code: int) -> str:
 def test_everything_arrives_and_the_own_run_is_ended(
     run: RunDirectory, backend: ListBackend
 ) -> None:
-    assert said() == f"list: {POINTS} points delivered (run own-{run.id} at memory://host)\n"
+    assert sync_output() == f"list: {POINTS} points delivered (run own-{run.id} at memory://host)\n"
     assert len(backend.tracker.all_points()) == POINTS
     assert backend.tracker.ended == {f"own-{run.id}": "finished"}
     [target] = backend.tracker.opened
@@ -70,10 +70,10 @@ def test_everything_arrives_and_the_own_run_is_ended(
 def test_a_second_time_nothing_is_left_and_the_tracker_is_not_asked(
     run: RunDirectory, backend: ListBackend
 ) -> None:
-    said()
+    sync_output()
     backend.tracker.down = True
     backend.tracker.opened.clear()
-    assert said() == (
+    assert sync_output() == (
         f"list: nothing is left to deliver, {POINTS} points were delivered "
         f"(run own-{run.id} at memory://host)\n"
     )
@@ -81,22 +81,22 @@ def test_a_second_time_nothing_is_left_and_the_tracker_is_not_asked(
 
 
 def test_points_that_came_after_follow(run: RunDirectory) -> None:
-    said()
+    sync_output()
     segment = max(run.path.glob("trainer-*.jsonl"))
     with segment.open("ab") as file:
         file.write(b'[99,["batch",1790000009000000,99,1,1,"exact"]]\n')
-    assert said().startswith("list: 2 points delivered")
+    assert sync_output().startswith("list: 2 points delivered")
 
 
 def test_a_helper_that_died_before_it_ended_the_run_left_only_that(
     run: RunDirectory, backend: ListBackend
 ) -> None:
-    said()
+    sync_output()
     state = UploadState.load(run, "list")
     state.stage = "delivering"
     state.save(run)
     backend.tracker.ended.clear()
-    assert said().startswith("list: nothing was left to deliver (run own-")
+    assert sync_output().startswith("list: nothing was left to deliver (run own-")
     assert backend.tracker.ended == {f"own-{run.id}": "finished"}
 
 
@@ -104,13 +104,13 @@ def test_a_local_run_goes_to_the_backend_that_is_named(
     tmp_path: Path, backend: ListBackend
 ) -> None:
     run = steps(made_run(tmp_path, "local")).closed()
-    assert said("--to", "list").startswith(f"list: {POINTS + 1} points delivered")
+    assert sync_output("--to", "list").startswith(f"list: {POINTS + 1} points delivered")
     assert list(backend.tracker.ended.values()) == ["killed"]
     # The run ended without an end event. The additional point is the alert on this.
     [files] = backend.tracker.files.values()
     assert list(files) == [("postmortem", "postmortem.md"), ("report", "report.html")]
     assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == [
-        "ended without a word"
+        "ended unexpectedly"
     ]
 
 
@@ -118,19 +118,19 @@ def test_a_run_of_the_users_gets_its_points_without_being_named(
     tmp_path: Path, backend: ListBackend
 ) -> None:
     finished(made_run(tmp_path).bound("list", "users", "memory://host"))
-    assert said() == f"list: {POINTS} points delivered (run users at memory://host)\n"
+    assert sync_output() == f"list: {POINTS} points delivered (run users at memory://host)\n"
     assert list(backend.tracker.points) == ["users"]
 
 
 def test_a_run_that_is_still_going_stays_open(tmp_path: Path, backend: ListBackend) -> None:
     made = steps(made_run(tmp_path, "list", alive=True))
-    first, second = said().splitlines()
+    first, second = sync_output().splitlines()
     # The newest step may still get another value.
     assert first.startswith(f"list: {POINTS - 2} points delivered")
     assert second.startswith(f"run {made.directory.id} is still running")
     assert backend.tracker.ended == {}
     made.write(End(at(9), "finished")).closed()
-    assert said().startswith("list: 2 points delivered")
+    assert sync_output().startswith("list: 2 points delivered")
     assert len(backend.tracker.all_points()) == POINTS
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_lost_when_the_tracker_is_down(run: RunDirectory, backend: Li
     )
     assert f"`memlog sync {run.id}`" in line
     backend.tracker.down = False
-    assert said().startswith(f"list: {POINTS} points delivered")
+    assert sync_output().startswith(f"list: {POINTS} points delivered")
 
 
 def test_it_retries_for_the_timeout(run: RunDirectory, backend: ListBackend) -> None:
@@ -176,10 +176,10 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
         f"once it exists again, or `memlog sync {run.id} --own-run` delivers it to a run of memlog's own\n"
     )
     for command in ("runs", "show"):
-        told = commands.said(command, *["latest"][: command == "show"])
-        assert "the run gone is deleted" in " ".join(told.split())
+        output = commands.output_of(command, *["latest"][: command == "show"])
+        assert "the run gone is deleted" in " ".join(output.split())
     assert commands.memlog(*SYNC).stdout.startswith("list: nothing more was delivered")
-    assert said("--own-run").startswith(f"list: {POINTS} points delivered (2 runs)")
+    assert sync_output("--own-run").startswith(f"list: {POINTS} points delivered (2 runs)")
     assert set(backend.tracker.points) == {"there", "beside-gone"}
 
 
@@ -189,17 +189,17 @@ def test_the_memory_of_all_ranks_is_combined_once(tmp_path: Path, backend: ListB
         made = MadeRun(tmp_path / "runs", f"rank{rank:04}").ranked(RankPosition(rank, 3, "a"))
         made.write(*(batch(step, (rank + 1) * GIB) for step in range(5))).closed()
     for _ in range(2):
-        commands.said("sync", "rank0000", "--to", "list")
+        commands.output_of("sync", "rank0000", "--to", "list")
     largest = [p for p in backend.tracker.all_points() if p.name.endswith("host/rss_max_rank")]
     assert [(point.index, point.value) for point in largest] == [(step, 2) for step in range(5)]
 
 
 def test_refused_points_are_reported(run: RunDirectory, backend: ListBackend) -> None:
     backend.tracker.bad = frozenset({"memory/host/rss_peak_mib"})
-    assert said().startswith(
+    assert sync_output().startswith(
         f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` lists them)"
     )
-    shown = commands.said("show", "latest")
+    shown = commands.output_of("show", "latest")
     assert f"list: rejected: memory/host/rss_peak_mib {STEPS}" in shown
 
 
@@ -271,7 +271,7 @@ def test_a_joined_run_goes_on_where_it_is_with_the_environments_password(
 ) -> None:
     steps(made_run(tmp_path).bound("list", "users", "http://host:5000/base")).closed()
     backend.environment = environment
-    said()
+    sync_output()
     assert the_target(backend).joined == TrackerRun("users", address)
 
 
@@ -287,7 +287,7 @@ def test_an_own_run_goes_on_where_it_was_opened(
 ) -> None:
     UploadState(backend="list", own_run=Binding("own-before", "http://host:5000")).save(run)
     backend.environment = environment
-    said()
+    sync_output()
     assert the_target(backend).connection.uri == address
 
 
@@ -295,7 +295,7 @@ def test_a_run_that_no_tracker_has_yet_is_opened_where_the_environment_says(
     run: RunDirectory, backend: ListBackend
 ) -> None:
     backend.environment = {"LIST_URI": "http://other:5000"}
-    said()
+    sync_output()
     connection = the_target(backend).connection
     assert connection.uri is None
     assert connection.environment == {"LIST_URI": "http://other:5000"}
@@ -329,7 +329,7 @@ def test_an_address_of_the_runs_alone_gets_no_credentials(
     assert "credentials (LIST_TOKEN)" in line
     assert line.endswith("--trust-address http://evil")
     assert backend.tracker.opened == []
-    said("--trust-address", "http://evil")
+    sync_output("--trust-address", "http://evil")
     assert backend.tracker.opened
 
 

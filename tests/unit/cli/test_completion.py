@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.commands import said
+from support.commands import output_of
 from support.journals import GIB, MadeRun, at, batch
 
 from memlog.cli.main import cli
@@ -83,7 +83,7 @@ def test_zsh_and_fish_show_what_a_name_is() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_asks_memlog(shell: str) -> None:
-    script = said("completion", shell)
+    script = output_of("completion", shell)
     assert f"_MEMLOG_COMPLETE={shell}_complete" in script
     assert "_memlog_completion" in script
 

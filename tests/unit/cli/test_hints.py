@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from support.commands import memlog, said
+from support.commands import memlog, output_of
 from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
@@ -152,7 +152,7 @@ def test_the_line_for_a_run_works_as_it_is_printed(
     program, *words = shlex.split(run.command("show"))
     assert program == "memlog"
     assert (len(words) == 2) == (folder == "memlog_runs")
-    [line] = re.findall(r"`memlog (sync .*?) --to mlflow`", said(*words).replace("\n", " "))
+    [line] = re.findall(r"`memlog (sync .*?) --to mlflow`", output_of(*words).replace("\n", " "))
     assert shlex.split(line)[1:] == words[1:]
     monkeypatch.chdir("/")
     assert memlog(*shlex.split(run.command("show"))[1:]).exit_code == 0

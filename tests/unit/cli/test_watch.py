@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.commands import complaint, memlog, said
+from support.commands import complaint, memlog, output_of
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, bury, cuda
 
 from memlog._internal.distributed import RankPosition
@@ -41,7 +41,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], obj
 
 
 def shown(*arguments: str) -> str:
-    return said("watch", *arguments)
+    return output_of("watch", *arguments)
 
 
 def training(root: Path, run_id: str = "k7m2xq9a", rank: int | None = None) -> MadeRun:

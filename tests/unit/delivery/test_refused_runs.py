@@ -117,7 +117,7 @@ def test_alerts_files_and_parameters_wait_with_it(tmp_path: Path) -> None:
     assert list(tracker.alerts) == list(tracker.files) == ["next"]
     tracker.deleted = set()
     finish(uploader(made.directory, tracker))
-    assert {name: len(told) for name, told in tracker.alerts.items()} == {"next": 1, "gone": 1}
+    assert {name: len(alerts) for name, alerts in tracker.alerts.items()} == {"next": 1, "gone": 1}
     assert tracker.files["gone"] == tracker.files["next"]
     assert tracker.parameters == {"gone": {"a": "b"}}
     assert UploadState.load(made.directory, "list").dropped == {}

@@ -26,13 +26,13 @@ def test_everything_public_has_a_docstring() -> None:
 def test_a_public_name_without_a_docstring_is_found(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(
         '__all__ = ["Known", "unknown"]\n\nclass Known:\n    """Known."""\n'
-        "    def told(self): ...\n    def _own(self): ...\n\ndef unknown(): ...\n"
+        "    def method(self): ...\n    def _own(self): ...\n\ndef unknown(): ...\n"
     )
     module = griffe.load("bare", search_paths=[str(tmp_path)])
     found = [
         path for name in hooks.exported(module) for path in hooks._undocumented_in(module[name])
     ]
-    assert found == ["bare.Known.told", "bare.unknown"]
+    assert found == ["bare.Known.method", "bare.unknown"]
 
 
 def test_a_missing_docstring_fails_a_strict_build(

@@ -183,8 +183,8 @@ def test_what_a_row_could_not_get_waits_for_the_next() -> None:
     rows.give_back(points)
     rows.receive(batch(1, 100 * MIB))
     _, points = rows.enter(1)
-    told = {point.name: point.value for point in points}
-    assert told == {RSS: 100, "memory/host/rss_peak_mib": 200}
+    values = {point.name: point.value for point in points}
+    assert values == {RSS: 100, "memory/host/rss_peak_mib": 200}
 
 
 @pytest.mark.parametrize("when", ["as it fails", "after it"])

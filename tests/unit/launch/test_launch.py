@@ -68,11 +68,11 @@ def test_options_are_handed_over_and_the_command_is_left_as_it_is(
     assert memlog_run(*arguments, *command).exit_code == 0  # `--` is optional
     for called, environ in executed:
         assert called == command
-        told = launch_of(environ)
-        assert (told.backends, told.alerts) == (("mlflow", "local"), ("host.rss > 1 GiB",))
-        assert (told.every, told.name, told.project) == (5, "n", None)
-        assert (told.layers, told.budget) == (True, 0.05)
-        assert told.pid == os.getpid()
+        found = launch_of(environ)
+        assert (found.backends, found.alerts) == (("mlflow", "local"), ("host.rss > 1 GiB",))
+        assert (found.every, found.name, found.project) == (5, "n", None)
+        assert (found.layers, found.budget) == (True, 0.05)
+        assert found.pid == os.getpid()
     assert launch_of(executed[0][1]).directory == str(tmp_path / "here")
     assert launch_of(executed[1][1]).directory == str(tmp_path / "memlog_runs")
 
@@ -80,9 +80,9 @@ def test_options_are_handed_over_and_the_command_is_left_as_it_is(
 def launch_of(environ: Mapping[str, str]) -> Launch:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, environ[VARIABLE])
-        told = launch()
-    assert told is not None
-    return told
+        found = launch()
+    assert found is not None
+    return found
 
 
 def test_switched_off_the_command_runs_as_without_memlog(

@@ -28,10 +28,10 @@ def _no_garbage_of_other_tests() -> None:
 
 @glibc
 def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(600):
         judge.step(step, 500 + 2 * step)
-    [suspected], [confirmed] = told.suspected, told.confirmed
+    [suspected], [confirmed] = reports.suspected, reports.confirmed
     assert (suspected.series, confirmed.series) == ("host.anon", "host.anon")
     assert suspected.step <= 64
     assert confirmed.step >= suspected.step + 32
@@ -39,42 +39,42 @@ def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
     assert confirmed.rate == pytest.approx(2 * MIB, rel=0.02)
     assert confirmed.limit is not None
     judge.finish()
-    assert len(told.confirmed) == 1
+    assert len(reports.confirmed) == 1
 
 
 def test_a_mapped_file_is_no_growth() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(300):
         judge.step(step, 500)
     judge.finish()
-    assert told == ([], [], [])
+    assert reports == ([], [], [])
 
 
 def test_a_short_run_that_leaks_until_its_end_is_confirmed_then() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(45):
         judge.step(step, 500 + 2 * step)
-    assert told.confirmed == []
+    assert reports.confirmed == []
     judge.finish()
-    assert len(told.confirmed) == 1
+    assert len(reports.confirmed) == 1
 
 
 def test_a_cache_that_fills_is_withdrawn() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(300):
         judge.step(step, 500 + 2 * min(step, 60))
     judge.finish()
-    assert len(told.suspected) == len(told.withdrawn) == 1
-    assert told.confirmed == []
+    assert len(reports.suspected) == len(reports.withdrawn) == 1
+    assert reports.confirmed == []
 
 
 def test_each_series_is_judged_by_itself() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     judge(Device(at(0), "cuda0", "Made-up", 4000 * MIB))
     for step in range(400):
         judge.step(step, 500, shared=10 + step, device=100 + 2 * step)
     judge.finish()
-    by_series = {found.series: found for found in told.confirmed}
+    by_series = {found.series: found for found in reports.confirmed}
     assert set(by_series) == {"shared_memory", "cuda0.allocated"}
     device = by_series["cuda0.allocated"]
     assert device.limit == pytest.approx(4000 * MIB, rel=0.01)
@@ -116,18 +116,18 @@ def garbage(size: int) -> None:
 
 @glibc
 def test_garbage_that_the_collector_frees_is_not_suspected() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     collect_garbage()
     assert gc.isenabled()
     for step in range(60):
         garbage(MIB)
         judge.step(step, 500 + step)
-    assert told.suspected == []
+    assert reports.suspected == []
 
 
 @glibc
 def test_garbage_that_has_become_old_is_no_growth() -> None:
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(200):
         cycle: list[object] = [bytearray(MIB)]
         cycle.append(cycle)
@@ -135,8 +135,8 @@ def test_garbage_that_has_become_old_is_no_growth() -> None:
         del cycle
         judge.step(step, 500 + step)
     judge.finish()
-    assert told.suspected
-    assert told.confirmed == []
+    assert reports.suspected
+    assert reports.confirmed == []
 
 
 @pytest.fixture
@@ -157,15 +157,15 @@ def test_free_lists_of_the_allocator_are_distinguished_from_memory_in_use(
     libc: ctypes.CDLL,
 ) -> None:
     blocks = allocated(libc, 16 * 600)
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(600):
         for block, _ in blocks[16 * step : 16 * step + 16]:
             libc.free(block)
         judge.step(step, 500 + step)
     for _, small in blocks:
         libc.free(small)
-    steps = [found.step for found in told.confirmed]
-    assert {found.series for found in told.confirmed} == {"host.free_lists"}
+    steps = [found.step for found in reports.confirmed]
+    assert {found.series for found in reports.confirmed} == {"host.free_lists"}
     assert all(after - before >= 64 for before, after in pairwise(steps))
     assert len(steps) >= 2
 
@@ -173,7 +173,7 @@ def test_free_lists_of_the_allocator_are_distinguished_from_memory_in_use(
 @glibc
 def test_memory_freed_after_the_last_step_is_no_free_list(libc: ctypes.CDLL) -> None:
     """Before the last judgement, the program's functions have returned and freed their memory."""
-    judge, told = detector()
+    judge, reports = detector()
     blocks = []
     for step in range(120):
         blocks += allocated(libc, 16)
@@ -183,14 +183,14 @@ def test_memory_freed_after_the_last_step_is_no_free_list(libc: ctypes.CDLL) -> 
     judge.finish()
     for _, small in blocks:
         libc.free(small)
-    assert [found.series for found in told.confirmed] == ["host.anon"]
+    assert [found.series for found in reports.confirmed] == ["host.anon"]
 
 
 @glibc
 def test_small_free_pieces_do_not_hide_growth_outside_the_allocator(libc: ctypes.CDLL) -> None:
     """Python's small objects lie outside the heap: of 200 MiB, the allocator has 6 MiB, all of them free."""
     blocks = allocated(libc, 200)
-    judge, told = detector()
+    judge, reports = detector()
     for step in range(200):
         if step >= 80:
             libc.free(blocks[step][0])
@@ -200,7 +200,7 @@ def test_small_free_pieces_do_not_hide_growth_outside_the_allocator(libc: ctypes
         if number < 80:
             libc.free(block)
         libc.free(small)
-    assert [found.series for found in told.confirmed] == ["host.anon"]
+    assert [found.series for found in reports.confirmed] == ["host.anon"]
 
 
 @pytest.mark.parametrize(
@@ -264,18 +264,18 @@ def test_what_a_search_takes_and_leaves_is_no_growth_and_hides_none(
     newest = 0
 
     def since_suspicion() -> int:
-        return newest - told.suspected[0].step if told.suspected else 0
+        return newest - reports.suspected[0].step if reports.suspected else 0
 
-    judge, told = detector(is_searching=lambda: 0 < since_suspicion() <= 21)
+    judge, reports = detector(is_searching=lambda: 0 < since_suspicion() <= 21)
     for newest in range(steps):
         own = 60 if 0 < since_suspicion() < 15 else 21 if since_suspicion() else 0
         judge.step(newest, 500 + min(newest, fills or steps) + own)
     judge.finish()
-    assert len(told.suspected) == 1
+    assert len(reports.suspected) == 1
     if fills is not None:
-        assert told.confirmed == []
+        assert reports.confirmed == []
         return
-    [confirmed] = told.confirmed
+    [confirmed] = reports.confirmed
     assert confirmed.rate == pytest.approx(MIB, rel=0.01)
     assert confirmed.since_step <= 2
     assert confirmed.level == pytest.approx(judge.memory.anon, rel=0.01)

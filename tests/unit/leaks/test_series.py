@@ -7,7 +7,7 @@ import pytest
 from support.growth_series import GROWING_FAMILIES, HEALTHY_FAMILIES, Family, levels
 
 from memlog._internal.units import MIB
-from memlog.growth import MOST, find_growth
+from memlog.growth import MOST
 from memlog.leaks.series import News, SeriesWatch
 
 FREE = 20_000.0
@@ -141,20 +141,6 @@ def test_memory_of_a_long_run_is_bounded() -> None:
     for step in range(20_000):
         watch.take(step, 500.0 * MIB)
     assert [len(window.levels) for window in watch._levels.windows] == [MOST] * 3
-
-
-def test_the_interval_covers_the_rate_although_neighbours_resemble_each_other() -> None:
-    """95 % coverage is promised for independent blocks. An AR(1) process of 0.9 is harder."""
-    covered = 0
-    for seed in range(200):
-        rng = random.Random(seed)  # noqa: S311 - the same at every run
-        value, sizes = 0.0, []
-        for step in range(128):
-            value = 0.9 * value + rng.gauss(0, 0.5)
-            sizes.append(500 + 0.5 * step + value)
-        growth = find_growth(range(128), sizes, 0.1, 24)
-        covered += growth is not None and growth.low <= 0.5 <= growth.high
-    assert covered >= 0.85 * 200
 
 
 def test_a_warm_up_is_no_short_growth() -> None:

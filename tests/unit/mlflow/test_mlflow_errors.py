@@ -83,7 +83,7 @@ _POOL = (
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "expected"),
     [
         (
             _POOL
@@ -121,11 +121,11 @@ _POOL = (
         ),
     ],
 )
-def test_an_absent_server_is_reported_in_short_and_in_full(said: str, told: str) -> None:
-    error = translation_of(MlflowException(said))
+def test_an_absent_server_is_reported_in_short_and_in_full(message: str, expected: str) -> None:
+    error = translation_of(MlflowException(message))
     assert isinstance(error, TrackerUnavailableError)
-    assert str(error) == told
-    assert error.detail == said.replace("anna:s3cret@", "")
+    assert str(error) == expected
+    assert error.detail == message.replace("anna:s3cret@", "")
 
 
 def test_memlogs_own_errors_pass_as_they_are() -> None:
@@ -149,7 +149,7 @@ def test_a_message_is_one_short_line_without_credentials_and_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "expected"),
     [
         (
             "http://127.0.0.1:5/prefix",
@@ -161,6 +161,8 @@ def test_a_message_is_one_short_line_without_credentials_and_rows() -> None:
         ),
     ],
 )
-def test_a_server_that_redirects_to_one_that_is_away_names_both(address: str, told: str) -> None:
+def test_a_server_that_redirects_to_one_that_is_away_names_both(
+    address: str, expected: str
+) -> None:
     error = unavailable(_POOL + "ReadTimeoutError('Read timed out. (read timeout=2)'))", address)
-    assert str(error) == told
+    assert str(error) == expected

@@ -135,8 +135,8 @@ def test_an_async_losss_value_is_known(published: list[Any]) -> None:
     with pytest.raises(ValueError, match="no"):
         asyncio.run(loss(fail=True))
     assert inspect.iscoroutinefunction(loss)
-    told = [(e.value, e.error) for e in published if isinstance(e, Evaluation)]
-    assert told == [(0.25, None), (0.5, None), (None, "ValueError")]
+    evaluations = [(e.value, e.error) for e in published if isinstance(e, Evaluation)]
+    assert evaluations == [(0.25, None), (0.5, None), (None, "ValueError")]
 
 
 class Methods:

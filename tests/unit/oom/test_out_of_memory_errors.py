@@ -40,12 +40,12 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 
 def test_messages_of_torch_numpy_and_python_are_parsed() -> None:
-    told = [describe(error, 3) for error in (of_torch(), of_numpy(), of_python())]
-    assert [event.requested for event in told] == [2**50, 2**55, None]
-    assert [event.device for event in told] == ["host"] * 3
-    assert "you tried to allocate" in told[0].message
-    assert told[1].message.startswith("Unable to allocate 32.0 PiB")
-    assert told[2].message == "MemoryError"
+    events = [describe(error, 3) for error in (of_torch(), of_numpy(), of_python())]
+    assert [event.requested for event in events] == [2**50, 2**55, None]
+    assert [event.device for event in events] == ["host"] * 3
+    assert "you tried to allocate" in events[0].message
+    assert events[1].message.startswith("Unable to allocate 32.0 PiB")
+    assert events[2].message == "MemoryError"
 
 
 def test_the_cause_of_the_final_exception_is_found() -> None:

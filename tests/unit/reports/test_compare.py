@@ -204,20 +204,20 @@ def test_a_wrong_gate_is_pointed_at(gate: str, place: int, remedy: str) -> None:
     result = memlog("compare", "aaaa", "bbbb", "--fail-if", gate)
     assert result.exit_code == 2
     assert result.stdout == ""
-    said, shown, caret = result.stderr.splitlines()
-    assert said.startswith("memlog: a gate can't be read: ")
-    assert remedy in said
+    message, shown, caret = result.stderr.splitlines()
+    assert message.startswith("memlog: a gate can't be read: ")
+    assert remedy in message
     assert shown == f"  {gate[:200]}"
     assert caret == f"  {' ' * place}^"
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "reason"),
     [(End(at(9), "failed"), "failed"), (None, "killed"), (End(at(9), "killed"), "killed")],
 )
 @pytest.mark.parametrize("which", ["first", "other"])
 def test_a_run_that_is_not_finished_passes_no_gate(
-    tmp_path: Path, which: str, end: End | None, said: str
+    tmp_path: Path, which: str, end: End | None, reason: str
 ) -> None:
     made(tmp_path, "aaaa2222").write(End(at(9), "finished")).closed()
     broken = made(tmp_path, "bbbb2222")
@@ -229,12 +229,12 @@ def test_a_run_that_is_not_finished_passes_no_gate(
     result = memlog("compare", *names, *gate)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"memlog: the gate 'device.peak > +5%' can't be judged: run bbbb2222 is not finished ({said}); "
+        f"memlog: the gate 'device.peak > +5%' can't be judged: run bbbb2222 is not finished ({reason}); "
         "--allow-unfinished judges it anyway\n"
     )
-    told = " ".join(result.stdout.split())
-    assert "status finished" in told or f"status {said}" in told
-    assert f"Run bbbb2222 is not finished ({said}): its figures are of 5 steps." in told
+    output = " ".join(result.stdout.split())
+    assert "status finished" in output or f"status {reason}" in output
+    assert f"Run bbbb2222 is not finished ({reason}): its figures are of 5 steps." in output
     assert memlog("compare", *names).exit_code == 0
     assert memlog("compare", *names, *gate, "--allow-unfinished").exit_code == 0
 

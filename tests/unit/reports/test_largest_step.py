@@ -23,7 +23,7 @@ def traced(step: int) -> Trace:
     return Trace(at(step), step, "dispatch", True, 80 * MIB, {}, (), 0)
 
 
-def told(root: Path, *events: Event) -> list[str]:
+def sentences_on(root: Path, *events: Event) -> list[str]:
     """Sentences on a run of ten steps, the fifth with 900 MiB."""
     steps = [
         msgspec.structs.replace(
@@ -44,7 +44,7 @@ def test_names_and_shapes() -> None:
 
 
 def test_the_largest_step_beside_the_traced_one(tmp_path: Path) -> None:
-    (line,) = told(tmp_path, traced(2), LARGEST)
+    (line,) = sentences_on(tmp_path, traced(2), LARGEST)
     assert line.startswith(
         "The process's peak rose to 900.0 MiB in step 5, whose inputs were `batch"
     )
@@ -58,12 +58,12 @@ def test_the_largest_step_beside_the_traced_one(tmp_path: Path) -> None:
     [(5, "This step was traced."), (8, "Step 5 was not traced."), (None, "8×1024.")],  # noqa: RUF001
 )
 def test_whether_it_was_traced(tmp_path: Path, step: int | None, end: str) -> None:
-    (line,) = told(tmp_path, LARGEST, *([] if step is None else [traced(step)]))
+    (line,) = sentences_on(tmp_path, LARGEST, *([] if step is None else [traced(step)]))
     assert line.endswith(end)
 
 
 def test_inputs_that_do_not_explain_it(tmp_path: Path) -> None:
-    (line,) = told(tmp_path, msgspec.structs.replace(LARGEST, like_step=3))
+    (line,) = sentences_on(tmp_path, msgspec.structs.replace(LARGEST, like_step=3))
     assert "Step 3 had inputs of the same shapes and a lower peak" in line
 
 

@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from support import training
 from support.journals import GIB, MIB, MadeRun, at, batch
-from support.postmortems import FAILURE, KILLED, MODEL_ADVICE, SAMPLE, changed, ended, told, trace
+from support.postmortems import ADVICE, FAILURE, KILLED, SAMPLE, changed, ended, report_of, trace
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.postmortem import OUT_OF_MEMORY as LIKELY
@@ -30,7 +30,7 @@ def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path
     """The sampling engine records no allocations."""
     layers = (TracedLayer("blocks.0", None, 400 * MIB, None, None),)
     sampled = Trace(at(1), 0, "sampler", False, 400 * MIB, {}, layers, None)
-    text = told(ended(tmp_path, sampled, FAILURE)).text
+    text = report_of(ended(tmp_path, sampled, FAILURE)).text
     assert "held at the peak" not in text
     assert "400.0 MiB" in text
 
@@ -38,21 +38,21 @@ def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path
 def test_what_no_layer_held_is_named_by_line(tmp_path: Path) -> None:
     lines = (TracedLine("train.py:42 in step: cross_entropy", 100 * MIB),)
     held = msgspec.structs.replace(trace(), lines=lines)
-    text = told(ended(tmp_path, held, FAILURE)).text
+    text = report_of(ended(tmp_path, held, FAILURE)).text
     assert "| `train.py:42 in step: cross_entropy` | 100.0 MiB | 25% |" in text
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_a_report_is_written_whatever_holds_the_peak(tmp_path: Path, category: str) -> None:
     held = trace(at_peak={category: 400 * MIB})
-    text = told(ended(tmp_path, held, FAILURE)).text
+    text = report_of(ended(tmp_path, held, FAILURE)).text
     assert f"| {category} | 400.0 MiB | 100% |" in text
     if category == "optimizer state":
         assert "The optimizer's state holds 400.0 MiB" in text
 
 
 def test_every_table_of_the_report_parses_as_markdown(tmp_path: Path) -> None:
-    text = told(ended(tmp_path, trace(), SAMPLE, FAILURE)).text
+    text = report_of(ended(tmp_path, trace(), SAMPLE, FAILURE)).text
     found = MarkdownIt().enable("table").parse(text)
     heads = [
         [cell.content for cell in itertools.takewhile(_in_the_head, found[number:]) if cell.content]
@@ -98,14 +98,14 @@ def test_a_damaged_step_costs_no_report(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_free_memory_is_that_of_the_failure(tmp_path: Path) -> None:
-    text = told(ended(tmp_path, FAILURE)).text
+    text = report_of(ended(tmp_path, FAILURE)).text
     assert "| 400.0 MiB | 100.0 MiB | 924.0 MiB | 1.0 GiB |" in text
     assert "Limit: the limit on the process's address space" in text
     assert "After the failed step's own memory was freed, 500.0 MiB were free" in text
 
 
 def test_a_limit_that_had_enough_left_is_not_blamed(tmp_path: Path) -> None:
-    text = told(ended(tmp_path, changed(free=GIB))).text
+    text = report_of(ended(tmp_path, changed(free=GIB))).text
     assert "another limit must have stopped it" in text
     assert "Limit: " not in text
     assert "A higher limit" not in text
@@ -114,14 +114,14 @@ def test_a_limit_that_had_enough_left_is_not_blamed(tmp_path: Path) -> None:
 def test_a_worker_is_named_and_nothing_of_the_trainers_is_blamed(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("free", "limit", "limited_by", "allocated", "layer", "phase"))
     worker = changed(worker="DataLoader worker process 3", free_after=None, **nothing)
-    found = told(ended(tmp_path, trace(), SAMPLE, worker))
+    found = report_of(ended(tmp_path, trace(), SAMPLE, worker))
     assert found.title == (
         "Out of memory in DataLoader worker process 3 after step 29, 400.0 MiB requested"
     )
     assert "a separate process: its free memory and its limit are unknown" in found.text
     assert "num_workers=0" in found.text
     assert "What held the memory" not in found.text
-    assert not any(line in found.text for line in MODEL_ADVICE)
+    assert not any(line in found.text for line in ADVICE)
 
 
 KILLED_WORKER = {
@@ -148,7 +148,7 @@ def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
 ) -> None:
     state = ended(tmp_path, trace(), SAMPLE, changed(**KILLED_WORKER | {"signal": signal}))
     witness = Witness("helper", oom_kills=kills)
-    found = told(state, witness)
+    found = report_of(state, witness)
     assert found.title == f"DataLoader worker (pid 4242) was killed{cause} after step 29"
     assert why in found.text
     assert _rule(state, witness) == rule
@@ -158,7 +158,9 @@ def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
 
 
 def test_what_left_the_program_is_named(tmp_path: Path) -> None:
-    text = told(ended(tmp_path, changed(raised_as="RuntimeError: trainer: step 0 failed"))).text
+    text = report_of(
+        ended(tmp_path, changed(raised_as="RuntimeError: trainer: step 0 failed"))
+    ).text
     assert (
         "It led to the error that ended the program: `RuntimeError: trainer: step 0 failed`" in text
     )
@@ -168,7 +170,7 @@ def test_what_left_the_program_is_named(tmp_path: Path) -> None:
 def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
     tmp_path: Path, kills: int | None
 ) -> None:
-    found = told(ended(tmp_path, trace(), SAMPLE), Witness("helper", oom_kills=kills))
+    found = report_of(ended(tmp_path, trace(), SAMPLE), Witness("helper", oom_kills=kills))
     assert found.title == "Ended unexpectedly after step 29"
     assert "Nothing points to memory as the cause" in found.text
     assert "What would help" not in found.text
@@ -183,7 +185,7 @@ def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
 
 
 def test_a_report_without_readings_claims_no_cause(tmp_path: Path) -> None:
-    text = told(ended(tmp_path), Witness("sync")).text
+    text = report_of(ended(tmp_path), Witness("sync")).text
     assert "memlog knows little about this run's end" in text
 
 
@@ -206,7 +208,7 @@ def test_a_report_without_readings_claims_no_cause(tmp_path: Path) -> None:
 def test_where_memory_is_a_plausible_cause_there_is_advice(
     tmp_path: Path, sample: Sample, witness: Witness, title: str
 ) -> None:
-    found = told(ended(tmp_path, trace(), sample), witness)
+    found = report_of(ended(tmp_path, trace(), sample), witness)
     assert found.title == title
     assert "half the batch" in found.text
     assert "| activations | 400.0 MiB | 100% |" in found.text
@@ -214,18 +216,18 @@ def test_where_memory_is_a_plausible_cause_there_is_advice(
 
 def test_a_last_look_at_a_process_that_is_gone_says_nothing(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(SAMPLE, tree_pss=None, available=21 * GIB)
-    text = told(ended(tmp_path, SAMPLE, gone)).text
+    text = report_of(ended(tmp_path, SAMPLE, gone)).text
     assert "(at step 28), the process and its descendants held 1.0 GiB" in text
     assert "unknown" not in text
 
 
 def test_the_traced_steps_meaning_for_the_failed_one_is_explained(tmp_path: Path) -> None:
-    alike = told(ended(tmp_path / "alike", trace(7), FAILURE)).text
+    alike = report_of(ended(tmp_path / "alike", trace(7), FAILURE)).text
     assert "newest traced step, step 7 (dispatch), at its peak of 400.0 MiB" in alike
     assert "came 23 steps later. It was not traced, and may have been different" in alike
-    larger = told(ended(tmp_path / "larger", trace(7, peak=10 * MIB), FAILURE)).text
+    larger = report_of(ended(tmp_path / "larger", trace(7, peak=10 * MIB), FAILURE)).text
     assert "was not traced, and needed far more: 400.0 MiB were requested there" in larger
-    itself = told(ended(tmp_path / "itself", trace(None), FAILURE)).text
+    itself = report_of(ended(tmp_path / "itself", trace(None), FAILURE)).text
     assert "It was running when the run ended" in itself
 
 
@@ -236,36 +238,36 @@ def test_what_was_asked_for_outside_the_model_gets_no_advice_on_the_model(tmp_pa
         phase=None,
         message="Unable to allocate 8.00 GiB for an array",
     )
-    text = told(ended(tmp_path, trace(), FAILURE, numpys)).text
+    text = report_of(ended(tmp_path, trace(), FAILURE, numpys)).text
     assert "The request was made outside the model's layers" in text
     assert "The failed request was made outside the model's layers" in text
     assert "half the batch" not in text
 
 
 def test_no_smaller_batch_is_advised_if_the_optimizer_finds_no_room(tmp_path: Path) -> None:
-    text = told(ended(tmp_path, trace(), changed(layer=None, phase="optimizer"))).text
+    text = report_of(ended(tmp_path, trace(), changed(layer=None, phase="optimizer"))).text
     assert "It happened in the optimizer's step" in text
     assert "Adam keeps two numbers for each parameter" in text
     assert "half the batch" not in text
 
 
 def test_a_killed_run_of_few_tensors_is_advised_to_look_elsewhere(tmp_path: Path) -> None:
-    text = told(ended(tmp_path, trace(peak=10 * MIB), SAMPLE), Witness("helper", 1)).text
+    text = report_of(ended(tmp_path, trace(peak=10 * MIB), SAMPLE), Witness("helper", 1)).text
     assert "only 10.0 MiB" in text
     assert "half the batch" not in text
 
 
 def test_the_flame_graph_is_named_where_there_is_one(tmp_path: Path) -> None:
     graph = Artifact(at(2), "worst-step.speedscope.json.gz", "flamegraph", "artifacts/w", 9)
-    text = told(ended(tmp_path / "with", trace(), graph, FAILURE)).text
+    text = report_of(ended(tmp_path / "with", trace(), graph, FAILURE)).text
     assert "`worst-step.speedscope.json.gz`" in text
     assert f"`memlog open k7m2xq9a --dir {tmp_path / 'with'}`" in text
     assert "`memlog pull ID --backend mlflow -o out`" in text
-    assert "memlog open" not in told(ended(tmp_path / "without", trace(), FAILURE)).text
-    wordless = told(ended(tmp_path / "wordless", trace(), graph)).text
+    assert "memlog open" not in report_of(ended(tmp_path / "without", trace(), FAILURE)).text
+    wordless = report_of(ended(tmp_path / "wordless", trace(), graph)).text
     assert "`worst-step.speedscope.json.gz`" in wordless
     assert f"`memlog open k7m2xq9a --dir {tmp_path / 'wordless'}`" in wordless
-    untraced = told(ended(tmp_path / "untraced")).text
+    untraced = report_of(ended(tmp_path / "untraced")).text
     assert "newest traced step" not in untraced
 
 
@@ -287,9 +289,9 @@ def test_what_grew_is_named_for_a_larger_step(tmp_path: Path) -> None:
     assert "SGD" not in helps
     assert "8 bits" not in helps
     assert "%) less" not in helps
-    untold = told(ended(tmp_path / "untold", small, FAILURE)).text.partition("## What would")[2]
-    assert "A smaller batch" in untold
-    assert "SGD" not in untold
+    helps = report_of(ended(tmp_path / "small", small, FAILURE)).text.partition("## What would")[2]
+    assert "A smaller batch" in helps
+    assert "SGD" not in helps
     alike = report(ended(tmp_path / "alike", trace(), FAILURE), KILLED, worst).text
     assert "SGD without momentum" in alike
     assert "%) less" in alike
@@ -297,11 +299,11 @@ def test_what_grew_is_named_for_a_larger_step(tmp_path: Path) -> None:
 
 def test_before_the_first_step_no_layers_are_named(tmp_path: Path) -> None:
     loading = changed(layer=None, phase=None, resident=900 * MIB)
-    text = told(ended(tmp_path, loading, steps=0)).text
+    text = report_of(ended(tmp_path, loading, steps=0)).text
     assert "No step was complete, so the layers' shares are unknown." in text
     assert "It held 900.0 MiB. The error's traceback shows where." in text
     assert "layers=True" not in text
-    first = told(ended(tmp_path / "first", FAILURE, steps=0)).text
+    first = report_of(ended(tmp_path / "first", FAILURE, steps=0)).text
     assert "It failed in the first step, and no step was traced" in first
 
 
@@ -310,7 +312,7 @@ def test_a_process_peak_that_is_only_bounded_is_shown_as_a_bound(tmp_path: Path)
         Batch(at(0), 0, 400 * MIB, 500 * MIB, "watermark"),
         Batch(at(1), 1, 400 * MIB, 600 * MIB, "exact"),
     ]
-    text = told(final_state(MadeRun(tmp_path).write(*steps, FAILURE).closed())).text
+    text = report_of(final_state(MadeRun(tmp_path).write(*steps, FAILURE).closed())).text
     assert "| step | process (RSS), peak |" in text
     assert "| 0 | 400.0 MiB, at most 500.0 MiB |" in text
     assert "| 1 | 400.0 MiB, 600.0 MiB |" in text
@@ -318,18 +320,18 @@ def test_a_process_peak_that_is_only_bounded_is_shown_as_a_bound(tmp_path: Path)
 
 def test_a_request_that_no_machine_has_room_for_is_called_that(tmp_path: Path) -> None:
     huge = changed(requested=16 * 1024 * GIB, machine=24 * GIB)
-    text = told(ended(tmp_path, trace(), huge)).text
+    text = report_of(ended(tmp_path, trace(), huge)).text
     helps = text.partition("## What would help")[2]
     assert "16.0 TiB were requested in one piece, and the whole machine has 24.0 GiB" in helps
     assert "or a shape is wrong" in helps
     assert "higher limit" not in text
-    assert not any(line in text for line in MODEL_ADVICE)
+    assert not any(line in text for line in ADVICE)
     gpus = changed(device="cuda0", requested=GIB, limit=GIB // 2, machine=None)
-    assert "the whole cuda0 has 512.0 MiB" in told(ended(tmp_path / "gpu", gpus)).text
+    assert "the whole cuda0 has 512.0 MiB" in report_of(ended(tmp_path / "gpu", gpus)).text
 
 
 def test_the_rest_of_a_limit_is_no_room(tmp_path: Path) -> None:
     """A request of 64 KiB failed with 4 MiB free: the allocator requests more at once."""
-    text = told(ended(tmp_path, changed(requested=64 * 1024, free=4 * MIB))).text
+    text = report_of(ended(tmp_path, changed(requested=64 * 1024, free=4 * MIB))).text
     assert "Limit: the limit on the process's address space" in text
     assert "another limit must have stopped it" not in text

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
-from support.postmortems import changed, ended, told, trace
+from support.postmortems import changed, ended, report_of, trace
 
 from memlog.events import Batch, Event, PeakSource, Sample
 from memlog.reports.final_state import final_state
@@ -25,7 +25,7 @@ def grown(root: Path, sizes: Iterable[int], *events: Event, files: Sequence[int]
             for n, size in enumerate(files)
         )
     )
-    text = told(final_state(run.closed()), Witness("helper", 1)).text
+    text = report_of(final_state(run.closed()), Witness("helper", 1)).text
     return text.partition("## What would help")[2]
 
 
@@ -90,7 +90,7 @@ def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
     for step, size in enumerate(LEAK):
         run.write(Batch(at(step), step, size * MIB, (size + 440) * MIB, "exact"))
     run.write(changed(free=0, free_after=443 * MIB))
-    text = told(final_state(run.closed())).text
+    text = report_of(final_state(run.closed())).text
     assert "something keeps memory of each step" in text
     assert "became larger" not in text
 
@@ -118,7 +118,7 @@ def test_what_does_not_keep_growing_is_no_leak(tmp_path: Path, sizes: list[int])
 
 def test_where_it_is_not_known_what_a_step_needs_both_causes_are_named(tmp_path: Path) -> None:
     steps = [Batch(at(n), n, size * MIB, GIB, "watermark") for n, size in enumerate(LEAK)]
-    text = told(final_state(MadeRun(tmp_path).write(*steps, KEPT).closed())).text
+    text = report_of(final_state(MadeRun(tmp_path).write(*steps, KEPT).closed())).text
     assert "either something keeps memory of each step, or the steps became larg" in text
 
 
@@ -130,7 +130,7 @@ def test_growth_that_ran_into_the_limit_and_stayed_there_is_found(tmp_path: Path
 def test_a_devices_growth_is_that_of_the_device(tmp_path: Path) -> None:
     steps = [batch(n, GIB, cuda((1 + n) * 100 * MIB)) for n in range(30)]
     run = MadeRun(tmp_path).write(*steps, changed(device="cuda0", free=0, free_after=None))
-    assert "The memory on cuda0 grew throughout" in told(final_state(run.closed())).text
+    assert "The memory on cuda0 grew throughout" in report_of(final_state(run.closed())).text
 
 
 def test_a_last_straw_is_not_the_cause(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_last_straw_is_not_the_cause(tmp_path: Path) -> None:
         free=2 * MIB, free_after=6 * MIB, requested=386 * 1024, phase="optimizer", layer=None
     )
     run = MadeRun(tmp_path).write(*(batch(n, size * MIB) for n, size in enumerate(LEAK)), straw)
-    text = told(final_state(run.closed())).text
+    text = report_of(final_state(run.closed())).text
     assert (
         "The request that failed was made in the optimizer's step, layer: unknown. The phase in which"
         in text
@@ -158,7 +158,7 @@ def larger_steps(root: Path, *peaks: int, resident: int | None = None, **failure
         run.write(Batch(at(step), step, 400 * MIB, mark * MIB, source))
     highest = None if resident is None else resident * MIB
     lost = changed(free=0, free_after=MIB, resident=highest, **failure)
-    text = told(final_state(run.write(trace(), lost).closed())).text
+    text = report_of(final_state(run.write(trace(), lost).closed())).text
     return text.partition("## What would help")[2]
 
 
@@ -211,13 +211,13 @@ def test_steps_that_were_not_recorded_are_not_left_out_of_the_count(tmp_path: Pa
     run = MadeRun(tmp_path / "kept").write(
         *(batch(10 * n, (400 + 60 * n) * MIB) for n in range(12))
     )
-    text = told(final_state(run.write(changed(free=2 * MIB, requested=MIB)).closed())).text
+    text = report_of(final_state(run.write(changed(free=2 * MIB, requested=MIB)).closed())).text
     assert "over the 12 recorded steps, too few" in text
     assert "To find the cause, record 20 steps or more, for example with a smaller `every`" in text
     run = MadeRun(tmp_path / "larger")
     for n in range(12):
         run.write(Batch(at(n), 10 * n, 400 * MIB, (410 + 60 * n) * MIB, "exact"))
-    text = told(final_state(run.write(changed(free=0, free_after=MIB)).closed())).text
+    text = report_of(final_state(run.write(changed(free=0, free_after=MIB)).closed())).text
     assert "12 of the last 12 recorded steps peaked higher than every one before" in text
 
 
@@ -244,18 +244,18 @@ def test_growth_over_few_steps_of_a_run_that_jumped_before_it_was_killed(tmp_pat
     """The last sample is far above the level after the steps."""
     state = ended(tmp_path, Sample(at(11), 9, 3 * GIB, 1, 20 * GIB, None, None), steps=0)
     state.steps = [batch(n, (400 + 6 * n) * MIB) for n in range(10)]
-    assert "rose by" not in told(state, Witness("helper", 1)).text
+    assert "rose by" not in report_of(state, Witness("helper", 1)).text
     state.samples = []
-    assert "rose by 54.0 MiB over the run's 10 steps" in told(state, Witness("helper", 1)).text
+    assert "rose by 54.0 MiB over the run's 10 steps" in report_of(state, Witness("helper", 1)).text
 
 
 def test_a_devices_steps_are_those_of_the_device(tmp_path: Path) -> None:
     lost = changed(device="cuda0", free=0, free_after=None, requested=MIB, allocated=900 * MIB)
     steps = [batch(n, GIB, cuda(100 * MIB, (110 + 70 * n) * MIB)) for n in range(10)]
-    text = told(final_state(MadeRun(tmp_path / "grow").write(*steps, lost).closed())).text
+    text = report_of(final_state(MadeRun(tmp_path / "grow").write(*steps, lost).closed())).text
     assert "The memory that was freed after a step's peak grew from" in text
     steps = [batch(n, GIB, cuda(100 * MIB, 130 * MIB)) for n in range(10)]
-    text = told(final_state(MadeRun(tmp_path / "jump").write(*steps, lost).closed())).text
+    text = report_of(final_state(MadeRun(tmp_path / "jump").write(*steps, lost).closed())).text
     assert "The memory on cuda0 grew by 800.0 MiB after step 9; no earlier step's peak" in text
 
 
@@ -263,7 +263,7 @@ def test_a_step_that_held_far_more_was_not_like_the_traced_one(tmp_path: Path) -
     few = changed(requested=MIB, resident=3 * GIB)
     assert (
         "was not traced, and 2.0 GiB more were in use there"
-        in told(ended(tmp_path, trace(), few)).text
+        in report_of(ended(tmp_path, trace(), few)).text
     )
 
 

@@ -52,7 +52,7 @@ def growing(by: int, steps: int = 20) -> list[Batch]:
     return [batch(step, 300 * MIB + step * by) for step in range(steps)]
 
 
-def said(root: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
+def advise_output(root: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
     monkeypatch.setenv("MEMLOG_DIR", str(root))
     result = CliRunner().invoke(cli, ["advise", "latest", *options], prog_name="memlog")
     assert result.exit_code == 0, result.output
@@ -67,14 +67,14 @@ def test_growth_after_the_traced_step_is_reported_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_run(tmp_path, *growing(20 * MIB), asked=20 * MIB)
-    lines = said(tmp_path, monkeypatch).splitlines()
+    lines = advise_output(tmp_path, monkeypatch).splitlines()
     assert lines[0].endswith("the only step that was traced")
     assert (
         "The run's largest step was 19: the process held 680.0 MiB there, and 300.0 MiB" in lines[1]
     )
     assert "It was not traced" in lines[1]
     assert "memlog.MemoryTracer traces a step" in lines[1]
-    document = json.loads(said(tmp_path, monkeypatch, "--json"))
+    document = json.loads(advise_output(tmp_path, monkeypatch, "--json"))
     larger = {"step": 19, "held": 680 * MIB, "traced": False, "inputs": None}
     assert document["standing"] == {"traced_steps": 1, "held": 300 * MIB, "larger": larger}
 
@@ -100,7 +100,7 @@ def test_the_step_that_ran_out_of_memory_is_one_of_the_steps(
     """The step did not end, so only the failure tells the memory in use."""
     run = a_run(tmp_path, *growing(0), resident=900 * MIB)
     assert of(run).larger == LargerStep(20, 900 * MIB, False)
-    assert "The run's largest step was 20: the process held 900.0 MiB" in said(
+    assert "The run's largest step was 20: the process held 900.0 MiB" in advise_output(
         tmp_path, monkeypatch
     )
     assert "a peak of about" not in explained(run)
@@ -170,7 +170,7 @@ def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
     assert kept == {what for what, one in hints.items() if one.saved >= 0.15 * needs()}
     assert 0 < len(kept) < len(hints)
     assert not advise_on(none, *read_worst_step(none))[0].hints
-    assert "would save 1% or more of the" in said(tmp_path / "huge", monkeypatch)
+    assert "would save 1% or more of the" in advise_output(tmp_path / "huge", monkeypatch)
     text = explained(few)
     assert all((f"{what}: a peak of about" in text) == (what in kept) for what in hints)
     assert "a peak of about" not in explained(none)

@@ -171,7 +171,7 @@ def test_a_process_that_lives_is_running(tmp_path: Path) -> None:
     assert summary.run.duration_s == 2.0
 
 
-def test_a_process_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
+def test_a_process_that_ended_without_an_end_event_was_killed(tmp_path: Path) -> None:
     summary = summarize(MadeRun(tmp_path).write(batch(20, GIB)).closed())
     assert summary.status == "killed"
     assert summary.run.ended is None

@@ -286,18 +286,18 @@ def test_a_quiet_session_prints_nothing(capsys: pytest.CaptureFixture[str]) -> N
 def test_an_alert_goes_to_the_journal_the_console_and_the_callback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    told: list[Alert] = []
+    received: list[Alert] = []
 
     def on_alert(alert: Alert) -> None:
-        told.append(alert)
+        received.append(alert)
         raise RuntimeError("the callback's own affair")
 
     rules = ["error: host.rss > 1 MiB for 3 steps", "host.rss > 8 TiB"]
     session = memlog.init("local", alerts=rules, on_alert=on_alert)
     train(10)
     memlog.finish()
-    assert events(session, Alert) == told
-    [alert] = told
+    assert events(session, Alert) == received
+    [alert] = received
     assert (alert.step, alert.level, alert.rule) == (2, "error", rules[0])
     assert capfd.readouterr().err.count(f"memlog: error: {alert.title} (step 2)\n") == 1
     assert session.health.faults == {"on_alert: RuntimeError": 1}

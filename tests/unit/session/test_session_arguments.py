@@ -42,15 +42,15 @@ def test_an_unknown_status_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("gpt", "model=str"),
         ([torch.nn.Linear(1, 1)], "model=list"),
         (torch.nn.Linear, "the class Linear"),
     ],
 )
-def test_an_invalid_model_raises_at_init(model: object, said: str) -> None:
-    with pytest.raises(memlog.ConfigurationError, match=f"{said}: pass the torch.nn.Module"):
+def test_an_invalid_model_raises_at_init(model: object, message: str) -> None:
+    with pytest.raises(memlog.ConfigurationError, match=f"{message}: pass the torch.nn.Module"):
         memlog.init("local", model=model)
     assert not list(Path(os.environ["MEMLOG_DIR"]).iterdir())
 

@@ -108,9 +108,9 @@ def test_a_dead_helper_is_reported_with_a_remedy_that_works(
     session.step()
     kill_helper_of(session)
     session.finish()
-    said = capsys.readouterr().err
-    assert (f"memlog sync {session.id}" in said) == synced
-    assert "no longer judged since the helper process ended: 'host.tree > 9 TiB'" in said
+    printed = capsys.readouterr().err
+    assert (f"memlog sync {session.id}" in printed) == synced
+    assert "no longer judged since the helper process ended: 'host.tree > 9 TiB'" in printed
     assert ["the helper process has ended (SIGKILL)" in line for line in caplog.messages] == [True]
     health = summarize(find_run(Path(os.environ["MEMLOG_DIR"]), session.id or "")).health
     assert health.faults == {"the helper process: ended with -9": 1}
@@ -215,11 +215,11 @@ class OneRun:
 
 def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -> None:
     journal = MadeRun(tmp_path).trainer
-    told: list[Message] = []
-    run_detector = RunDetector({"one": OneRun()}, journal, told.append, Diagnostics())
+    messages: list[Message] = []
+    run_detector = RunDetector({"one": OneRun()}, journal, messages.append, Diagnostics())
     run_detector.join_new_runs(0)
     run_detector.join_new_runs(1)  # the second call finds nothing new
-    assert told == [
+    assert messages == [
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
         Join("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
     ]

@@ -93,8 +93,8 @@ print(sorted(name for name in ("torch", "tensorflow") if name in sys.modules))
         timeout=60,
         check=True,
     )
-    told, heavy = done.stdout.splitlines()
-    assert "can't be written (File too large)" in told
+    message, heavy = done.stdout.splitlines()
+    assert "can't be written (File too large)" in message
     assert heavy == "[]"
     scalars = events_in(tmp_path).Scalars("memory/host/rss_mib")
     assert [event.step for event in scalars] == list(range(50))

@@ -170,8 +170,8 @@ class LeavesHalfAFile(ListStore):
 
 class TellsWrongSizes(ListStore):
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        told = super().list_artifacts(run_id)
-        return [StoredArtifact(one.name, one.kind, 1) for one in told]
+        stored = super().list_artifacts(run_id)
+        return [StoredArtifact(one.name, one.kind, 1) for one in stored]
 
 
 STORES = [TellsOfNoFilesInAnOutage, LeavesHalfAFile, TellsWrongSizes]

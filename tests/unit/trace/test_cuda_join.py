@@ -106,8 +106,8 @@ def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
     join = HistoryJoin(marks, [], opening=10_000, started_us=0)
     events = list(decode(b"".join(join.events(history.entries))))
     serials = {event.size: event.key for event in events if event.kind == ALLOC}
-    told = [(event.key, event.size) for event in events if event.kind == ENTER]
-    assert told == [(serials[1024], serials[512]), (0, 0), (-1, 0)]
+    entered = [(event.key, event.size) for event in events if event.kind == ENTER]
+    assert entered == [(serials[1024], serials[512]), (0, 0), (-1, 0)]
 
 
 def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:

@@ -220,10 +220,10 @@ def test_the_snapshot_is_one_of_plain_types(tracer: MemoryTracer, tmp_path: Path
 def test_torchs_own_reader_of_snapshots_reads_it(tracer: MemoryTracer) -> None:
     from torch.cuda import _memory_viz
 
-    told = _memory_viz.trace(exporters.snapshot(tracer.recording))
+    page = _memory_viz.trace(exporters.snapshot(tracer.recording))
     entries = exporters.snapshot(tracer.recording)["device_traces"][0]
-    assert f"{len(entries)} entries" in told
-    assert " = MEM[" in told
+    assert f"{len(entries)} entries" in page
+    assert " = MEM[" in page
 
 
 def test_files_appear_whole_or_not_at_all(

@@ -55,5 +55,5 @@ def test_figures_that_readings_do_not_give_are_unknown(result: TraceResult) -> N
 
     row = next(line for line in summary_text(result).splitlines() if line.startswith("Model"))
     assert row.split()[:-1] == ["Model", "unknown", "unknown", "900", "B", "300", "B"]
-    (told,) = trace_event(result, 1).layers
-    assert (told.at_peak, told.peak, told.allocated, told.kept) == (None, 900, None, 300)
+    (traced,) = trace_event(result, 1).layers
+    assert (traced.at_peak, traced.peak, traced.allocated, traced.kept) == (None, 900, None, 300)

@@ -80,8 +80,8 @@ def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
     speedscope.check(json.loads(tracer.export_flame_graph(tmp_path / "graph.json").read_bytes()))
 
     encoded = msgspec.json.encode(trace_event(tracer.result, 1))
-    told = msgspec.json.decode(encoded, type=Trace).layers[0]
-    assert (told.at_peak, told.peak, told.allocated, told.kept) == (None,) * 4
+    decoded = msgspec.json.decode(encoded, type=Trace).layers[0]
+    assert (decoded.at_peak, decoded.peak, decoded.allocated, decoded.kept) == (None,) * 4
 
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

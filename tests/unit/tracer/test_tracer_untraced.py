@@ -42,9 +42,9 @@ def test_an_exact_peak_is_the_untraced_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", INEXACT)
 def test_what_is_not_the_untraced_steps_is_not_called_exact(name: str) -> None:
-    case, said = INEXACT[name]
+    case, exactness = INEXACT[name]
     result, _ = traced_and_true(case)
-    assert result.exactness == said
+    assert result.exactness == exactness
 
 
 def test_the_sentence_names_the_derivative() -> None:

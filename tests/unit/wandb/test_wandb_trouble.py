@@ -56,8 +56,8 @@ def test_what_wandb_does_not_take_is_rejected() -> None:
 
 
 def test_the_message_is_a_sentence_and_not_a_clients_own_text() -> None:
-    said = str(met(CommError("Could not find run <Run tester/p/nosuchrun (not found)>")))
-    assert said == (
+    message = str(met(CommError("Could not find run <Run tester/p/nosuchrun (not found)>")))
+    assert message == (
         "W&B has no run tester/p/nosuchrun: name it as entity/project/id, or set WANDB_ENTITY and "
         "WANDB_PROJECT"
     )
@@ -80,7 +80,7 @@ def test_rows_that_were_given_up_are_known_by_wandbs_log(tmp_path: Path) -> None
     log.write_text('{"level":"INFO","msg":"filestream: sending request"}\n')
     assert rows_given_up(log) is None
     log.write_bytes(b"\xff\n" + FATAL.encode() + b"{}\n")
-    said = rows_given_up(log)
-    assert said is not None
-    assert said.startswith("filestream: fatal error")
-    assert "401 Unauthorized" in said
+    message = rows_given_up(log)
+    assert message is not None
+    assert message.startswith("filestream: fatal error")
+    assert "401 Unauthorized" in message
