@@ -1,6 +1,7 @@
 """Journals and stores of older code give the same documents, points, rows and files."""
 
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -11,11 +12,16 @@ import pytest
 from mlflow import MlflowClient
 from support import child
 from support.mlflow_server import sqlite_store
-from support.wandb_file import read_only_run
+from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
 pytestmark = pytest.mark.integration
 WRITTEN = Path(__file__).parents[2] / "data" / "runs-of-0.1"
 FIRST, SECOND = "jkpf99jq", "vnnbfssx"
+KILLED = "x9333si6"
+"""The user's W&B run ``first000`` has steps 0 to 9. SIGKILL ended ``second00`` after step 15 of the session.
+
+The report that the journal lists is left out, because it is large.
+"""
 
 
 @pytest.fixture
@@ -107,3 +113,69 @@ def test_sync_gives_wandb_the_same_rows(runs: Path) -> None:
     run = read_only_run(runs / "wandb")
     rows = [{name: row[name] for name in row if name != "_runtime"} for row in run.rows]
     assert {"rows": rows, "alerts": run.alerts, "config": run.config} == expected("wandb")
+
+
+@pytest.fixture
+def killed(runs: Path) -> Path:
+    """Older runs, with a journal that has not changed lately: a run of another host then counts as ended."""
+    for path in (runs / "memlog_runs" / KILLED).glob("*.jsonl"):
+        os.utime(path, (0, 0))
+    return runs
+
+
+def test_show_reads_what_an_older_trainer_has_written_to_wandb(killed: Path) -> None:
+    told = json.loads(child.memlog("show", KILLED, "--json", directory=killed))
+    del told["run"]["directory"]  # the folder of the copy
+    wanted = expected(f"show-{KILLED}")
+    for document in (told, wanted):  # newer code ends the line in other words
+        problem = document["health"]["delivered"]["wandb"].pop("problem")
+        assert problem.startswith(
+            "the trainer's process ended before memlog had written everything"
+        )
+    assert told == wanted
+
+
+def test_sync_begins_after_the_run_that_an_older_trainer_completed(killed: Path) -> None:
+    sync = ("sync", KILLED)
+    told = child.commands(sync, sync, directory=killed, WANDB_MODE="offline")
+    assert "wandb: nothing is left to deliver, 27 points were delivered" in told
+    run = read_only_run(killed / "wandb")
+    rows = [{name: row[name] for name in row if name != "_runtime"} for row in run.rows]
+    delivered = {"rows": rows, "alerts": run.alerts, "config": run.config}
+    assert delivered == expected(f"wandb-{KILLED}")
+    steps = [*own_steps(older_wandb_run()), *(10 + step for step in own_steps(run))]
+    assert steps == [*range(16)]  # each once
+
+
+def older_wandb_run() -> WandbFile:
+    return read_run(WRITTEN / "wandb-offline" / "run-first000.wandb")
+
+
+def own_steps(run: WandbFile) -> dict[int, list[float]]:
+    """Return the memory of the trainer's process by step."""
+    names = ("memory/host/rss_mib", "memory/host/rss_peak_mib")
+    return {
+        row["memlog/step"]: [row[name] for name in names] for row in run.rows if names[0] in row
+    }
+
+
+def test_without_its_saved_state_sync_gives_the_rows_of_the_older_trainer(killed: Path) -> None:
+    (killed / "memlog_runs" / KILLED / "delivery" / "wandb.ride").unlink()
+    child.memlog("sync", KILLED, directory=killed, WANDB_MODE="offline")
+    runs = map(read_run, find_runs(killed / "wandb"))
+    [first] = [run for run in runs if own_steps(run).keys() == {*range(10)}]
+    assert own_steps(first) == own_steps(older_wandb_run())
+
+
+def test_pull_gives_the_files_of_the_older_runs_folder(killed: Path) -> None:
+    wanted = {FIRST: ["note"], KILLED: ["note", "flamegraph", "postmortem"]}
+    pulls = [
+        ("pull", run, "--kind", kind, "-o", f"out-{run}") for run in wanted for kind in wanted[run]
+    ]
+    child.commands(*pulls, directory=killed)
+    for run in wanted:
+        assert files_in(killed / f"out-{run}") == files_in(WRITTEN / "runs" / run / "artifacts")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
