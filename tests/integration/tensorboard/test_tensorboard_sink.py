@@ -84,6 +84,7 @@ def planned(run: RunDirectory) -> Counter[tuple[str, int, float]]:
     )
 
 
+@pytest.mark.seed(253)
 def test_each_trial_has_its_memory_beside_its_scalars(tmp_path: Path) -> None:
     child.run(TRIALS, tmp_path)
     steps = {}
