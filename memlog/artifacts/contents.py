@@ -15,9 +15,9 @@ MAX_BYTES = 128 * 1024**2
 """Maximum decompressed bytes of a file. Speedscope's page already needs seconds to load a file of a tenth of
 this size."""
 MAX_PICKLE = 512 * 1024**2
-"""Maximum decompressed bytes of a pickle. Speedscope's page loads only a flame graph of the pickle, so a
-pickle may be larger than other files. Reading a pickle usually takes ten times as much memory as the pickle
-has bytes, and at most forty times as much."""
+"""Maximum decompressed bytes of a pickle. Speedscope's page loads not the pickle, but a flame graph that
+memlog makes. So a pickle may be larger than other files. Reading a pickle usually takes ten times as much
+memory as the pickle has bytes, and at most forty times as much."""
 
 PICKLE = b"\x80"
 """First byte of a pickle, from protocol 2 on."""

@@ -53,8 +53,8 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
     error: str | None = None
     """Type of the exception that ended the call."""
     iteration: Int | None = None
-    """Iteration in which the optimiser made the call, counted from 1; 0: at the starting point. ``None`` if
-    memlog does not count this optimiser's iterations."""
+    """Iteration in which the optimiser called the loss function, counted from 1; 0: before the first one.
+    ``None`` if memlog does not count this optimiser's iterations."""
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):

@@ -1,4 +1,4 @@
-"""The user's runs of one backend that the in-process writer writes to, and their saved state."""
+"""The user's runs in one backend, to which the in-process writer writes, and their saved state."""
 
 from __future__ import annotations
 

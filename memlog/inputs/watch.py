@@ -1,4 +1,4 @@
-"""Record the inputs of the largest steps, and find the dimension that the peaks of steps follow."""
+"""Record the inputs of the largest steps, and find the input dimension that determines the steps' peaks."""
 
 from __future__ import annotations
 

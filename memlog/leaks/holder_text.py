@@ -95,7 +95,7 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
 
 
 def _is_nameless(owner: Owner) -> bool:
-    """Return whether only the owner's type is known, because C code refers to the owner."""
+    """Return True if C code refers to the owner. Then only the owner's type is known."""
     return owner.root.kind == "unnamed" and not owner.root.place
 
 

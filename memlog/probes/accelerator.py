@@ -86,7 +86,7 @@ class AcceleratorProbe:
 
 @dataclass(eq=False)
 class _DevicesOfAKind:
-    """Devices of one backend that the run uses. Each reading includes all devices that were used before."""
+    """Devices of one backend. Each reading includes every device that the run has used so far."""
 
     backend: AcceleratorBackend
     _diagnostics: Diagnostics

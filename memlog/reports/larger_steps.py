@@ -32,7 +32,7 @@ _FAR = 2
 
 
 class Sudden(NamedTuple):
-    """Rise of memory after the last complete step. The rise is far larger than ``needed``."""
+    """Rise of memory after the last complete step. The rise is far larger than any step needed."""
 
     step: int
     """Number of the last complete step."""

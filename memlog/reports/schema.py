@@ -201,8 +201,8 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of the process's resident set, or of a device's allocated bytes, in the phases of one label."""
 
     exact_bytes: int | None
-    """Highest exact peak of all phases of this label. A phase's peak is exact only if the counter rose in the
-    phase. ``None``: the counter rose in no phase."""
+    """Highest exact peak of all phases of this label. A phase's peak is exact only if the peak
+    counter of the kernel or allocator rose in the phase. ``None``: the counter rose in no phase."""
     exact_step: int | None
     """Last step that was complete when the phase with ``exact_bytes`` ended."""
     at_least_bytes: int | None

@@ -88,7 +88,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 class OriginReader:
-    """Reader of a run's origin on a thread, because git may be slow. Errors are counted, and never raised.
+    """Reader of a run's origin. It reads on its own thread, because git may be slow. It never raises errors.
 
     `look` calls ``publish`` on its caller's thread.
     """

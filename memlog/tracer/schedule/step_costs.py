@@ -19,7 +19,7 @@ class StepCosts:
 
     Attributes:
         steps: Number of steps so far.
-        budget: Account of the costs. The account begins with the first step or trace.
+        budget: Time of training and of tracing since the first step or trace.
     """
 
     def __init__(self, share: float) -> None:

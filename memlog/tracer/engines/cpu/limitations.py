@@ -12,7 +12,7 @@ from typing import Final
 _MOST_NAMES: Final = 8
 """Maximum number of names in a sentence. Further names are left out."""
 _NEGLIGIBLE: Final = 0.001
-"""If the bytes of derivatives are at most this fraction of the peak, no sentence names the derivatives."""
+"""If derivatives with a limitation take at most this fraction of the peak, no sentence names them."""
 
 ALWAYS: Final = (
     "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "

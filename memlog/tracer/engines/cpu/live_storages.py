@@ -40,7 +40,7 @@ _stand_in: Callable[[Tensor], Tensor] | None = None
 
 @contextmanager
 def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, track the fake tensors of real tensors in place of the real tensors.
+    """Inside the block, if an operation uses a real tensor, track the fake tensor that stands for it.
 
     An estimate runs a step on fake tensors, but the step may also use a real tensor.
 
