@@ -121,10 +121,7 @@ def commands(*arguments: tuple[str, ...], directory: Path, **environment: str) -
 
 
 def start_memlog(
-    *arguments: str,
-    directory: Path,
-    inherited: Mapping[str, str] | None = None,
-    **environment: str,
+    *arguments: str, directory: Path, inherited: Mapping[str, str] | None = None, **environment: str
 ) -> "subprocess.Popen[str]":
     """Start memlog's command line in ``directory``.
 

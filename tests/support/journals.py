@@ -154,5 +154,4 @@ def full_run(root: Path, run_id: str = "k7m2xq9a") -> MadeRun:
 
 
 def finished_run(root: Path, run_id: str = "k7m2xq9a") -> RunDirectory:
-    """Return the same run, finished."""
     return full_run(root, run_id).write(End(at(21), "finished")).closed()

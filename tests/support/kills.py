@@ -62,8 +62,6 @@ NURSERY = """
 
 
 class Killed(NamedTuple):
-    """A run whose trainer was killed."""
-
     directory: Path
     run: RunDirectory
     last: int

@@ -119,5 +119,4 @@ def steps_of(rows: Rows, metric: str) -> list[int]:
 
 
 def phases_of(run: RunDirectory) -> Counter[str]:
-    """Number of times that each phase is in the journal."""
     return Counter(event.label for event in events_in(run, Phase))

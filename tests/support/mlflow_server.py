@@ -174,7 +174,7 @@ class Answer(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - http.server's names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Log nothing."""
+        ...
 
 
 @contextlib.contextmanager

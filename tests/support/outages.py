@@ -106,8 +106,6 @@ def wait_for_state(
 
 
 def wait_until_unreachable(directory: Path, backend: str, because: str) -> UploadState:
-    """Wait until the uploader has an error whose text has ``because``."""
-
     def has_met(state: UploadState) -> bool:
         return state.stage == "unreachable" and because in (state.problem or "")
 

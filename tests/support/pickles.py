@@ -36,14 +36,7 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if (
         _WATCHED
         and here
-        and event
-        in (
-            "import",
-            "pickle.find_class",
-            "os.system",
-            "subprocess.Popen",
-            "exec",
-        )
+        and event in ("import", "pickle.find_class", "os.system", "subprocess.Popen", "exec")
     ):
         _WATCHED[-1].append(f"{event} {arguments[:2]}")
 

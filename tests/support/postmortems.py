@@ -7,13 +7,7 @@ from pathlib import Path
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import (
-    Event,
-    OutOfMemory,
-    Sample,
-    Trace,
-    TracedLayer,
-)
+from memlog.events import Event, OutOfMemory, Sample, Trace, TracedLayer
 from memlog.reports.final_state import FinalState, final_state
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import Report, report

@@ -23,8 +23,6 @@ trackio.show(open_browser=False, host="127.0.0.1", server_port=int(sys.argv[1]),
 
 
 class TrackioServer(ServerProcess):
-    """A Trackio server of a folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._port = free_port()

@@ -21,8 +21,7 @@ class WandbHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     held: "WandbServer"
 
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+    def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
         path = unquote(self.path.split("?")[0])

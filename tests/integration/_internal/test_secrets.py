@@ -182,10 +182,7 @@ def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | No
         assert server.runs
 
 
-@pytest.mark.parametrize(
-    ("status", "user"),
-    [(200, "me:sekret/u@ri"), (401, "me:a b\tsekret uri")],
-)
+@pytest.mark.parametrize(("status", "user"), [(200, "me:sekret/u@ri"), (401, "me:a b\tsekret uri")])
 def test_no_secret_appears_when_the_tracker_fails(tmp_path: Path, status: int, user: str) -> None:
     """The clients' errors often contain the tracker's address."""
     with answering_server() as server:

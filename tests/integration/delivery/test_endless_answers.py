@@ -76,8 +76,7 @@ def recorded(directory: Path, backend_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend_name", "answer"),
-    [("mlflow", "headers byte by byte"), ("wandb", "silence")],
+    ("backend_name", "answer"), [("mlflow", "headers byte by byte"), ("wandb", "silence")]
 )
 def test_sync_ends_soon(tmp_path: Path, backend_name: str, answer: str) -> None:
     recorded(tmp_path, backend_name)

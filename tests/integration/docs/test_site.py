@@ -42,8 +42,6 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def served(site: Path) -> Iterator[str]:
-    """The address of a server of the site."""
-
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments, directory=str(site))

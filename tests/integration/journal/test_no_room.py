@@ -75,9 +75,7 @@ def for_everybody() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_at_the_limit_of_threads_a_run_is_recorded_and_nothing_is_left(
-    for_everybody: Path,
-) -> None:
+def test_at_the_limit_of_threads_a_run_is_recorded_and_nothing_is_left(for_everybody: Path) -> None:
     """Neither the thread that listens for alerts nor the helper process can start."""
     output = child.run(PREFACE + THREADS, for_everybody, timeout=AT_MOST)
     faults, more, helpers = json.loads(output)
@@ -105,16 +103,11 @@ NO_DESCRIPTOR = """
 """
 
 
-def test_without_a_free_descriptor_one_line_tells_the_remedy(
-    tmp_path: Path,
-) -> None:
+def test_without_a_free_descriptor_one_line_tells_the_remedy(tmp_path: Path) -> None:
     """Importing the modules that read descriptors needs a descriptor, too."""
     process = child.start(NO_DESCRIPTOR, tmp_path)
     output, errors = process.communicate(timeout=AT_MOST)
-    assert json.loads(output) == [
-        False,
-        {"beginning a run (nothing is recorded): OSError": 1},
-    ]
+    assert json.loads(output) == [False, {"beginning a run (nothing is recorded): OSError": 1}]
     [line] = errors.splitlines()
     assert "beginning a run (nothing is recorded) failed" in line
     assert "ulimit -n" in line

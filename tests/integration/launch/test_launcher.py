@@ -56,9 +56,7 @@ RANKS = """
 
 @pytest.mark.seed(165, 249)
 @pytest.mark.usefixtures("ready_store")
-def test_under_torchrun_rank_0_alone_has_a_trackers_run(
-    tmp_path: Path,
-) -> None:
+def test_under_torchrun_rank_0_alone_has_a_trackers_run(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     write(tmp_path, RANKS)
@@ -157,9 +155,7 @@ def test_a_child_process_that_trains_has_a_run_of_its_own(
     assert sorted(runs) == [*children, *parents]
 
 
-def test_a_process_that_only_publishes_is_recorded(
-    tmp_path: Path,
-) -> None:
+def test_a_process_that_only_publishes_is_recorded(tmp_path: Path) -> None:
     write(
         tmp_path,
         """

@@ -139,9 +139,7 @@ def test_an_error_in_the_users_sitecustomize_is_shown_as_without_memlog(
     assert (done.code, done.out, ours) == (bare.returncode, bare.stdout, bare.stderr.splitlines())
 
 
-def test_without_memlog_in_that_python_the_script_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_without_memlog_in_that_python_the_script_goes_on(tmp_path: Path) -> None:
     write(
         tmp_path, "import sys\nsys.modules['memlog'] = None\n" + "import torch\nprint('trained')\n"
     )
@@ -154,9 +152,7 @@ def test_without_memlog_in_that_python_the_script_goes_on(
     )
 
 
-def test_an_unwritable_folder_is_reported_and_training_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_an_unwritable_folder_is_reported_and_training_goes_on(tmp_path: Path) -> None:
     script = f"""
     import pathlib
     pathlib.Path({str(tmp_path / "runs")!r}).write_text("in the way")

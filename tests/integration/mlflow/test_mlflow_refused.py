@@ -8,14 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from support.mlflow_server import (
-    IN_PROCESS,
-    MEMLOG_RUN,
-    points,
-    rss_rows,
-    sink_for,
-    sqlite_store,
-)
+from support.mlflow_server import IN_PROCESS, MEMLOG_RUN, points, rss_rows, sink_for, sqlite_store
 
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert

@@ -70,9 +70,7 @@ def result(output: str) -> Any:
 
 
 @needs_phiflow
-def test_phiflows_evaluations_are_events(
-    tmp_path: Path,
-) -> None:
+def test_phiflows_evaluations_are_events(tmp_path: Path) -> None:
     script = f"""{BURGERS}
     plain, _, plain_calls = solve(loss, true * 0)
     with memlog.init("local"):

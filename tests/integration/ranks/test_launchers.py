@@ -8,10 +8,7 @@ import pytest
 from support import child
 from support.mlflow_server import free_port
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 KUBEFLOW = {
     "HOSTNAME": "gpt-{pod}-0",

@@ -18,10 +18,7 @@ from memlog.journal import RunDirectory, list_runs
 from memlog.metrics import values
 from memlog.ranks.registration import registration_of
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 TRAIN = textwrap.dedent("""
     import os, sys, time

@@ -14,10 +14,7 @@ from memlog.events import Alert, Ranks
 from memlog.journal import list_runs
 from memlog.ranks.registration import ranks_of, registration_of
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ISOLATED = ["unshare", "--map-root-user", "--net", "--mount", "--uts", "--kill-child", "--fork"]
 

@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.programs import (
-    AT_MOST,
-    PREFACE,
-    ended,
-    expect_no_helper,
-    status_and_steps,
-    summaries,
-)
+from support.programs import AT_MOST, PREFACE, ended, expect_no_helper, status_and_steps, summaries
 
 import memlog
 from memlog.events import Batch, Sample

@@ -160,9 +160,7 @@ def test_a_step_that_fails_midway_is_reported() -> None:
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_loading_a_batch_is_part_of_a_traced_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loading_a_batch_is_part_of_a_traced_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of loading counts as part of the traced step's cost."""
     from memlog.tracer.schedule.budget import Budget
 

@@ -270,7 +270,6 @@ def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started_thread(target: Callable[[], None], until: threading.Event) -> threading.Thread:
-    """Start a thread, and wait until it has set the event."""
     thread = threading.Thread(target=target)
     thread.start()
     assert until.wait(60)

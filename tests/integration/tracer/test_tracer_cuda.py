@@ -236,10 +236,7 @@ def test_without_a_model_the_device_in_use_is_traced() -> None:
 
 def test_an_error_in_the_block_leaves_nothing_on() -> None:
     training, tracer = Training("mlp"), MemoryTracer()
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        tracer.trace(training.model),
-    ):
+    with pytest.raises(torch.OutOfMemoryError), tracer.trace(training.model):
         torch.empty(1 << 50, dtype=torch.uint8, device=DEVICE)
     assert not torch._C._cuda_isHistoryEnabled()
     training.step()

@@ -11,10 +11,7 @@ from support.trainers import mlflow_runs
 
 from memlog.events import Phase
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("ready_store"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("ready_store")]
 
 PREAMBLE = """
     import accelerate

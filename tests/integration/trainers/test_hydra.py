@@ -73,7 +73,6 @@ def runs_in(folder: Path) -> dict[str | None, Recorded]:
 
 
 def shown_in(store: str) -> dict[str, Any]:
-    """MLflow's runs by name."""
     from mlflow import MlflowClient
 
     client = MlflowClient(store)

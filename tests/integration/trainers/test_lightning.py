@@ -9,22 +9,12 @@ from pathlib import Path
 import pytest
 from support import child, launching
 from support.in_process import recorded
-from support.lightning_runs import (
-    PREAMBLE,
-    Rows,
-    of_user,
-    phases_of,
-    rows_in,
-    steps_of,
-)
+from support.lightning_runs import PREAMBLE, Rows, of_user, phases_of, rows_in, steps_of
 from support.wandb_file import WandbFile, find_runs, read_run
 
 from memlog.sink import find_backends
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("ready_store"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("ready_store")]
 
 
 RSS = "memory/host/rss_mib"

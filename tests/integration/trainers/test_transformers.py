@@ -128,9 +128,7 @@ def test_memory_stands_in_the_rows_of_the_trainers_wandb_run(tmp_path: Path, alo
     assert all(own == trainers for own, trainers in steps)
 
 
-def test_without_a_tracker_each_update_counts(
-    tmp_path: Path,
-) -> None:
+def test_without_a_tracker_each_update_counts(tmp_path: Path) -> None:
     output = run(
         """
     import contextlib, sys

@@ -5,11 +5,7 @@ from textwrap import dedent
 
 import pytest
 from support import child
-from support.in_process import (
-    PREAMBLE,
-    USERS,
-    recorded,
-)
+from support.in_process import PREAMBLE, USERS, recorded
 from support.truth import plan_of
 from support.wandb_file import WandbFile, read_only_run
 

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.in_process import (
-    PREAMBLE,
-    USERS,
-    assert_every_step_is_there,
-    recorded,
-    sync_offline,
-)
+from support.in_process import PREAMBLE, USERS, assert_every_step_is_there, recorded, sync_offline
 from support.truth import plan_of
 from support.wandb_file import find_runs, read_only_run, read_run
 

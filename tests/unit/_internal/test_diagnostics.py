@@ -52,10 +52,7 @@ def test_a_log_handler_that_raises_is_counted_and_keeps_an_event_from_nobody() -
     health.drop("a reason", "a message", count=3)
     assert len(seen) == 1
     assert health.dropped == {"a reason": 3}
-    assert health.faults == {
-        "a subscriber to Batch: ZeroDivisionError": 1,
-        "logging a warning": 2,
-    }
+    assert health.faults == {"a subscriber to Batch: ZeroDivisionError": 1, "logging a warning": 2}
 
 
 def test_an_error_whose_repr_raises_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -155,9 +152,7 @@ COUNTING = """
 """
 
 
-def test_a_signal_handler_may_count_at_any_moment(
-    tmp_path: Path,
-) -> None:
+def test_a_signal_handler_may_count_at_any_moment(tmp_path: Path) -> None:
     assert int(child.run(COUNTING, tmp_path, timeout=60)) > 8
 
 

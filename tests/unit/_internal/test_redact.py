@@ -149,12 +149,7 @@ def test_memory_for_remembered_addresses_is_bounded() -> None:
     assert len(redact._remembered) == redact._MAX_REMEMBERED
 
 
-@given(
-    SCHEMES,
-    st.text(USERINFO),
-    st.text(USERINFO),
-    SENTENCES,
-)
+@given(SCHEMES, st.text(USERINFO), st.text(USERINFO), SENTENCES)
 def test_no_password_in_an_address_is_left(
     scheme: str, before: str, after: str, sentence: str
 ) -> None:

@@ -8,15 +8,7 @@ from pathlib import Path
 MEMLOG = Path(__file__).parents[3] / "memlog"
 ALIKE = {"CATEGORIES", "FILE", "INTERVAL", "KIND", "PAGE", "SCHEMA", "WINDOW"}
 """Names that say the same thing of several modules, such as the version of a command's document."""
-UNRELATED = {
-    "LEAST_STEPS",
-    "LOOK_EVERY_S",
-    "MAX_BYTES",
-    "MAX_WAITING",
-    "MOST",
-    "SMALL",
-    "START",
-}
+UNRELATED = {"LEAST_STEPS", "LOOK_EVERY_S", "MAX_BYTES", "MAX_WAITING", "MOST", "SMALL", "START"}
 """Names that still mean something else in another module. The list should only become shorter."""
 
 

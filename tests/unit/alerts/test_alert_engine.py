@@ -21,7 +21,6 @@ def alerts(
     limit: int | None = 10 * GIB,
     cooldown: float = 300.0,
 ) -> list[Alert]:
-    """Return the alerts that the rules raise for the events."""
     found: list[Event] = []
     texts = [rules] if isinstance(rules, str) else rules
     engine = AlertEngine(

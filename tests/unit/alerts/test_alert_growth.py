@@ -24,7 +24,6 @@ LONG_RISES = {"sawtooth of 25", "ring buffer", "grows, then shrinks"}
 
 
 def alarms(rule: str, events: Iterable[Event]) -> list[Alert]:
-    """Return the alarms that a rule raises for events."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules([rule]), found.append, Diagnostics())
     for event in events:

@@ -24,7 +24,6 @@ def encoded(value: Any) -> bytes:
 
 
 def changed(change: Callable[[dict[str, Any]], object], *profiles: dict[str, Any]) -> bytes:
-    """Return a document to which ``change`` was applied."""
     made = document(*profiles)
     change(made)
     return encoded(made)

@@ -44,9 +44,7 @@ def path_of(server: PageServer) -> str:
     return "/" + server.url.split("/", 3)[3].partition("#")[0]
 
 
-def test_it_serves_its_file_on_loopback_only(
-    server: PageServer,
-) -> None:
+def test_it_serves_its_file_on_loopback_only(server: PageServer) -> None:
     status, body, headers = ask(server)
     assert (status, body) == (200, b"<p>hello</p>")
     assert "connect-src 'self'" in headers["Content-Security-Policy"]

@@ -64,9 +64,7 @@ def test_a_new_optimizer_every_ten_steps_with_the_old_ones_kept() -> None:
 
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=8))
-def test_a_replacement_counts_from_its_first_step(
-    phases: list[int],
-) -> None:
+def test_a_replacement_counts_from_its_first_step(phases: list[int]) -> None:
     clock, kept, made = Clock(), optimizers(len(phases)), 0
     for optimizer, steps in zip(kept, phases, strict=True):
         for _ in range(steps):

@@ -62,13 +62,7 @@ def test_a_duration_is_written_in_its_two_largest_units(seconds: float | None, t
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.00412, "0.00412"),
-        (2.5, "2.5"),
-        (-3.14159, "-3.142"),
-        (12345.67, "12,345.7"),
-    ],
+    [(0.0, "0"), (0.00412, "0.00412"), (2.5, "2.5"), (-3.14159, "-3.142"), (12345.67, "12,345.7")],
 )
 def test_a_number_is_written_with_few_digits(value: float, text: str) -> None:
     assert number(value) == text

@@ -58,9 +58,7 @@ def finish(upload: Uploader) -> None:
     upload.close()
 
 
-def test_the_others_have_everything_and_the_refused_run_is_named(
-    sweep: RunDirectory,
-) -> None:
+def test_the_others_have_everything_and_the_refused_run_is_named(sweep: RunDirectory) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})
     finish(uploader(sweep, tracker))
     assert tracker.points == {"r1": wanted(1), "r3": wanted(3)}

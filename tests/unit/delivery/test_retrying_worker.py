@@ -27,9 +27,7 @@ def thread(tmp_path: Path, tracker: ListTracker) -> UploadWorker:
 
 
 def run_with(
-    thread: UploadWorker,
-    monkeypatch: pytest.MonkeyPatch,
-    at_pause: dict[int, Callable[[], object]],
+    thread: UploadWorker, monkeypatch: pytest.MonkeyPatch, at_pause: dict[int, Callable[[], object]]
 ) -> list[float]:
     """Run an upload thread's loop without waiting, and return the seconds of the pauses that it asks for."""
     pauses: list[float] = []
@@ -65,16 +63,10 @@ def test_at_the_end_of_a_run_it_tries_again_soon(
     pauses = run_with(thread, monkeypatch, at_pause)
     assert thread.delivered
     assert pauses[9] == MAX_BACKOFF
-    assert pauses[10:] == [
-        2 * INTERVAL,
-        4 * INTERVAL,
-        8 * INTERVAL,
-    ]
+    assert pauses[10:] == [2 * INTERVAL, 4 * INTERVAL, 8 * INTERVAL]
 
 
-def test_a_waiting_helper_makes_way_after_the_run(
-    thread: UploadWorker,
-) -> None:
+def test_a_waiting_helper_makes_way_after_the_run(thread: UploadWorker) -> None:
     thread.start()
     deadline = time.monotonic() + 30
     while not thread.uploader.state.failed_attempts:  # it holds the lock, then

@@ -132,10 +132,7 @@ def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) ->
     journal.bind("list", Binding("users"))
     journal.append(batch(1))
     upload.deliver(complete=True)
-    assert tracker.points == {
-        f"own-{run.id}": expected(range(1)),
-        "users": expected(range(1, 2)),
-    }
+    assert tracker.points == {f"own-{run.id}": expected(range(1)), "users": expected(range(1, 2))}
 
 
 def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) -> None:

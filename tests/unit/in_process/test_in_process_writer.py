@@ -99,9 +99,7 @@ def steps_in(series: str) -> set[int]:
     return {int(line.split(",")[1]) for line in series.splitlines()[1:]}
 
 
-def test_steps_between_two_runs_go_to_the_new_one(
-    tmp_path: Path,
-) -> None:
+def test_steps_between_two_runs_go_to_the_new_one(tmp_path: Path) -> None:
     trainer, first, second = Trainer(tmp_path), Users(), Users()
     trainer.open(first)
     for number in range(3):
@@ -160,9 +158,7 @@ def test_a_run_that_the_user_ends_first_has_a_report_and_lacks_nothing(tmp_path:
     assert len(users.reports) == 1
 
 
-def test_an_ending_run_waits_for_what_was_published(
-    tmp_path: Path,
-) -> None:
+def test_an_ending_run_waits_for_what_was_published(tmp_path: Path) -> None:
     """The writer's current pass has already read the journal, so the end must wait for the next pass."""
     trainer = Trainer(tmp_path)
     trainer.run.artifacts.mkdir()

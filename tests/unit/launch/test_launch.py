@@ -267,9 +267,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mo
         sys.modules.pop(name, None)
 
 
-def test_the_first_import_of_several_modules_calls_back_once(
-    modules: list[ModuleType],
-) -> None:
+def test_the_first_import_of_several_modules_calls_back_once(modules: list[ModuleType]) -> None:
     from importlib import import_module
     from importlib.util import find_spec
 

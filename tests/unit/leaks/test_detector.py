@@ -255,8 +255,7 @@ def test_heap_fragments_are_found_if_they_grow_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "fills"),
-    [(90, None), (140, None), (55, 40), (61, 40), (72, 40), (90, 40), (140, 40)],
+    ("steps", "fills"), [(90, None), (140, None), (55, 40), (61, 40), (72, 40), (90, 40), (140, 40)]
 )
 def test_what_a_search_takes_and_leaves_is_no_growth_and_hides_none(
     steps: int, fills: int | None

@@ -21,14 +21,7 @@ from memlog.events import (
     Trace,
     TracedLayer,
 )
-from memlog.metrics import (
-    Plan,
-    alert_in_run,
-    bucket_start,
-    fragmentation,
-    parameters_of,
-    values,
-)
+from memlog.metrics import Plan, alert_in_run, bucket_start, fragmentation, parameters_of, values
 from memlog.sink import Point, Resolution
 
 MIB = 1024**2

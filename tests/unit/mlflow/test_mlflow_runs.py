@@ -7,11 +7,7 @@ import sys
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
-from support.mlflow_server import (
-    IN_PROCESS,
-    MEMLOG_RUN,
-    sink_for,
-)
+from support.mlflow_server import IN_PROCESS, MEMLOG_RUN, sink_for
 
 from memlog.errors import TrackerRejectedError
 from memlog.sink import Connection, Target

@@ -52,8 +52,7 @@ def test_a_batch_is_printed_on_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "behind"),
-    [("exact", ""), ("watermark", " (watermark)"), ("sampled", " (sampled)")],
+    ("source", "behind"), [("exact", ""), ("watermark", " (watermark)"), ("sampled", " (sampled)")]
 )
 @pytest.mark.seed(15, 36, 37)
 def test_an_epochs_end_is_printed_with_its_peak(source: PeakSource, behind: str) -> None:
@@ -206,11 +205,7 @@ def test_the_monitors_static_methods_read_memory_at_once() -> None:
     assert 16 < monitor.get_cpu_memory_mb() < 100_000
     assert monitor.get_gpu_memory_mb() == monitor.get_gpu_memory_reserved_mb("cuda:0") == 0.0
     summary = monitor.get_memory_summary()
-    assert list(summary) == [
-        "cpu_memory_mb",
-        "gpu_memory_allocated_mb",
-        "gpu_memory_reserved_mb",
-    ]
+    assert list(summary) == ["cpu_memory_mb", "gpu_memory_allocated_mb", "gpu_memory_reserved_mb"]
 
 
 @pytest.mark.seed(168)

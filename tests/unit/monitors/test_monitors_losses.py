@@ -25,8 +25,6 @@ pytestmark = pytest.mark.usefixtures("nothing_goes_wrong_inside")
 
 
 class Output:
-    """A model's output."""
-
     def __init__(self, loss: Any) -> None:
         self.loss = loss
 

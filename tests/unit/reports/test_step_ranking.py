@@ -106,9 +106,7 @@ def test_the_step_that_ran_out_of_memory_is_one_of_the_steps(
     assert "a peak of about" not in explained(run)
 
 
-def test_an_older_mark_says_nothing_of_the_failed_step(
-    tmp_path: Path,
-) -> None:
+def test_an_older_mark_says_nothing_of_the_failed_step(tmp_path: Path) -> None:
     begun_high = [Batch(at(n), n, 300 * MIB, 900 * MIB, "watermark") for n in range(20)]
     assert of(a_run(tmp_path, *begun_high, resident=900 * MIB)).larger is None
 

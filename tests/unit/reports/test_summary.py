@@ -55,9 +55,7 @@ def test_a_metric_says_where_it_was_known(tmp_path: Path) -> None:
     assert metrics["memory/epoch/host/rss_mib"].axis == "epoch"
 
 
-def test_the_last_value_is_that_of_the_last_index(
-    tmp_path: Path,
-) -> None:
+def test_the_last_value_is_that_of_the_last_index(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(batch(5, GIB))
     made.sampled(batch(4, 2 * GIB), batch(2, 3 * GIB))
     rss = summarize(made.closed()).metrics["memory/host/rss_mib"]

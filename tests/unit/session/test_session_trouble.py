@@ -206,8 +206,7 @@ class OneRun:
     def connection(self) -> Connection:
         return Connection("https://me:secret@host", {"KEY": "secret"})
 
-    def prepare(self) -> None:
-        """Do nothing."""
+    def prepare(self) -> None: ...
 
     def open_sink(self, target: Target) -> Sink:
         raise NotImplementedError

@@ -82,11 +82,7 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
     accountant, _ = joined(marks, history)
 
     allocated = {key: row.allocated for key, row in accountant.rows.items() if row.allocated}
-    assert allocated == {
-        (1, FORWARD): 1024 + 512,
-        (2, FORWARD): 1024,
-        (2, BACKWARD): 4096,
-    }
+    assert allocated == {(1, FORWARD): 1024 + 512, (2, FORWARD): 1024, (2, BACKWARD): 4096}
     assert accountant.peak_bytes == 1024 + 1024 + 512 + 4096
     assert accountant.live_bytes == 1024 + 512
     assert accountant.rows[2, FORWARD].frees == 1

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.slow  # together they take longer than a quick look may
 
 
 class Residual(nn.Module):
-    """Layer that adds its result to its input."""
-
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
         self.inner = nn.Sequential(*parts)

@@ -14,16 +14,7 @@ import pytest
 import torch
 from support.models import GPT, text
 from support.predictions import TOLERANCE
-from support.schemes import (
-    AS_IT_IS,
-    Change,
-    Models,
-    Pass,
-    Scheme,
-    Zero,
-    measured_peak,
-    traced,
-)
+from support.schemes import AS_IT_IS, Change, Models, Pass, Scheme, Zero, measured_peak, traced
 from support.training import CASES, Adam8Bit, MakeOptimizer, entropy, squares
 from torch import Tensor, nn
 from torch.nn import functional
@@ -56,8 +47,6 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Blocks of experts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(40, 96), nn.Linear(96, 40)

@@ -49,9 +49,7 @@ def test_no_series_ends_because_another_layer_is_larger(result: TraceResult) -> 
     assert [layer.path for layer in trace.layers[:3]] == ["later.2", "later.1", "later.0"]
 
 
-def test_the_layers_of_a_series_are_few_but_an_event_has_the_largest(
-    result: TraceResult,
-) -> None:
+def test_the_layers_of_a_series_are_few_but_an_event_has_the_largest(result: TraceResult) -> None:
     series, kept = set[str](), set[str]()
     for number in range(5):
         sizes = {f"{number}.{n}": 1 + n for n in range(TOP)}
