@@ -124,21 +124,21 @@ def killed(runs: Path) -> Path:
 
 
 def test_show_reads_what_an_older_trainer_has_written_to_wandb(killed: Path) -> None:
-    told = json.loads(child.memlog("show", KILLED, "--json", directory=killed))
-    del told["run"]["directory"]  # the folder of the copy
+    output = json.loads(child.memlog("show", KILLED, "--json", directory=killed))
+    del output["run"]["directory"]  # the folder of the copy
     wanted = expected(f"show-{KILLED}")
-    for document in (told, wanted):  # newer code ends the line in other words
+    for document in (output, wanted):  # newer code ends the line in other words
         problem = document["health"]["delivered"]["wandb"].pop("problem")
         assert problem.startswith(
             "the trainer's process ended before memlog had written everything"
         )
-    assert told == wanted
+    assert output == wanted
 
 
 def test_sync_begins_after_the_run_that_an_older_trainer_completed(killed: Path) -> None:
     sync = ("sync", KILLED)
-    told = child.commands(sync, sync, directory=killed, WANDB_MODE="offline")
-    assert "wandb: nothing is left to deliver, 27 points were delivered" in told
+    output = child.commands(sync, sync, directory=killed, WANDB_MODE="offline")
+    assert "wandb: nothing is left to deliver, 27 points were delivered" in output
     run = read_only_run(killed / "wandb")
     rows = [{name: row[name] for name in row if name != "_runtime"} for row in run.rows]
     delivered = {"rows": rows, "alerts": run.alerts, "config": run.config}
