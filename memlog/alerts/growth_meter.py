@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from memlog.alerts.rules import Rule
-from memlog.growth import FEW, JOINED, MOST, LevelScales, LevelWindow, keeps_growing, trend
+from memlog.growth import FEW, JOINED, MAX_LEVELS, LevelScales, LevelWindow, keeps_growing, trend
 
 LEAST_STEPS = 20
 """Growth is judged over at least this many steps, even if the rule names fewer. Over fewer steps, growth in
@@ -79,7 +79,7 @@ class GrowthMeter:
         else:
             self._reach = max(every, LEAST_STEPS, rule.hold)
         needed = 1
-        while MOST * JOINED ** (needed - 1) < self._reach:
+        while MAX_LEVELS * JOINED ** (needed - 1) < self._reach:
             needed += 1
         self._levels = LevelScales(needed + _LONGER)
         self._first: int | None = None

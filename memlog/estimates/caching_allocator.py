@@ -11,7 +11,7 @@ from typing import Final
 
 ROUNDING: Final = 512
 """Unit of block sizes, in bytes. Each block's size is a multiple of this unit (``kMinBlockSize``)."""
-SMALL: Final = 1024**2
+SMALL_BLOCK: Final = 1024**2
 """Maximum size in bytes of a block in the small pool (``kSmallSize``). The large pool has larger blocks."""
 _SMALL_SEGMENT: Final = 2 * 1024**2
 _LARGE_SEGMENT: Final = 20 * 1024**2
@@ -95,7 +95,7 @@ class CachingAllocator:
         self._limit = limit
         self._expandable = expandable
         self._small = _Pool(_SMALL_SEGMENT, ROUNDING)
-        self._large = _Pool(_LARGE_SEGMENT, ROUNDING if expandable else SMALL + 1)
+        self._large = _Pool(_LARGE_SEGMENT, ROUNDING if expandable else SMALL_BLOCK + 1)
         self._ends: dict[_Pool, _Block] = {}
         self._next_address = 0
         self._used: dict[int, _Block] = {}
@@ -107,7 +107,7 @@ class CachingAllocator:
             OutOfMemoryError: The bytes do not fit below the limit.
         """
         size = _up(max(size, 1), ROUNDING)
-        pool = self._small if size <= SMALL else self._large
+        pool = self._small if size <= SMALL_BLOCK else self._large
         new_block = self._grow if self._expandable else self._new_segment
         block = pool.take(size) or new_block(pool, size)
         if block.size - size >= pool.smallest_rest:

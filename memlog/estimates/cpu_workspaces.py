@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog._internal.units import MIB
 from memlog.estimates import lstm_on_cpu
-from memlog.estimates.real_tensors import MOST, bytes_of, real_tensor
+from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of, real_tensor
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.tensor_storages import is_sparse
@@ -189,10 +189,10 @@ def _allocations(
     """
     size = call.size(cuts)
     if size <= most or not dimensions:
-        return call.measured(cuts) if size <= MOST else None
+        return call.measured(cuts) if size <= MAX_REAL_BYTES else None
     first, *others = dimensions
     if first.length <= 2 * first.fewest:
-        return _allocations(call, others, MOST // 2, cuts)
+        return _allocations(call, others, MAX_REAL_BYTES // 2, cuts)
     least = call.size((*cuts, (first, first.fewest)))
     many = first.fewest + (most - least) * (first.length - first.fewest) // max(1, size - least)
     many = max(2 * first.fewest, many - many % (2 * first.fewest))
@@ -200,11 +200,12 @@ def _allocations(
     found = [
         sizes
         for few in points
-        if (sizes := _allocations(call, others, MOST // 2, (*cuts, (first, few)))) is not None
+        if (sizes := _allocations(call, others, MAX_REAL_BYTES // 2, (*cuts, (first, few))))
+        is not None
     ]
     if len(found) < len(points):
         # The operation failed, because its tensors do not share this dimension.
-        return _allocations(call, others, MOST // 2, cuts)
+        return _allocations(call, others, MAX_REAL_BYTES // 2, cuts)
     return op_workspace.extrapolated(found, points, first.length)
 
 

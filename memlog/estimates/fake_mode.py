@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.estimates import lstm_on_cpu, repetitions
-from memlog.estimates.real_tensors import MOST, bytes_of
+from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default
@@ -158,7 +158,7 @@ class FakeMode(FakeTensorMode):
                 halves = (each.bfloat16() for each in args[:2])
                 return func(*halves, *args[2:], **kwargs).to(args[0].dtype)
         # If an operation does not support fake tensors, torch runs it on real tensors of full size.
-        self.allow_fallback_kernels = _bytes_in((args, kwargs)) <= MOST
+        self.allow_fallback_kernels = _bytes_in((args, kwargs)) <= MAX_REAL_BYTES
         try:
             out: Any = self.dispatch(func, types, args, kwargs)
         except UnsupportedOperatorException:

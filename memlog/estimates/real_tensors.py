@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memlog._internal.units import MIB
 
-MOST: Final = 32 * MIB
+MAX_REAL_BYTES: Final = 32 * MIB
 """Maximum total bytes of the real tensors on which an estimate runs an operation."""
 
 

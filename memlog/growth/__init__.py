@@ -9,12 +9,12 @@ After each training step the same objects should be alive. `lasting` tests wheth
 
 from memlog.growth.lasting import FEW, SIGMAS, keeps_growing, trend
 from memlog.growth.regime import Growth, find_growth
-from memlog.growth.windows import JOINED, MOST, LevelScales, LevelWindow
+from memlog.growth.windows import JOINED, MAX_LEVELS, LevelScales, LevelWindow
 
 __all__ = [
     "FEW",
     "JOINED",
-    "MOST",
+    "MAX_LEVELS",
     "SIGMAS",
     "Growth",
     "LevelScales",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-MOST = 128
+MAX_LEVELS = 128
 """Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
 _SCALES = 3
 """Default number of windows of a series. The first window covers 128 readings. Each later window covers four
@@ -28,15 +28,15 @@ class LevelWindow:
     """
 
     def __init__(self) -> None:
-        self.indexes: deque[int] = deque(maxlen=MOST)
-        self.levels: deque[float] = deque(maxlen=MOST)
+        self.indexes: deque[int] = deque(maxlen=MAX_LEVELS)
+        self.levels: deque[float] = deque(maxlen=MAX_LEVELS)
         self.clear()
 
     def clear(self) -> None:
         self.indexes.clear()
         self.levels.clear()
         self._added = 0
-        self.unseen = MOST
+        self.unseen = MAX_LEVELS
 
     def add(self, index: int, level: float) -> None:
         self.indexes.append(index)
@@ -91,7 +91,7 @@ class LevelScales:
         for window in self.windows:
             if len(window.levels) < least:
                 return None
-            if since is None or len(window.levels) < MOST or window.indexes[0] <= since:
+            if since is None or len(window.levels) < MAX_LEVELS or window.indexes[0] <= since:
                 return window
         return None
 

@@ -11,7 +11,7 @@ from memlog._internal import current_session, fork
 from memlog.monitors._losses import LossReading, LossValue, Pending
 from memlog.monitors._publishing import HEALTH
 
-MAX_WAITING = 10_000
+MAX_DEFERRED = 10_000
 """Maximum number of losses that wait for a device; further losses are dropped."""
 _POLL_S = 0.002
 """Seconds between two checks for waiting losses."""
@@ -46,10 +46,10 @@ class DeferredLosses:
             then(reading)
             return
         with self._lock:
-            if self._left >= MAX_WAITING:
+            if self._left >= MAX_DEFERRED:
                 HEALTH.drop(
                     "losses_waiting",
-                    f"more than {MAX_WAITING:,} losses wait for a device: the newest are not recorded",
+                    f"more than {MAX_DEFERRED:,} losses wait for a device: the newest are not recorded",
                 )
                 return
             self._left += 1

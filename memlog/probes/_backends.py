@@ -32,7 +32,7 @@ class Description(NamedTuple):
     uuid: str | None = None
 
 
-LOOK_EVERY_S = 5.0
+BACKEND_LOOK_S = 5.0
 """Seconds between checks of devices that were not in use so far."""
 
 
@@ -195,14 +195,14 @@ class OtherBackend(AcceleratorBackend):
     def _look(self, torch: Any) -> bool:
         """Return True and set `kind` if ``torch.accelerator`` has a device by now.
 
-        Check at most every `LOOK_EVERY_S` seconds; between checks, return False.
+        Check at most every `BACKEND_LOOK_S` seconds; between checks, return False.
 
         The check is repeated, because the device's package can be imported later.
         """
         now = self._clock()
         if now < self._ask_again:
             return False
-        self._ask_again = now + LOOK_EVERY_S
+        self._ask_again = now + BACKEND_LOOK_S
         device = torch.accelerator.current_accelerator()
         if device is not None:
             self.kind, self._found = device.type, True

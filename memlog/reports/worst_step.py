@@ -14,7 +14,7 @@ from memlog.journal.format import UNDECODABLE
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
 
-MAX_BYTES = 256 * 1024**2
+MAX_TRACE_BYTES = 256 * 1024**2
 _LARGEST = 2**62
 """Maximum bytes of a storage. A trace with a larger storage counts as damaged: no real storage is as big."""
 
@@ -34,7 +34,7 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
         TraceNotFoundError: No step was traced, or the file with the worst traced step can't be read.
     """
     try:
-        kept = read_plain(run.path, run.worst_step.name, MAX_BYTES)
+        kept = read_plain(run.path, run.worst_step.name, MAX_TRACE_BYTES)
         event, trace = msgspec.msgpack.decode(kept, type=tuple[Trace, RecordedTrace])
     except FileNotFoundError:
         raise TraceNotFoundError(

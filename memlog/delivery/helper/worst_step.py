@@ -49,10 +49,10 @@ class WorstStepGraph:
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
         from memlog.journal.artifacts import keep, keep_text  # noqa: PLC0415
-        from memlog.reports.worst_step import MAX_BYTES, read_worst_step  # noqa: PLC0415
+        from memlog.reports.worst_step import MAX_TRACE_BYTES, read_worst_step  # noqa: PLC0415
         from memlog.trace import exporters  # noqa: PLC0415
 
-        if size > MAX_BYTES:
+        if size > MAX_TRACE_BYTES:
             return
         event, trace = read_worst_step(self._run)
         step = "a step that did not end" if event.step is None else f"step {event.step}"

@@ -25,7 +25,7 @@ from memlog.trace.encoding import (
 from memlog.trace.records import RecordedTrace
 from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
 
-START = -1
+BEFORE_TRACE = -1
 
 
 class ParameterKey(NamedTuple):
@@ -39,7 +39,7 @@ class StorageLifetime:
     """A storage, from its allocation to its free."""
 
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
-        self.begin = START if event.phase == BEFORE else at
+        self.begin = BEFORE_TRACE if event.phase == BEFORE else at
         self.classified_at = at
         """Moment of the last event that set the category. For optimizer state, `TracedStep.optimizer_step_at`
         finds from this moment the step that uses the state, if the trace contains the step."""
@@ -265,7 +265,7 @@ class TracedStep:
         number = self.optimizer_step_at(at)
         steps = self.optimizer_steps
         return Interval(
-            steps[number - 1].end if number else START,
+            steps[number - 1].end if number else BEFORE_TRACE,
             steps[number].begin if number < len(steps) else self.length,
         )
 
@@ -320,7 +320,7 @@ _moment = attrgetter("at")
 
 def steady_begin(storage: StorageLifetime) -> int:
     """Return the moment at which a storage begins. Optimizer state counts from the step's start."""
-    return START if storage.category == OPTIMIZER_STATE else storage.begin
+    return BEFORE_TRACE if storage.category == OPTIMIZER_STATE else storage.begin
 
 
 def highest(
@@ -332,7 +332,7 @@ def highest(
     ``spikes`` are pairs of a moment and bytes that are live at this moment only. If there are several pairs
     for one moment, the largest counts.
     """
-    changes = [0.0] * (length + 2)  # an index is a moment plus 1, because START is -1
+    changes = [0.0] * (length + 2)  # an index is a moment plus 1, because BEFORE_TRACE is -1
     for begin, end, size in intervals:
         changes[begin + 1] += size
         # A use after the last allocation would end one moment after the step.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memlog.trace.encoding import BEFORE, GRADIENT, OPTIMIZER, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.trace.predict.lifetimes import (
-    START,
+    BEFORE_TRACE,
     ParameterKey,
     SizedInterval,
     StorageLifetime,
@@ -106,7 +106,7 @@ def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
     The computation assumes that the steps of the new optimizers allocate only state. ``sizes`` maps the
     `State.step` of each replaced state to the bytes of the new state.
     """
-    intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
+    intervals = [SizedInterval(BEFORE_TRACE, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))
     intervals += [
         SizedInterval(steady_begin(storage), storage.end, storage.size)
@@ -236,7 +236,7 @@ def _is_in_use(traced: TracedStep, storage: StorageLifetime) -> bool:
 
 def _is_idle(traced: TracedStep, storage: StorageLifetime) -> bool:
     """Return True for state of an optimizer that did not step. If no optimizer stepped, return False."""
-    known_before = storage.begin == START and storage.classified_at < traced.first_activity
+    known_before = storage.begin == BEFORE_TRACE and storage.classified_at < traced.first_activity
     return bool(traced.optimizer_steps) and _is_state(storage) and known_before
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from memlog.trace.encoding import BACKWARD, BUFFER, FORWARD, INPUT, OUTSIDE, PARAMETER
 from memlog.trace.predict.lifetimes import (
-    START,
+    BEFORE_TRACE,
     Interval,
     SizedInterval,
     StorageLifetime,
@@ -175,7 +175,7 @@ def _varies(storage: StorageLifetime) -> bool:
     This is true for activations and temporaries. It is also true for a model's input that was made during the
     step, for example by another model.
     """
-    return storage.transient or (storage.category == INPUT and storage.begin > START)
+    return storage.transient or (storage.category == INPUT and storage.begin > BEFORE_TRACE)
 
 
 def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInterval:

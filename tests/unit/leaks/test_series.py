@@ -7,7 +7,7 @@ import pytest
 from support.growth_series import GROWING_FAMILIES, HEALTHY_FAMILIES, Family, levels
 
 from memlog._internal.units import MIB
-from memlog.growth import MOST
+from memlog.growth import MAX_LEVELS
 from memlog.leaks.series import News, SeriesWatch
 
 FREE = 20_000.0
@@ -140,7 +140,7 @@ def test_memory_of_a_long_run_is_bounded() -> None:
     watch = SeriesWatch(4 * MIB)
     for step in range(20_000):
         watch.take(step, 500.0 * MIB)
-    assert [len(window.levels) for window in watch._levels.windows] == [MOST] * 3
+    assert [len(window.levels) for window in watch._levels.windows] == [MAX_LEVELS] * 3
 
 
 def test_a_warm_up_is_no_short_growth() -> None:

@@ -20,7 +20,7 @@ from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.cpu import limitations, op_workspace
 from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode
-from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, LiveStorages
+from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL_STORAGE, LiveStorages
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.operation_recorder import OperationRecorder
 from memlog.tracer.engines.cpu.patch_listeners import PatchListeners
@@ -92,7 +92,9 @@ class DispatchEngine:
         return self._report()
 
     def _report(self) -> EngineReport:
-        omitted = f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
+        omitted = (
+            f"storages under {SMALL_STORAGE // 1024} KiB past the first {MOST_LIVE:,} live ones"
+        )
         dropped = {
             "operations whose scratch space could not be measured": self._operations.unmeasured.total(),
             "calls of compiled code, whose allocations are not seen": self._patches.compiled_calls,

@@ -28,9 +28,9 @@ from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Number of tracked storages at which the tracer stops adding storages smaller than `SMALL`. Each tracked
-storage costs about 700 bytes of memory, during the trace and its analysis together."""
-SMALL = 64 * 1024
+"""Number of tracked storages at which the tracer stops adding storages smaller than `SMALL_STORAGE`. Each
+tracked storage costs about 700 bytes of memory, during the trace and its analysis together."""
+SMALL_STORAGE = 64 * 1024
 """Size in bytes. If `MOST_LIVE` storages are tracked already, the tracer ignores new storages below this
 size. The tracer's own memory is thus at most 8.8 MB plus 1 % of the live bytes."""
 
@@ -210,7 +210,7 @@ class LiveStorages:
         The size is read from the tensor. To read the storage's size would create a Python object that exists
         as long as the storage.
         """
-        if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
+        if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL_STORAGE:
             return False
         self.omitted += 1
         return True
