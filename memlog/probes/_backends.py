@@ -32,7 +32,7 @@ class Description(NamedTuple):
     uuid: str | None = None
 
 
-BACKEND_LOOK_S = 5.0
+DEVICE_SCAN_S = 5.0
 """Seconds between checks of devices that were not in use so far."""
 
 
@@ -195,14 +195,14 @@ class OtherBackend(AcceleratorBackend):
     def _look(self, torch: Any) -> bool:
         """Return True and set `kind` if ``torch.accelerator`` has a device by now.
 
-        Check at most every `BACKEND_LOOK_S` seconds; between checks, return False.
+        Check at most every `DEVICE_SCAN_S` seconds; between checks, return False.
 
         The check is repeated, because the device's package can be imported later.
         """
         now = self._clock()
         if now < self._ask_again:
             return False
-        self._ask_again = now + BACKEND_LOOK_S
+        self._ask_again = now + DEVICE_SCAN_S
         device = torch.accelerator.current_accelerator()
         if device is not None:
             self.kind, self._found = device.type, True

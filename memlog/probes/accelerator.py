@@ -11,7 +11,7 @@ from typing import Any
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, DeviceReading, now_us
 from memlog.probes._backends import (
-    BACKEND_LOOK_S,
+    DEVICE_SCAN_S,
     AcceleratorBackend,
     CudaBackend,
     Description,
@@ -121,7 +121,7 @@ class _DevicesOfAKind:
         now = self._clock()
         if now < self._next_scan:
             return sorted({*self._windows, self.backend.current(torch)})
-        self._next_scan = now + BACKEND_LOOK_S
+        self._next_scan = now + DEVICE_SCAN_S
         return range(self.backend.count(torch))
 
     def _figures(self, torch: Any, index: int) -> DeviceFigures | None:

@@ -17,7 +17,7 @@ memory is in use."""
 _DRIFT = 1024**2
 """Rise in bytes. memlog compares three successive parts of the steps that seem steady. If the median rises by
 more than this value from each part to the next, memory is not steady."""
-LEVEL_STEPS = 10
+MIN_STEPS = 10
 """If there are fewer steps than this, memory does not count as steady."""
 _LEAST_PART = 4
 """Divisor of the number of steps: 4 means that memory must be steady over at least the last quarter of all
@@ -81,7 +81,7 @@ class _Levels:
             self._lowest[at // 2] = min(level, self._lowest.get(at // 2, level))
 
     def steady_since(self) -> int | None:
-        if self._count < LEVEL_STEPS:
+        if self._count < MIN_STEPS:
             return None
         ordered = sorted(self._lowest.items())
         last = ordered[-1][1]
@@ -93,7 +93,7 @@ class _Levels:
             since = at
             steady.append(level)
         step = since * self._width
-        least = max(LEVEL_STEPS, (self._last - ordered[0][0] * self._width) // _LEAST_PART)
+        least = max(MIN_STEPS, (self._last - ordered[0][0] * self._width) // _LEAST_PART)
         return None if _rises(steady[::-1]) or self._last - step + 1 < least else step
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, Device, Event, Finding, OutOfMemory, Sample
 from memlog.reports.aggregates import UNKNOWN, peak_kind
-from memlog.reports.level_fold import HOST, LEVEL_STEPS, LevelFold
+from memlog.reports.level_fold import HOST, MIN_STEPS, LevelFold
 from memlog.reports.schema import Peak, RunStatus
 from memlog.reports.verdict import after_step, failure_title, ranked, sentence
 
@@ -68,7 +68,7 @@ class VerdictFold:
         since = self._levels.steady_since(name)
         if steps == 0:
             return f"Without steps, growth is not judged: {reached}."
-        if steps < LEVEL_STEPS:
+        if steps < MIN_STEPS:
             return f"Too few steps to judge growth ({steps}): {reached}."
         if since is None:
             return f"No lasting growth was found in {steps:,} steps: {reached}."

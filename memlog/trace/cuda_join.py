@@ -124,8 +124,8 @@ class HistoryJoin:
         self._opening = opening
         self._started_us = started_us
         # A CLASSIFY mark changes no layer or phase. Allocations after it belong to the change before it.
-        self._changes = [n for n, mark in enumerate(marks) if mark.kind != CLASSIFY]
-        self._times = [marks[n].time_ns for n in self._changes] if by_time else None
+        changes = (number for number, mark in enumerate(marks) if mark.kind != CLASSIFY)
+        self._changes = list(changes) if by_time else None
         self._live: dict[int, int] = {}
         self._serial = 0
         self._now = 0
@@ -175,9 +175,10 @@ class HistoryJoin:
 
     def _mark_number(self, entry: Any) -> int | None:
         """Return the number of the last change of layer or phase before an entry; ``None`` if unknown."""
-        if self._times is not None:
-            number = bisect_right(self._times, self._time_of(entry)) - 1
-            return self._changes[number] if number >= 0 else None
+        if self._changes is not None:
+            time_ns = self._time_of(entry)
+            before = bisect_right(self._changes, time_ns, key=lambda n: self._marks[n].time_ns)
+            return self._changes[before - 1] if before else None
         noted = number_of(entry.get("user_metadata"))
         return noted if noted is not None and noted < len(self._marks) else None
 

@@ -172,31 +172,30 @@ def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
     assert accountant.peak_bytes == 1536
 
 
-def test_without_notes_allocations_are_attributed_by_time() -> None:
-    marks = [
-        HookMark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
-        HookMark(12_000, EXIT, 1, FORWARD, 0),
-    ]
+@pytest.mark.parametrize(
+    ("marks", "in_layer"),
+    [
+        ([HookMark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD))], 1),
+        (
+            [
+                HookMark(1_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+                HookMark(2_000, CLASSIFY, 5, 0, 0, address=A, category=PARAMETER),
+            ],
+            2,
+        ),
+    ],
+    ids=["changes", "a category between changes"],
+)
+def test_without_notes_allocations_are_attributed_by_time(
+    marks: list[HookMark], in_layer: int
+) -> None:
     history = History()
     for address in (A, B, C):
         history.alloc(address, 512)  # 0, 5 and 10 microseconds after the start
-    accountant, _ = joined(marks, history, by_time=True)
-    assert accountant.rows[1, FORWARD].allocations == 1
-    assert accountant.rows[OUTSIDE, FORWARD].allocations == 2
-
-
-def test_without_notes_the_category_of_a_storage_changes_no_layer() -> None:
-    marks = [
-        HookMark(1_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
-        HookMark(2_000, CLASSIFY, 5, 0, 0, address=A, category=PARAMETER),
-        HookMark(12_000, EXIT, 1, FORWARD, 0),
-    ]
-    history = History()
-    for address in (A, B, C):
-        history.alloc(address, 512)  # 0, 5 and 10 microseconds after the start
-    accountant, _ = joined(marks, history, by_time=True)
-    assert accountant.rows[1, FORWARD].allocations == 2
-    assert accountant.rows[OUTSIDE, FORWARD].allocations == 1
+    end = HookMark(12_000, EXIT, 1, FORWARD, 0)
+    accountant, _ = joined([*marks, end], history, by_time=True)
+    assert accountant.rows[1, FORWARD].allocations == in_layer
+    assert accountant.rows[OUTSIDE, FORWARD].allocations == 3 - in_layer
 
 
 @pytest.mark.parametrize("note", ["", "user's own", "mlxyz", None, 3, "ml"])
