@@ -1,7 +1,8 @@
 # All that a person or continuous integration runs. `make` alone lists it.
 #
 # One virtual environment, two stamps in it: `demo.stamp` (what the demo needs) and `dev.stamp` (all
-# extras and the tools). Nothing is installed again until pyproject.toml or constraints.txt changes.
+# extras and the tools). Another one has torch's CUDA build on simulated devices, with a stamp for each part. Nothing
+# is installed again until pyproject.toml or constraints.txt changes, and nothing compiled until a source changes.
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,10 +23,22 @@ OLDEST := .venv-oldest-torch
 # Of the line `torch = ["torch>=2.6"]`.
 OLDEST_TORCH = $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]/\1/p' pyproject.toml)
 TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
+# PyTorch's own CUDA build on libraries of tests/cuda_runtime in place of NVIDIA's: for tests without a GPU.
+CUDA := .venv-cuda
+CUDA_RUNTIME := tests/cuda_runtime
+pinned = $(shell sed -n 's/^$(1)==//p' constraints.txt)
+TORCH = $(call pinned,torch)
+CUDA_SITE = $(abspath $(CUDA))/lib/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages
+CUDA_SOURCES := $(wildcard $(CUDA_RUNTIME)/*.[ch] $(CUDA_RUNTIME)/*.py) $(CUDA_RUNTIME)/Makefile
+CUDA_PIP := $(CUDA)/bin/python -m pip --disable-pip-version-check -qq
+# The helper process loads NVML without torch, which finds its libraries by itself.
+WITH_CUDA = LD_LIBRARY_PATH=$(CUDA_SITE)/nvidia/cu13/lib OMP_NUM_THREADS=1
+# Only these files are read: others need packages that this environment lacks.
+CUDA_TESTS = $(shell grep -rlE 'pytest\.mark\.(cuda|gpu)\b' tests --include='test_*.py' | sort)
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench insight gpu-checks limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda insight cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -37,6 +50,7 @@ demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS
 test: $(VENV)/dev.stamp ## everything that must pass: the checks, the wheel, all tests
 	@$(MAKE) -j4 lint types contracts wheel
 	$(PYTEST) $(PARALLEL) -n $(WORKERS)
+	@test "$$(uname)" != Linux || $(MAKE) cuda-tests
 
 check: $(VENV)/dev.stamp ## the quick part of `make test`, in about a minute
 	@$(MAKE) -j4 lint types contracts unit
@@ -59,7 +73,7 @@ wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 
 unit: $(VENV)/dev.stamp ## the unit tests alone
-	$(PYTEST) $(PARALLEL) tests/unit -m "not integration and not slow and not gpu"
+	$(PYTEST) $(PARALLEL) tests/unit -m "not integration and not slow and not gpu and not cuda"
 
 docs: $(VENV)/dev.stamp ## build the documentation's site into site/; a broken link or a missing docstring fails
 	$(MKDOCS) build --strict
@@ -87,23 +101,38 @@ bench-ranks: $(VENV)/dev.stamp ## what rank 0's helper process does for up to 1,
 comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/comparison.md
 	$(BIN)/python -m benchmarks.comparison --write docs/comparison.md $(ARGS)
 
-insight: $(VENV)/dev.stamp ## how well memlog explains growth (hours; ARGS="--help"): writes docs/insight.md
-	$(BIN)/python -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
+# With --device: in the environment with torch's CUDA build. Only the first bytes of each copy to a device are
+# made, so that the simulated device's memory does not count as the host's.
+insight: $(if $(findstring --device cuda,$(ARGS)),$(CUDA)/made.stamp,$(VENV)/dev.stamp) ## how well memlog explains growth (hours; ARGS="--help", ARGS="--device cuda"): writes docs/insight.md
+	$(if $(findstring --device cuda,$(ARGS)),$(WITH_CUDA) FAKE_CUDA_COPY=4k $(CUDA)/bin/python,$(BIN)/python) \
+	  -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
 
 # torchvision apart from the environment: its wheel is for CUDA, and transformers would try to import it.
 estimate-bench: $(VENV)/dev.stamp ## how close memlog.estimate is to the allocator: writes into docs/estimates.md
-	$(PIP) --no-deps --target $(VENV)/torchvision --upgrade torchvision==0.28.0
+	$(PIP) --no-deps --target $(VENV)/torchvision --upgrade -c constraints.txt torchvision
 	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m benchmarks.estimates --write docs/estimates.md $(ARGS)
 
+estimate-bench-cuda: $(CUDA)/made.stamp ## the same for CUDA's allocator, on simulated devices: writes into docs/estimates.md (ARGS=--every-optimizer: all)
+	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.on_device --write docs/estimates.md $(ARGS)
+
+cuda-env: $(CUDA)/made.stamp ## torch's CUDA build on simulated devices, in an environment of its own (about two minutes)
+	@echo "LD_LIBRARY_PATH=$(CUDA_SITE)/nvidia/cu13/lib $(CUDA)/bin/python sees $$($(WITH_CUDA) $(CUDA)/bin/python -c 'import torch; print(torch.cuda.device_count())') simulated device(s)"
+
+cuda-tests: $(CUDA)/made.stamp ## the tests that need a CUDA allocator, on simulated devices (ARGS: pytest's)
+	$(WITH_CUDA) MEMLOG_TESTS_NEED_CUDA=1 $(CUDA)/bin/python -m pytest -p no:anyio $(PARALLEL) -m cuda $(CUDA_TESTS) $(ARGS)
+
 gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
-	$(PYTEST) -m gpu
+	MEMLOG_TESTS_NEED_CUDA=1 $(PYTEST) -m "gpu or cuda" $(CUDA_TESTS)
 	$(BIN)/python -m benchmarks.layers --device cuda --write docs/benchmarks-layers-gpu.md $(ARGS)
+
+truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten minutes): writes into docs/truth.md
+	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/truth.md $(ARGS)
 
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
 
 clean: ## remove the environments, builds and caches (recorded runs stay)
-	rm -rf $(VENV) $(OLDEST) dist build site *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(CUDA) dist build site *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -136,3 +165,32 @@ $(VENV)/dev.stamp: $(VENV)/made.stamp $(SETTINGS)
 	@echo "installing memlog with all extras and the development tools (some minutes the first time)"
 	@$(PIP) -c constraints.txt -e '.[all]' --group dev
 	@touch $@ $(VENV)/demo.stamp # which is a part of this
+
+# The libraries that torch asks for are left out of its metadata: pip would fetch several gigabytes of them.
+# "===" takes no local version, such as a CPU build in a folder of wheels.
+$(CUDA)/torch.stamp: constraints.txt
+	@echo "making $(CUDA) with torch's CUDA build (527 MB)"
+	@test -d $(CUDA) || $(PYTHON) -m venv $(CUDA)
+	@$(CUDA_PIP) install --upgrade 'pip>=25.1'
+	@$(CUDA_PIP) install --no-deps 'torch===$(TORCH)'
+	@sed -i -E '/^Requires-Dist: (cuda|nvidia|triton)/d' $(CUDA_SITE)/torch-$(TORCH).dist-info/METADATA
+	@touch $@
+
+$(CUDA)/packages.stamp: $(CUDA)/torch.stamp $(SETTINGS)
+	@$(CUDA_PIP) install -c constraints.txt -e . --group cuda
+	@$(CUDA_PIP) install -c constraints.txt --no-deps torchvision
+	@touch $@
+
+# The headers alone: the packages of CUDA's libraries would be loaded in place of those that are built here.
+$(CUDA)/headers.stamp: $(CUDA)/torch.stamp
+	@rm -rf $(CUDA)/headers
+	@$(CUDA_PIP) download -c constraints.txt --no-deps -d $(CUDA)/headers nvidia-cuda-runtime
+	@$(CUDA)/bin/python -m zipfile -e $(CUDA)/headers/nvidia_cuda_runtime-*.whl $(CUDA)/headers
+	@touch $@
+
+$(CUDA)/made.stamp: $(CUDA)/packages.stamp $(CUDA)/headers.stamp $(CUDA_SOURCES)
+	@command -v $(CC) > /dev/null && command -v nm > /dev/null || { \
+	  echo "simulated devices need a C compiler and binutils; on Debian: apt-get install gcc libc6-dev binutils" >&2; exit 1; }
+	@$(MAKE) -s -C $(CUDA_RUNTIME) install PYTHON=$(abspath $(CUDA)/bin/python) BUILD=$(abspath $(CUDA)/cuda-runtime) \
+	  TORCH=$(CUDA_SITE)/torch HEADERS=$(abspath $(CUDA)/headers/nvidia/cu13/include)
+	@touch $@

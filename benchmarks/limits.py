@@ -35,10 +35,14 @@ _BOUNDS = {
         "1.5 times the limit, because the helper process has ended or is too slow, memlog writes only "
         "steps with a new peak and one of every 1,000 other steps."
     ),
+    "space that a running process allocates ahead": (
+        "80 KiB at most behind the last line of its newest file; a killed process leaves them as zero bytes. "
+        "16 KiB of them are for the run's end on a full disk"
+    ),
     "events in the queue for a slow disk": "100,000, about 15 MB; more are dropped and counted",
     "a write that the file system does not finish": (
-        "no limit: the step waits until the write ends ([promises](reliability.md)). memlog uses the "
-        "queue only after many slow writes that ended."
+        "no limit: the step waits until the write ends ([promises](reliability.md)). On a local disk a step "
+        "makes no write. Elsewhere memlog uses the queue only after many slow writes that ended."
     ),
     "a line of the journal": "1 MiB; a longer line is ignored",
     "points that a tracker gets": (
@@ -98,6 +102,7 @@ _PACED = """
     import memlog
     from memlog.journal.delivery_state import UploadState
     from memlog.journal import RunDirectory
+    from memlog.journal.reader import used_bytes
 
     rate, seconds = int(sys.argv[1]), float(sys.argv[2])
     config = {"memlog": {"bind_grace": 0}}
@@ -110,7 +115,7 @@ _PACED = """
     def behind():
         [file] = run.files("trainer")
         [written] = run.path.glob("trainer-*")   # some megabytes: one segment
-        size = written.stat().st_size
+        size = used_bytes(written)
         progress = remembered().files.get(file.process)
         return (size - progress.sent.offset if progress else size) * step / size   # in steps
 

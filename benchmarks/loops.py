@@ -81,7 +81,8 @@ class Memlog(Bare):
             if sent and time.monotonic() - since >= QUIET:
                 return
             progress = state.files.get(trainer)
-            size = sum(path.stat().st_size for path in run.path.glob("trainer-*"))
+            # Without the zero bytes of a segment that is allocated and not full.
+            size = sum(len(path.read_bytes().rstrip(b"\0")) for path in run.path.glob("trainer-*"))
             if progress is not None and progress.sent.offset >= size:
                 return
             time.sleep(0.05)

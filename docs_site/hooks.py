@@ -31,6 +31,7 @@ PAGES = {
     "project/changelog.md": "CHANGELOG.md",
     "project/integrations.md": "integrations/README.md",
     "project/insight.md": "benchmarks/insight/README.md",
+    "project/cuda-runtime.md": "tests/cuda_runtime/README.md",
 }
 """Pages made of files outside docs/."""
 

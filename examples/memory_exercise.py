@@ -33,7 +33,9 @@ from memlog.artifacts.snapshots import draw_snapshot
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-WIDTH, TOKENS, BATCH = 128, 32, 64
+WIDTH, TOKENS = 128, 32
+BATCH = 1024 if CUDA else 64
+"""Samples. A GPU's peaks include cuBLAS's workspaces (16 to 64 MiB), beside which few samples save little."""
 STEPS = 30
 ROUNDS, STEPS_A_ROUND = 8, 3
 """Rounds in which times are measured, and steps of each configuration in one round."""
@@ -155,8 +157,9 @@ def part_1_profile() -> None:
     training.step()
     if not CUDA:
         print("There is no GPU: the profiler watches the CPU.")
-    activity = ProfilerActivity.CUDA if CUDA else ProfilerActivity.CPU
-    with profile(activities=[activity], profile_memory=True, record_shapes=True) as prof:
+    # Operations are the CPU's activity on a GPU, too: it allocates, and then launches kernels.
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if CUDA else [])]
+    with profile(activities=activities, profile_memory=True, record_shapes=True) as prof:
         training.step()
     column = "self_cuda_memory_usage" if CUDA else "self_cpu_memory_usage"
     print(prof.key_averages().table(sort_by=column, row_limit=8, max_name_column_width=40))
@@ -379,9 +382,9 @@ def questions(base: Row, checkpointed: Row, amp: Row, both: Row) -> None:
     longer = checkpointed.step_ms / base.step_ms - 1
     print(f"   A step takes {longer:+.0%}: {checkpointed.step_ms:.0f} ms for {base.step_ms:.0f}.")
     print("4. Does AMP affect model accuracy?")
+    change = f" ({amp.loss / base.loss - 1:+.1%})" if base.loss else ""
     print(
-        f"   After {STEPS + 1} steps the loss on unseen data is {amp.loss:.4f} for {base.loss:.4f} "
-        f"({amp.loss / base.loss - 1:+.1%})."
+        f"   After {STEPS + 1} steps the loss on unseen data is {amp.loss:.4f} for {base.loss:.4f}{change}."
     )
     print(f"   A model that always returns 0 has {training.untaught():.4f}.")
     wanted = "yes" if saved(checkpointed, base) > ENOUGH else "no"

@@ -29,21 +29,21 @@ from memlog.errors import (
     UnsafeSnapshotError,
     UnwritableDirectoryError,
 )
-from memlog.monitors import (
-    BatchMemoryProfiler,
-    EpochMemoryMonitor,
-    MemoryMonitor,
-    MemoryTracker,
-    monitor_memory,
-    track_iterations,
-    track_memory,
-    watch_loss,
-)
-from memlog.session.phases import phase
 from memlog.session.session import Session, current_session, finish, init, snapshot
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate, estimate
+    from memlog.monitors import (
+        BatchMemoryProfiler,
+        EpochMemoryMonitor,
+        MemoryMonitor,
+        MemoryTracker,
+        monitor_memory,
+        track_iterations,
+        track_memory,
+        watch_loss,
+    )
+    from memlog.session.phases import phase
     from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer
 
 __all__ = [
@@ -83,11 +83,20 @@ __all__ = [
 
 
 _LOADED_ON_USE = {
+    "BatchMemoryProfiler": "memlog.monitors",
+    "EpochMemoryMonitor": "memlog.monitors",
     "Estimate": "memlog.estimates",
     "LayerMemoryStats": "memlog.tracer",
     "MemoryEvent": "memlog.tracer",
+    "MemoryMonitor": "memlog.monitors",
     "MemoryTracer": "memlog.tracer",
+    "MemoryTracker": "memlog.monitors",
     "estimate": "memlog.estimates",
+    "monitor_memory": "memlog.monitors",
+    "phase": "memlog.session.phases",
+    "track_iterations": "memlog.monitors",
+    "track_memory": "memlog.monitors",
+    "watch_loss": "memlog.monitors",
 }
 """Public names that are imported only on their first use, each with its module."""
 

@@ -7,9 +7,12 @@ subscriber reaches neither the other subscribers nor the trainer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
+
+Subscriber: TypeAlias = Callable[[Event], object]
 
 
 class EventBus:
@@ -17,11 +20,17 @@ class EventBus:
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
-        self._subscribers: tuple[Callable[[Event], object], ...] = ()
+        self._subscribers: tuple[tuple[Subscriber, tuple[type[Event], ...]], ...] = ()
+        self._by_kind: dict[type[Event], tuple[Subscriber, ...]] = {}
+        """Subscribers by type of event. A type is added when its first event is published."""
 
-    def subscribe(self, subscriber: Callable[[Event], object]) -> None:
-        """Add a subscriber. It receives every later event, from any thread."""
-        self._subscribers = (*self._subscribers, subscriber)
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
+        """Add a subscriber. It receives every later event of the types ``kinds``, from any thread.
+
+        Without ``kinds``, it receives events of every type.
+        """
+        self._subscribers = (*self._subscribers, (subscriber, kinds))
+        self._by_kind = {}
 
     def publish(self, event: Event) -> None:
         """Pass ``event`` to every subscriber.
@@ -30,7 +39,14 @@ class EventBus:
         exception is raised again after every subscriber has received the event.
         """
         interruption: Exception | None = None
-        for subscriber in self._subscribers:
+        subscribers = self._by_kind.get(type(event))
+        if subscribers is None:
+            subscribers = self._by_kind[type(event)] = tuple(
+                subscriber
+                for subscriber, kinds in self._subscribers
+                if not kinds or isinstance(event, kinds)
+            )
+        for subscriber in subscribers:
             try:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001, PERF203 - memlog's errors end here, not in training

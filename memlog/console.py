@@ -21,9 +21,11 @@ from memlog.events import (
     Epoch,
     Evaluation,
     Event,
-    PeakSource,
+    Reading,
     Recorded,
     Scope,
+    changes,
+    main_readings,
 )
 
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
@@ -59,11 +61,13 @@ class Console:
 
 def usage(event: Recorded | Evaluation) -> str:
     """Return text such as ``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
-    host = f"CPU: {_mb(event.rss)}"
-    if not event.devices:
-        return f"{host} | GPU: Not available"
-    device = event.devices[0]
-    return f"{host} | GPU Allocated: {_mb(device.allocated)} | GPU Reserved: {_mb(device.reserved)}"
+    host, *devices = main_readings(event)
+    shown = f"CPU: {_mb(host.level)}"
+    if not devices:
+        return f"{shown} | GPU: Not available"
+    return (
+        f"{shown} | GPU Allocated: {_mb(devices[0].level)} | GPU Reserved: {_reserved(devices[0])}"
+    )
 
 
 def announcement(batches: int) -> str:
@@ -81,14 +85,18 @@ def batch_line(index: int, event: Batch, loss: str | None = None) -> str:
 
 
 def _batch_figures(event: Batch) -> str:
+    host, *devices = main_readings(event)
     figures = [
-        f"{'GPU' if device.name.startswith('cuda') else device.name} {_mb(device.allocated)}"
-        for device in event.devices
-        if device.allocated is not None
+        f"{_short_name(each)} {_mb(each.level)}"
+        for each in (*devices, host)
+        if each.level is not None
     ]
-    if event.rss is not None:
-        figures.append(f"CPU {_mb(event.rss)}")
     return ", ".join(figures) or "memory unknown"
+
+
+def _short_name(reading: Reading) -> str:
+    is_other = reading.device is not None and not reading.owner.startswith("cuda")
+    return reading.owner if is_other else _kind(reading)
 
 
 def evaluation_lines(index: int, event: Evaluation, loss: str | None = None) -> str:
@@ -104,28 +112,26 @@ def evaluation_lines(index: int, event: Evaluation, loss: str | None = None) -> 
 
 def epoch_line(event: Epoch) -> str:
     """Return a line such as ``  Epoch end: CPU 1645.1 MB, peak 1702.4 MB``."""
-    _, peak = _peak(event)
-    if not event.devices:
-        return f"  Epoch end: CPU {_mb(event.rss)}, peak {peak}"
-    device = event.devices[0]
-    allocated, reserved = _mb(device.allocated), _mb(device.reserved)
-    return f"  Epoch end: GPU {allocated} allocated, {reserved} reserved, peak {peak}"
+    first = _first(event)
+    level, peak = _mb(first.level), _peak(first)
+    if first.device is None:
+        return f"  Epoch end: CPU {level}, peak {peak}"
+    return f"  Epoch end: GPU {level} allocated, {_reserved(first)} reserved, peak {peak}"
 
 
 def optimization_line(event: Epoch) -> str:
     """Return the line printed at the end of a black-box optimisation."""
-    name, peak = _peak(event)
-    return f"  Peak {name} memory during optimization: {peak}"
+    first = _first(event)
+    return f"  Peak {_kind(first)} memory during optimization: {_peak(first)}"
 
 
 def scope_lines(event: Scope) -> str:
     """Return the lines of a watched block: the change of memory, and a device's peak."""
-    line = f"[Memory] {_label(event)}: CPU {_change(event.rss_change)}"
-    if not event.devices:
+    host, *devices = changes(event)
+    line = f"[Memory] {_label(event)}: CPU {_change(host.level)}"
+    if not devices:
         return line
-    device = event.devices[0]
-    peak = _qualified(device.peak, device.peak_source)
-    return f"{line}, GPU {_change(device.allocated)}\n         Peak GPU: {peak}"
+    return f"{line}, GPU {_change(devices[0].level)}\n         Peak GPU: {_peak(devices[0])}"
 
 
 def point_line(event: Recorded) -> str:
@@ -140,11 +146,12 @@ def profile_lines(points: Sequence[Recorded]) -> str:
 
 
 def _change_between(before: Recorded, after: Recorded) -> str:
-    name, size = _main_figure(after)
-    _, start = _main_figure(before) if before.devices or not after.devices else (name, 0)
-    change = None if size is None or start is None else size - start
+    first, earlier = _first(after), _first(before)
+    # Without a device before, there was nothing on it.
+    start = earlier.level if earlier.device or not first.device else 0
+    change = None if first.level is None or start is None else first.level - start
     labels = f"{_label(before)} \u2192 {_label(after)}"
-    return f"{labels}: {name} {_mb(size)} ({_change(change)})"
+    return f"{labels}: {_kind(first)} {_mb(first.level)} ({_change(change)})"
 
 
 def summary_lines(points: Sequence[Recorded], omitted: int = 0) -> str:
@@ -154,21 +161,23 @@ def summary_lines(points: Sequence[Recorded], omitted: int = 0) -> str:
     return "\n".join(["Memory summary:", *left_out, *(lines or ["  (no points were recorded)"])])
 
 
-def _main_figure(event: Recorded) -> tuple[str, int | None]:
-    return ("GPU", event.devices[0].allocated) if event.devices else ("CPU", event.rss)
+def _first(event: Epoch | Recorded) -> Reading:
+    """Return the reading of the first device; without devices, that of the process."""
+    return main_readings(event)[:2][-1]
 
 
-def _peak(event: Epoch) -> tuple[str, str]:
-    """Return ``GPU`` and the first device's peak; without devices, return ``CPU`` and the host's peak."""
-    if not event.devices:
-        return "CPU", _qualified(event.rss_peak, event.rss_peak_source)
-    device = event.devices[0]
-    return "GPU", _qualified(device.peak, device.peak_source)
+def _kind(reading: Reading) -> str:
+    return "CPU" if reading.device is None else "GPU"
 
 
-def _qualified(size: int | None, source: PeakSource | None) -> str:
+def _reserved(reading: Reading) -> str:
+    return _mb(None if reading.device is None else reading.device.reserved)
+
+
+def _peak(reading: Reading) -> str:
     """Return a peak as text. If the peak is not exact, its source follows in parentheses."""
-    return _mb(size) if source in (None, "exact") else f"{_mb(size)} ({source})"
+    size, source = _mb(reading.peak), reading.source
+    return size if source in (None, "exact") else f"{size} ({source})"
 
 
 def _label(event: Recorded | Scope) -> str:

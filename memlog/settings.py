@@ -13,7 +13,6 @@ the environment, the defaults. No other module reads these environment variables
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -258,6 +257,8 @@ def _known(section: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
 
 
 def _refuse_misspelling(key: str, known: Iterable[str], *, strict: bool) -> None:
+    import difflib  # noqa: PLC0415 - needed only for this message
+
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6 if strict else 0.9)
     if close:
         raise ConfigurationError(f"config key {key!r} is not known: did you mean {close[0]!r}?")

@@ -4,18 +4,23 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from support import devices
 from support.fork_server import end_servers, server_pids
 from support.seeds import SeedsPlugin
 
 # Two of torch's threads that wait for each other on two busy cores were eight times slower than one. Set
 # before torch is imported, so that the programs that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A thread of mlflow's telemetry changes the environment, also while another thread reads it.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 # Without this, each of hundreds of processes would compile memlog again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -24,7 +29,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest.register_assert_rewrite("memlog.testing")  # a failed contract shows its values
+# Workers that run at the same time have simulated devices of their own (tests/cuda_runtime). Set before torch
+# is imported.
+os.environ["FAKE_CUDA_STATE"] = devices.OF_THIS_PROCESS
+
+# A failed contract, or a device's wrong figure, shows its values.
+pytest.register_assert_rewrite("memlog.testing", "support.device_figures")
 
 # The same examples at every run; HYPOTHESIS_PROFILE=default looks for new ones.
 # Without limits of time: a busy machine took ten times as long.
@@ -62,6 +72,8 @@ LONGEST = (
     "integration/leaks/test_growing_scripts.py",
     "integration/wandb/test_wandb_in_process.py",
     "slow/test_memory_exercise.py",
+    "integration/trainers/test_trainers_cuda.py",
+    "integration/ranks/test_ranks_cuda.py",
     "integration/ranks/test_torchrun.py",
     "integration/inputs/test_largest_step.py",
     "integration/oom/test_out_of_memory_causes.py",
@@ -100,29 +112,78 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose device is missing, unless the run exists for these tests: then it fails."""
+    wanted = [kind for kind in ("cuda", "gpu") if item.get_closest_marker(kind)]
+    if not wanted:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        remedy = "no CUDA device: `make cuda-tests` simulates one"
+        (pytest.fail if "MEMLOG_TESTS_NEED_CUDA" in os.environ else pytest.skip)(remedy)
+    if "gpu" in wanted and devices.simulated():
+        pytest.skip("simulated devices run no kernels")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_left() -> Iterator[None]:
     """Fail a file of tests if processes that it started still run a minute after its last test."""
     yield
     own = server_pids()
-    children = [one for one in psutil.Process().children(recursive=True) if one.pid not in own]
+    children = [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if one.pid not in own and not _symbolizes(one)
+    ]
     _, left = psutil.wait_procs(children, timeout=60)
     assert not left, f"these processes were left behind: {[child.cmdline() for child in left]}"
 
 
+def _symbolizes(process: psutil.Process) -> bool:
+    """Return whether this is an ``addr2line``: torch keeps one per library from the first C++ stack on."""
+    try:
+        return process.name().endswith("addr2line")
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _no_server_left() -> Iterator[None]:
+def _nothing_left() -> Iterator[None]:
     yield
     end_servers()
+    Path(devices.OF_THIS_PROCESS).unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def _devices_of_its_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give a test's programs simulated devices on which earlier tests have left nothing in this process."""
+    if not request.node.get_closest_marker("cuda"):
+        yield
+        return
+    import torch
+
+    torch.cuda.mem_get_info()  # from its first use on, this process keeps its own devices
+    of_programs = Path(f"{devices.OF_THIS_PROCESS}-programs")
+    os.environ["FAKE_CUDA_STATE"] = str(of_programs)
+    yield
+    os.environ["FAKE_CUDA_STATE"] = devices.OF_THIS_PROCESS
+    of_programs.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> None:
     """Reset torch's count of compilations: no session traces a step in a process that has compiled."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
-    if getattr(frames, "cached_backends", None):
-        import torch._dynamo
+    backends = getattr(frames, "cached_backends", {})
+    # None: a function that was only excluded from compilation. The optimizers have some.
+    if all(backend is None for backend in backends.values()):
+        return
+    import torch._dynamo
 
+    with warnings.catch_warnings():
+        # If there is a CUDA device, `reset` imports a module of torch that uses what torch has deprecated.
+        warnings.filterwarnings("ignore", "`torch.jit.script_method` is", DeprecationWarning)
         torch._dynamo.reset()
 
 

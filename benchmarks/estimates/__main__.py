@@ -19,14 +19,10 @@ from rich.console import Console
 import memlog
 from benchmarks.__main__ import machine
 from benchmarks.estimates.models import Case, cases
+from benchmarks.estimates.optimizers import OPTIMIZERS
+from benchmarks.estimates.pages import put_into
 from memlog.estimates.estimate import MARGIN
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
-    "SGD, momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
-    "AdamW": torch.optim.AdamW,
-    "Adafactor": torch.optim.Adafactor,
-}
 _STEPS = 10
 
 
@@ -65,7 +61,7 @@ def main() -> None:
     tables = f"{machine()}\n\n{summary(rows)}\n\n{table(rows)}\n"
     Console().print(tables, markup=False, highlight=False)
     if options.write:
-        _put_into(options.write, tables)
+        put_into(options.write, tables, "make estimate-bench")
 
 
 def measured(only: str) -> Iterator[Row]:
@@ -160,15 +156,6 @@ def table(rows: list[Row]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-_BEGIN = "<!-- written by make estimate-bench -->"
-_END = "<!-- end of what make estimate-bench writes -->"
-
-
-def _put_into(file: Path, tables: str) -> None:
-    head, _, rest = file.read_text().partition(_BEGIN)
-    file.write_text(f"{head}{_BEGIN}\n\n{tables}\n{_END}{rest.partition(_END)[2]}")
 
 
 if __name__ == "__main__":

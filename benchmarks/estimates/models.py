@@ -145,7 +145,7 @@ class Graph(nn.Module):
         source = torch.arange(count).repeat(8)
         target = torch.arange(8 * count) % count
         for _ in range(3):
-            sent = self.message(nodes)[source]
+            sent = self.message(nodes)[source].to(nodes.dtype)
             nodes = self.update(torch.zeros_like(nodes).index_add(0, target, sent), nodes)
         return nodes
 
@@ -271,6 +271,28 @@ def of_transformers() -> Iterator[Case]:
     yield case(
         "ConvNextModel", last_state, pictures, hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 2, 1]
     )
+
+
+def on_device_only() -> Iterator[Case]:
+    """Return larger models, as people train them on a GPU."""
+    import transformers
+
+    def tokens(batch: int) -> Tensor:
+        return torch.randint(500, (batch, 512))
+
+    def pictures(batch: int) -> Tensor:
+        return torch.randn(batch, 3, 224, 224)
+
+    models = _torchvision()
+    sizes: dict[str, Any] = {"num_hidden_layers": 8, "vocab_size": 8000}
+    llama = transformers.LlamaConfig(**sizes, hidden_size=768, intermediate_size=2048)
+    gpt2 = transformers.GPT2Config(n_layer=6)
+    yield Case(
+        "Llama, 8 layers", lambda: transformers.LlamaForCausalLM(llama), tokens, text, (1, 1)
+    )
+    yield Case("GPT-2, 6 layers", lambda: transformers.GPT2LMHeadModel(gpt2), tokens, text, (1, 1))
+    if models is not None:
+        yield Case("ResNet-50", lambda: models.resnet50(num_classes=100), pictures, classes, (1, 1))
 
 
 def _without(settings: dict[str, Any], name: str) -> dict[str, Any]:

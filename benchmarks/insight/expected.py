@@ -27,6 +27,8 @@ KINDS = frozenset(
         "shared_memory",
         "allocator_free_lists",
         "device_fragmentation",
+        "graph_pools",
+        "allocator_retries",
         "larger_steps",
         "growth",
     }
@@ -47,6 +49,7 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         where: Texts that name the place. A finding has to contain one of them, or the marked line.
         rate_mib: Lowest and highest growth in MiB per step, as measured without memlog; both 0 if the
             script does not grow.
+        not_on_device: Reason why the script can't run with its tensors on a device; empty if it can.
     """
 
     faulty: bool
@@ -54,6 +57,7 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
     rate_mib: tuple[float, float] = (0.0, 0.0)
+    not_on_device: str = ""
 
     @property
     def grows(self) -> bool:

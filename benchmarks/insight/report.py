@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.__main__ import machine
@@ -28,16 +29,51 @@ which the measured growth reaches the limit. Cost is the time of the whole proce
 time without.
 
 """
+ON_DEVICE = "## On a device\n"
+DEVICE_PREFACE = """
+Written by `make insight ARGS="--device cuda"`. The same scripts with their tensors on a GPU
+(`torch.set_default_device`). The device is simulated ([how](gpu-checks.md)): torch's allocator and all of
+memlog are real, kernels compute nothing. So the scripts' values mean nothing, and there are no times. The
+growth is that of the host's memory plus that of the tensors on the device (`torch.cuda.memory_allocated`).
+"""
 
 
-def text(table: dict[str, Expected], results: Sequence[Result], seeds: int) -> str:
-    """Return the machine, the summary, and a table of the faulty and one of the healthy scripts."""
+def put_into(file: Path, text: str, device: str) -> None:
+    """Replace the part about a device in the page, or, for the CPU, the part before it."""
+    before, _, on_device = (file.read_text() if file.exists() else "").partition(ON_DEVICE)
+    if device == "cpu":
+        before = PREFACE + text + "\n\n"
+    else:
+        on_device = f"{DEVICE_PREFACE}\n{text}\n".replace("\n## ", "\n### ")
+    file.write_text(f"{before.rstrip()}\n" + (f"\n{ON_DEVICE}{on_device}" if on_device else ""))
+
+
+def text(
+    table: dict[str, Expected],
+    results: Sequence[Result],
+    seeds: int,
+    left_out: Sequence[str] = (),
+    not_run: Sequence[str] = (),
+) -> str:
+    """Return the machine, the summary, and a table of the faulty and one of the healthy scripts.
+
+    ``left_out`` are scripts that can't run on the device, ``not_run`` those that ``--only`` leaves out.
+    """
     first = [result for result in results if result.seed == 0]
     parts = [machine(), summary_table(_summary(results)), "## Faulty scripts", faulty(table, first)]
     parts += [
         f"## Healthy scripts, {seeds} {'seed' if seeds == 1 else 'seeds'}",
         healthy(table, results),
     ]
+    if left_out:
+        listed = (f"- {name}: {table[name].not_on_device}." for name in left_out)
+        parts += ["## Not on a device", "\n".join(listed)]
+    if not_run:
+        count = len({result.name for result in results})
+        parts += [
+            "## Not run",
+            f"Of {count + len(not_run)} scripts, {len(not_run)}: {', '.join(not_run)}.",
+        ]
     if failed := [result for result in results if result.error]:
         parts += ["## Failed", *(f"- {r.name}, seed {r.seed}: `{r.error}`" for r in failed)]
     return "\n\n".join(parts)

@@ -1,12 +1,14 @@
 """Run the scripts through ``memlog run --layers`` and judge memlog's findings.
 
-``python -m benchmarks.insight.run [--only NAME …] [--seeds N] [--jobs N] [--keep FILE] [--write FILE]``
+``python -m benchmarks.insight.run [--only NAME …] [--seeds N] [--jobs N] [--device cuda] [--keep FILE]
+[--write FILE]``
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -62,17 +64,23 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="keep results in FILE, and run what it lacks"
     )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where tensors are (default cpu)"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the report to FILE")
     options = parser.parse_args()
     table = load()
     names = options.only or sorted(table)
     if unknown := set(names) - set(table):
         parser.error(f"no such script: {', '.join(sorted(unknown))}")
-    results = run(table, names, options.seeds, options.jobs, options.keep)
-    text = report.text(table, results, options.seeds)
+    left_out = [name for name in names if options.device != "cpu" and table[name].not_on_device]
+    names = [name for name in names if name not in left_out]
+    results = run(table, names, options.seeds, options.jobs, options.keep, options.device)
+    not_run = sorted(set(table) - set(names) - set(left_out))
+    text = report.text(table, results, options.seeds, left_out, not_run)
     Console(soft_wrap=True).print(text, markup=False, highlight=False)
     if options.write:
-        options.write.write_text(report.PREFACE + text + "\n")
+        report.put_into(options.write, text, options.device)
     sys.exit(any(result.error for result in results))
 
 
@@ -82,6 +90,7 @@ def run(
     seeds: int,
     jobs: int,
     keep: Path | None = None,
+    device: str = "cpu",
 ) -> list[Result]:
     """Run scripts: the faulty ones with seed 0, the healthy ones with all seeds.
 
@@ -97,7 +106,7 @@ def run(
     ]
     with ThreadPoolExecutor(jobs) as pool:
         pending = [
-            pool.submit(one, name, table[name], seed)
+            pool.submit(one, name, table[name], seed, device)
             for name, seed in sorted(tasks, key=itemgetter(1))
             if (name, seed) not in results
         ]
@@ -110,13 +119,18 @@ def run(
     return [results[task] for task in tasks]
 
 
-def one(name: str, expected: Expected, seed: int) -> Result:
-    """Run one script with one seed: with memlog and, for the first seed, also without."""
+def one(name: str, expected: Expected, seed: int, device: str = "cpu") -> Result:
+    """Run one script with one seed: with memlog and, for the first seed, also without.
+
+    On a device, the script does not run without memlog: a simulated device takes no time, so the comparison
+    would mean nothing.
+    """
     try:
-        plain = _timed([sys.executable, str(SCRIPTS / f"{name}.py")], seed) if seed == 0 else None
-        seconds, document = _with_memlog(name, seed)
+        is_timed = seed == 0 and device == "cpu"
+        plain = _timed(_command(name, device), seed) if is_timed else None
+        seconds, document = _with_memlog(name, seed, device)
         findings = findings_of(document)
-        truth = _truth(name, seed, findings, document) if expected.grows else None
+        truth = _truth(name, seed, findings, document, device) if expected.grows else None
     except Exception as error:  # noqa: BLE001 # reported as this script's result
         return Result(name, seed, None, error=f"{type(error).__name__}: {error}"[-500:])
     marks = [f"{name}.py:{line}" for line in marked_lines(name)]
@@ -131,11 +145,17 @@ def one(name: str, expected: Expected, seed: int) -> Result:
     )
 
 
-def _with_memlog(name: str, seed: int) -> tuple[float, dict[str, Any]]:
+def _command(name: str, device: str) -> list[str]:
+    script = str(SCRIPTS / f"{name}.py")
+    if device == "cpu":
+        return [sys.executable, script]
+    return [sys.executable, "-m", "benchmarks.insight.on_device", device, script]
+
+
+def _with_memlog(name: str, seed: int, device: str) -> tuple[float, dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
-        script = [sys.executable, str(SCRIPTS / f"{name}.py")]
         recorded = [str(MEMLOG), "run", "--layers", "--backend", "local", "--dir", folder, "--"]
-        seconds = _timed(recorded + script, seed)
+        seconds = _timed(recorded + _command(name, device), seed)
         shown = subprocess.run(
             [str(MEMLOG), "show", "latest", "--json", "--dir", folder],
             env=environment(seed),
@@ -170,12 +190,12 @@ def _timed(command: Sequence[str], seed: int) -> float:
 
 
 def _truth(
-    name: str, seed: int, findings: Sequence[Finding], document: dict[str, Any]
+    name: str, seed: int, findings: Sequence[Finding], document: dict[str, Any], device: str
 ) -> Truth | None:
     """Measure the growth without memlog, if there is a finding to compare with it."""
     if not any(finding.tells_growth for finding in findings):
         return None
-    series = measure(name, seed)
+    series = measure(name, seed, device=device)
     room = _room(findings, document)
     return Truth(series.rate(), len(series.levels) - 1, room)
 
@@ -186,13 +206,28 @@ def _room(findings: Sequence[Finding], document: dict[str, Any]) -> float | None
     If no forecast names a limit, the machine's available memory is returned.
     """
     metrics = document.get("metrics", {})
+    device = _device_of(findings)
+    in_use = f"memory/{device}/allocated_mib" if device else "memory/host/rss_mib"
     forecasts = [finding.forecast for finding in findings if finding.forecast is not None]
     limits = [each.limit_bytes for each in forecasts if each.limit_bytes is not None]
-    resident = metrics.get("memory/host/rss_mib")
+    resident = metrics.get(in_use)
     if limits and resident:
         return float(limits[0] - resident["last"] * MIB)
     available = metrics.get("memory/host/available_mib")
     return float(available["last"] * MIB) if available else None
+
+
+def _device_of(findings: Sequence[Finding]) -> str | None:
+    """Return the device whose memory the first finding with a forecast is about; None: the host."""
+    for finding in findings:
+        if finding.forecast is not None:
+            found = re.search(
+                r"\bmemory(?: that tensors hold)? on (\w+)",
+                "\n".join((finding.title, *finding.evidence)),
+                re.IGNORECASE,
+            )
+            return found[1] if found else None
+    return None
 
 
 if __name__ == "__main__":

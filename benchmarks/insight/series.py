@@ -1,7 +1,9 @@
 """Measure how a script's memory develops, without memlog: one reading after each optimizer step.
 
-As a program (``python -m benchmarks.insight.series SCRIPT OUT``) this module runs SCRIPT as ``__main__`` and
-writes its readings to OUT when it ends.
+A reading is the host's memory plus the bytes that tensors hold on the device.
+
+As a program (``python -m benchmarks.insight.series DEVICE SCRIPT OUT``) this module runs SCRIPT as
+``__main__``, with its tensors on DEVICE, and writes its readings to OUT when it ends.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.insight.on_device import run_script
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -52,13 +55,17 @@ class Series(NamedTuple):
 
 
 def environment(seed: int) -> dict[str, str]:
-    """Return the environment for a script: one thread, a seed, and none of memlog's variables."""
+    """Return the environment for a script: one thread, a seed, and none of memlog's variables.
+
+    The script finds this package, which sets the device.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMLOG_")}
-    return kept | {"SEED": str(seed), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return kept | threads | {"SEED": str(seed), "PYTHONPATH": str(ROOT)}
 
 
-def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
-    """Run a script and return its series.
+def measure(name: str, seed: int = 0, timeout: float = 300, *, device: str = "cpu") -> Series:
+    """Run a script with its tensors on a device, and return its series.
 
     Raises:
         RuntimeError: The script failed; the message has the end of its output.
@@ -70,11 +77,12 @@ def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
                 sys.executable,
                 "-m",
                 "benchmarks.insight.series",
+                device,
                 str(SCRIPTS / f"{name}.py"),
                 str(out),
             ],
             cwd=folder,
-            env=environment(seed) | {"PYTHONPATH": str(ROOT)},
+            env=environment(seed),
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -115,7 +123,8 @@ def _status_bytes(pid: int) -> int:
     )
 
 
-def _run(script: str, out: str) -> None:
+def _run(device: str, script: str, out: str) -> None:
+    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     levels: list[int] = []
@@ -123,7 +132,8 @@ def _run(script: str, out: str) -> None:
 
     def read(*_: Any) -> None:
         if os.getpid() == owner:
-            levels.append(anonymous_bytes())
+            held = torch.cuda.memory_allocated() if device == "cuda" else 0
+            levels.append(anonymous_bytes() + held)
 
     def write() -> None:
         if os.getpid() == owner:
@@ -140,10 +150,8 @@ def _run(script: str, out: str) -> None:
         leave(code)
 
     os._exit = written  # type: ignore[assignment] # a script that ends this way runs no atexit function
-    sys.argv = [script]
-    sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
+    run_script(device, script)
 
 
 if __name__ == "__main__":
-    _run(sys.argv[1], sys.argv[2])
+    _run(*sys.argv[1:])

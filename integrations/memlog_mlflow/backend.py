@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from collections.abc import Callable
 from types import ModuleType
 
 from memlog._internal.credential_scope import CredentialScope
+from memlog.events import Status
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
-from memlog_mlflow import environment
+from memlog_mlflow import ends, environment
 from memlog_mlflow.uris import absolute_uri, link_to
 
 
@@ -54,6 +56,10 @@ class MlflowBackend:
         mlflow = _imported_mlflow()
         address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
         return TrackerRun(run_id, None if address is None else absolute_uri(address), name)
+
+    def watch_ends(self, before: Callable[[str, Status], object]) -> Callable[[], object]:
+        """Call ``before`` with a run's id and status each time the program is about to end a run."""
+        return ends.watch(before)
 
     def connection(self) -> Connection:
         """Return the tracking URI (``None``: MLflow's default) and the client's environment variables."""

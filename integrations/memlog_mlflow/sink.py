@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +34,19 @@ MAX_VALUE = 6000
 _OWN_TABLE = "| memory | by memlog |"
 """Line that only memlog's own descriptions contain (`memlog.reports.description`)."""
 
+NOTE_TAG = "memlog.description"
+"""Tag of a user's run that memlog has described. Its value is a digest of memlog's text, so that memlog
+recognizes the text."""
+
 _STATUSES: Mapping[Status, str] = {
     "finished": "FINISHED",
     "failed": "FAILED",
     "killed": "KILLED",
 }
+
+
+_WORSE: Mapping[str, int] = {"FINISHED": 0, "FAILED": 1, "KILLED": 2}
+"""Statuses of a run that has ended, ordered. A status is only replaced by one with a lower number."""
 
 
 class MlflowSink:
@@ -120,17 +129,21 @@ class MlflowSink:
         self._opened().store(artifact, file)
 
     def wants_description(self) -> bool:
-        """Return True if memlog opened the run, and the run's description is missing or outdated.
+        """Return True if the run's description is missing or outdated, and the user has not written it.
 
-        A description is outdated if memlog stored it before the training was restarted.
+        A description of memlog's own run is outdated if memlog stored it before the training was restarted.
+        In a user's run, memlog replaces only a text that it has stored itself and that nobody has changed.
         """
+        tags = self._opened().data().tags
+        note = tags.get(MLFLOW_RUN_NOTE, "")
         if self._target.joined is not None:
-            return False
-        note = self._opened().data().tags.get(MLFLOW_RUN_NOTE, "")
+            return not note.strip() or tags.get(NOTE_TAG) == _digest(note)
         return not note or (self._target.continues is not None and _OWN_TABLE in note)
 
     def log_description(self, text: str) -> None:
         """Store the text that MLflow shows on the run's first page."""
+        if self._target.joined is not None:
+            self._opened().set_tag(NOTE_TAG, _digest(text))
         self._opened().set_tag(MLFLOW_RUN_NOTE, text)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
@@ -222,8 +235,9 @@ class _OpenRun:
     def end(self, status: str, ended_us: int | None) -> None:
         with self._asked():
             info = self._client.get_run(self.run_id).info
-            # Ending the run again would change its end time.
-            if info.status != status or info.end_time is None:
+            # Ending the run again would change its end time. If memlog's knowledge of the end was lost, for
+            # example on a full disk, memlog takes the run as killed. The tracker then knows better.
+            if info.end_time is None or _WORSE.get(info.status, 3) > _WORSE[status]:
                 ended_ms = None if ended_us is None else ended_us // 1000
                 self._client.set_terminated(self.run_id, status=status, end_time=ended_ms)
 
@@ -245,6 +259,10 @@ class _OpenRun:
         versions of MLflow refuse a batch that repeats this NaN.
         """
         return self._doubles or math.isnan(metric.value)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2s(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _uri_of(target: Target) -> str:

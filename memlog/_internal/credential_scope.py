@@ -14,17 +14,18 @@ from pathlib import Path
 
 import msgspec
 
+from memlog._internal.patterns import lazy_pattern
 from memlog._internal.redact import bare_address
 
 # Strict, so that all URL parsers read the same host from an address that matches.
-_SERVER = re.compile(
+_SERVER = lazy_pattern(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?#][^\s\\@]*)?",
     re.IGNORECASE,
 )
 _PORTS = {"http": 80, "https": 443}
-_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9.-]*)(?:\+[a-z0-9.+-]*)?:", re.IGNORECASE)
+_SCHEME = lazy_pattern(r"(?P<scheme>[a-z][a-z0-9.-]*)(?:\+[a-z0-9.+-]*)?:", re.IGNORECASE)
 _ON_THIS_MACHINE = frozenset({"sqlite", "file", "offline", "disabled"})
-_SECRET = re.compile(
+_SECRET = lazy_pattern(
     r"token|passw|pwd|secret|key|credential|username|auth|client_cert", re.IGNORECASE
 )
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
-import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from memlog._internal import fork
 from memlog._internal.redact import without_credentials
 from memlog._internal.signals import raised_by_handler
 
-logger = logging.getLogger("memlog")
+if TYPE_CHECKING:
+    import logging
+
 _T = TypeVar("_T")
 
 _MAX_LOGGED = 200
@@ -28,14 +30,19 @@ NOT_NOTICED = (
 """Message with the reason why a run recorded nothing, and the remedy."""
 
 
-def warn(message: str, to: logging.Logger = logger) -> bool:
+def warn(message: str, to: logging.Logger | None = None) -> bool:
     """Log a warning. Return False if logging failed.
 
     Logging fails, for example, if the user's log handler writes to a closed stream. If a signal handler of
     the user raises an exception, `warn` raises it, too.
     """
     try:
-        to.warning("%s", message)
+        try:
+            import logging  # noqa: PLC0415 - most programs get no warning
+        except OSError:  # the process can open no more files
+            sys.stderr.write(f"{message}\n")  # as logging does if the program has set up nothing
+            return True
+        (to or logging.getLogger("memlog")).warning("%s", message)
     except Exception as error:
         if raised_by_handler(error):
             raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+
+from memlog._internal.patterns import lazy_pattern
 
 _NO_ID = "none"
 """torchrun's default id of a training."""
@@ -16,7 +17,7 @@ _BATCH_STEP = 4_000_000_000
 """Lowest id of a step that SLURM itself starts, such as the batch script. The processes of such a step are no
 ranks."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
+_KUBEFLOW_POD = lazy_pattern(r"(?P<job>.+)-(?:master|worker)-\d+")
 
 
 class RankPosition(msgspec.Struct, frozen=True):

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from urllib.parse import quote
+
+from memlog._internal.patterns import lazy_pattern
 
 # Texts may come from anywhere. From each position a pattern tries a bounded number of characters, so that no
 # text takes long to search.
-_WORD = re.compile(r"\S+")
-_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,31}://(?!/)")
+_WORD = lazy_pattern(r"\S+")
+_SCHEME = lazy_pattern(r"[a-zA-Z][a-zA-Z0-9+.-]{0,31}://(?!/)")
 _NAMES = r"token|pass|pwd|secret|key|sig|auth|credential"
 _EQUALS = r"(?:=|%(?:25)*3D)"
 # A connection string inside an address is percent-encoded, perhaps more than once.
 _ENCODED_END = r"%(?:25)*(?:3B|26)"
 _BRACED = r"\{[^}]{0,999}\}|%(?:25)*7B(?:(?!%(?:25)*7D)\S){0,199}%(?:25)*7D"
-_QUERY = re.compile(
+_QUERY = lazy_pattern(
     rf"(?P<name>[?&#][^=&;#\s%]{{0,64}}(?:{_NAMES}|(?<=[?&#])(?:pw|code)(?==))[^=&;#\s%]{{0,64}}=)[^&#\s]*",
     re.IGNORECASE,
 )
-_PART = re.compile(
+_PART = lazy_pattern(
     r"(?P<name>(?:[;=]|%(?:25)*3[BD]|%(?:25)*26)\s*"
     rf"(?:pw|code|[^=&;#\s%]{{0,64}}(?:{_NAMES})[^=&;#\s%]{{0,64}}){_EQUALS})"
     rf"(?:{_BRACED}|(?:(?!{_ENCODED_END})[^&;#\s])*)",
     re.IGNORECASE,
 )
 # Secrets in a database's connection string, such as password='it''s' host=db, and in clients' messages.
-_SETTING = re.compile(
+_SETTING = lazy_pattern(
     r"(?P<name>\b\w{0,64}?(?:passw(?:or)?d|passphrase|pwd|secret|api_?key|access_?key|credentials?|token)"
     r"['\"]?\s*[=:]\s*)(?P<value>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|\{[^}]{0,999}\}"
     r"|(?<=[=])(?!\*{3})\S+|(?<==\s)(?!\*{3})\S+)",
     re.IGNORECASE,
 )
-_HEADER = re.compile(
+_HEADER = lazy_pattern(
     r"(?P<name>\bbearer\s+|\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer|token)\s+)(?!token\b)[^\s'\",]+",
     re.IGNORECASE,
 )
 
 # Secrets in a command line, such as --api-key s3cret or wandb.api_key=s3cret.
-_SECRET_OPTION = re.compile(
+_SECRET_OPTION = lazy_pattern(
     r"(?:passw(?:or)?d|passphrase|pwd|secret|key|credentials?|token|auth)$", re.IGNORECASE
 )
 
@@ -64,7 +64,7 @@ _SHORTEST = 4
 the pattern would match too much ordinary text."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped; one string for each library."""
-_ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
+_ESCAPED = lazy_pattern(r"(?:%[0-9a-fA-F]{2})+")
 _ANY_BLANK = r"(?:\s|\+|%[0-9a-fA-F]{2}|\\(?:[tnrvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))+"
 
 _remembered: tuple[str, ...] = ()
@@ -88,6 +88,8 @@ def without_credentials(text: str) -> str:
 
 def shell_line(arguments: Sequence[str]) -> str:
     """Return a command's arguments as a shell takes them, without the values of secret options."""
+    import shlex  # noqa: PLC0415 - only the helper process and commands need it
+
     shown: list[str] = []
     is_secret = False
     for argument in arguments:
@@ -140,6 +142,8 @@ def _patterns(address: str) -> Iterator[str]:
 
 def _spellings(rest: str) -> Iterable[str]:
     """Return the spellings of an address (without scheme): unchanged, unescaped, and escaped in two ways."""
+    from urllib.parse import quote  # noqa: PLC0415 - needed only with a tracker's address
+
     plain = _ESCAPED.sub(_unescaped, rest)
     escaped = (quote(plain, safe=kept, errors="surrogatepass") for kept in _KEPT_BY_CLIENTS)
     return dict.fromkeys((rest, plain, *escaped))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -101,7 +100,7 @@ def beside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def _unguessable(name: str) -> str:
-    return f".{name[-64:]}.{secrets.token_hex(8)}.tmp"
+    return f".{name[-64:]}.{os.urandom(8).hex()}.tmp"
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""Threshold alerts: rules as text, and the subscriber that judges events by them."""
+"""Threshold alerts: rules as text.
 
-from memlog.alerts.engine import AlertEngine, engine_for
+`memlog.alerts.engine` judges events by them. The training process does not import it.
+"""
+
 from memlog.alerts.rules import Rule, parse_rule, parse_rules
 
-__all__ = ["AlertEngine", "Rule", "engine_for", "parse_rule", "parse_rules"]
+__all__ = ["Rule", "parse_rule", "parse_rules"]

@@ -1,14 +1,14 @@
 """Evaluation of alert rules: a subscriber that publishes an `Alert` when a threshold is crossed.
 
-The alerts depend only on the rules, the host's limit, the events, and the sizes of mapped files and garbage
-in the process. The training process judges its own memory and its devices' memory. The helper process judges
-the memory of the process tree and of the machine, because the helper process reads these figures.
+The alerts depend only on the rules, the host's limit and the events. The helper process judges the rules as
+the events come. The training process does only a part: before an alert about growth of ``host.rss``, it
+collects garbage, and publishes the result (`HeapReading.freed`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
@@ -16,16 +16,35 @@ from memlog.alerts.alert_text import alert_title
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.alerts.rules import Rule
 from memlog.alerts.trigger import Trigger
-from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
+from memlog.events import (
+    ALLOCATED,
+    HOST_ANON,
+    HOST_RSS,
+    RESERVED,
+    SHARED,
+    TREE,
+    Alert,
+    Batch,
+    Device,
+    DeviceReading,
+    Epoch,
+    Evaluation,
+    Event,
+    HeapReading,
+    Reading,
+    Sample,
+    readings,
+)
 from memlog.metrics import fragmentation
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.garbage import collect_garbage
-from memlog.probes.tree import machine_memory, memory_limit
+from memlog.probes.garbage import Collection, collect_garbage
+from memlog.probes.machine import machine_memory, memory_limit
 
 COOLDOWN_S = 300.0
 """Minimum seconds between two alerts of one rule about the same device or host, by the events' timestamps."""
 
 JudgedEvent: TypeAlias = Batch | Epoch | Evaluation | Sample
+_Judge: TypeAlias = Callable[[Any, Sequence[Reading], list[Alert]], None]
 
 
 def engine_for(
@@ -33,23 +52,18 @@ def engine_for(
     publish: Callable[[Event], object],
     diagnostics: Diagnostics,
     pid: int,
-    on_alert: Callable[[Alert], object] = lambda _: None,
-    files: Callable[[], int | None] = lambda: None,
-    *,
-    sampled: bool = False,
+    ask_for_garbage: Callable[[], object] | None = None,
 ) -> AlertEngine | None:
-    """Return an engine for the rules that this process judges; ``None`` if there are no such rules.
+    """Return an engine for rules; ``None`` if there are no rules.
 
-    This process is the helper process if ``sampled`` is true, and otherwise the training process. ``pid`` is
-    the training process's id: ``%`` in a rule about the host refers to `host_limit` of the training process.
-    For the other arguments, see `AlertEngine`.
+    ``pid`` is the training process's id: ``%`` in a rule about the host refers to `host_limit` of the
+    training process. For the other arguments, see `AlertEngine`.
     """
-    mine = [rule for rule in rules if rule.sampled == sampled]
-    if not mine:
+    if not rules:
         return None
-    shares = any(rule.share and rule.figure.startswith("host.") for rule in mine)
+    shares = any(rule.share and rule.figure.startswith("host.") for rule in rules)
     limit = host_limit(pid) if shares else None
-    return AlertEngine(mine, publish, diagnostics, limit=limit, on_alert=on_alert, files=files)
+    return AlertEngine(rules, publish, diagnostics, limit=limit, ask_for_garbage=ask_for_garbage)
 
 
 def host_limit(pid: int) -> int | None:
@@ -64,10 +78,10 @@ def host_limit(pid: int) -> int | None:
 class AlertEngine:
     """Subscriber that judges events by rules. It may be called from any thread.
 
-    For each alert, ``publish`` and then ``on_alert`` are called, on the thread of the event that caused the
-    alert. ``limit``: bytes that are 100 % in rules about the host; ``None`` if unknown. ``files`` returns
-    the bytes of mapped files in this process's resident set, or ``None`` if the bytes are unknown. Growth of
-    these bytes does not count for ``grows`` rules.
+    For each alert, ``publish`` is called, on the thread of the event that caused the alert. ``limit``: bytes
+    that are 100 % in rules about the host; ``None`` if unknown. Growth of mapped files does not count for
+    ``grows`` rules. ``ask_for_garbage`` asks the training process to collect garbage, and to publish the
+    result as a `HeapReading` event; ``None``: this is the training process, which collects garbage at once.
     """
 
     def __init__(
@@ -78,45 +92,67 @@ class AlertEngine:
         *,
         limit: int | None = None,
         cooldown: float = COOLDOWN_S,
-        on_alert: Callable[[Alert], object] = lambda _: None,
-        files: Callable[[], int | None] = lambda: None,
+        ask_for_garbage: Callable[[], object] | None = None,
     ) -> None:
         self._publish = publish
-        self._on_alert = on_alert
         self._limits: dict[str, int | None] = {"host": limit}
+        self._newest: list[Reading] = []
+        """Readings of the newest step."""
         # A signal handler may publish while its own thread holds the lock.
         self._lock = threading.RLock()
         self._watches = watches = [
-            _Watch(rule, self._limits, diagnostics, round(cooldown * 1e6), files) for rule in rules
+            _Watch(
+                rule,
+                self._limits,
+                diagnostics,
+                round(cooldown * 1e6),
+                ask_for_garbage,
+                lambda: _bytes_of_files(self._newest),
+            )
+            for rule in rules
         ]
-        self._judges: dict[type, tuple[Callable[[Any, list[Alert]], None], ...]] = {
+        self._judges: dict[type, tuple[_Judge, ...]] = {
             kind: tuple(watch.judge for watch in watches if kind in watch.kinds)
             for kind in (Batch, Epoch, Evaluation, Sample)
         }
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event, found: list[Reading] | None = None) -> None:
+        """Judge an event. ``found``: its readings, if known."""
         judges = self._judges.get(type(event))
-        if judges:
+        if judges is not None:
+            found = list(readings(event)) if found is None else found
+            if isinstance(event, Batch):
+                self._newest = found
             alerts: list[Alert] = []
             with self._lock:
                 for judge in judges:
-                    judge(event, alerts)
+                    judge(event, found, alerts)
             for alert in alerts:
                 self._publish(alert)
-                self._on_alert(alert)
         elif isinstance(event, Device):
             self._limits[event.name] = event.capacity
+        elif isinstance(event, HeapReading) and event.freed is not None:
+            self._settle(Collection(event.freed, event.in_use))
 
-    def never_judged(self) -> dict[str, str]:
-        """Return the rules whose threshold was never compared with a value, each with the reason."""
-        return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
+    def finish(self) -> None:
+        """Publish the alerts that still wait for a collection of garbage."""
+        self._settle(None)
 
-    def recall(self, alerts: Iterable[Alert]) -> None:
-        """Restore alerts of an earlier helper process, so that their rules do not fire again at once."""
-        for watch in self._watches:
-            for alert in alerts:
-                if alert.rule == watch.text:
-                    watch.recall(alert)
+    def never_judged(self, *, sampled: bool | None = None) -> dict[str, str]:
+        """Return the rules whose threshold was never compared with a value, each with the reason.
+
+        With ``sampled``, return only rules that have this value of `Rule.sampled`.
+        """
+        watches = [one for one in self._watches if sampled in (None, one.is_sampled)]
+        return {watch.text: why for watch in watches if (why := watch.why_not_judged())}
+
+    def _settle(self, found: Collection | None) -> None:
+        alerts: list[Alert] = []
+        with self._lock:
+            for watch in self._watches:
+                watch.settle(found, alerts)
+        for alert in alerts:
+            self._publish(alert)
 
 
 class _Series:
@@ -138,26 +174,35 @@ class _Watch:
         limits: dict[str, int | None],
         diagnostics: Diagnostics,
         cooldown_us: int,
-        files: Callable[[], int | None],
+        ask_for_garbage: Callable[[], object] | None,
+        files: Callable[[], int],
     ) -> None:
         self._rule = rule
         self._files = files
+        self.is_sampled = rule.sampled
+        self._ask_for_garbage = ask_for_garbage
+        self._waiting: list[tuple[_Series, JudgedEvent, float]] = []
+        """Growth for which a collection of garbage was asked: the series, the event and the growth."""
         self._limits = limits
         self._diagnostics = diagnostics
         self._cooldown_us = cooldown_us
         self._series: dict[str, _Series] = {}
-        self._attribute = "tree_pss" if rule.attribute == "tree" else rule.attribute
+        self._attribute = rule.attribute
+        self._kind = RESERVED if rule.attribute == "reserved" else ALLOCATED
         self.judge = self._judge_host if rule.figure.startswith("host.") else self._judge_devices
         self.kinds = _kinds(rule)
         self.text = rule.text
         self._event_seen = self._device_seen = self._value_read = self._judged = False
 
-    def recall(self, alert: Alert) -> None:
-        """Restore this rule's alert about the host. An earlier helper process raised the alert."""
-        self._judged = True
-        series = self._begin("host")
-        if series is not None:
-            series.trigger.has_fired(alert.time_us)
+    def settle(self, found: Collection | None, alerts: list[Alert]) -> None:
+        """Decide on growth that waits for a collection of garbage. ``None``: garbage was not collected."""
+        waiting, self._waiting = self._waiting, []
+        for series, event, measured in waiting:
+            growth: float | None = measured
+            if found is not None and series.meter is not None:
+                growth = series.meter.without_garbage(found.freed, found.left)
+            if growth is not None:
+                alerts.append(_alert(self._rule, "host", growth, event, series.limit))
 
     def why_not_judged(self) -> str | None:
         """Return why no value was ever compared with the threshold; ``None`` if a value was compared."""
@@ -182,16 +227,30 @@ class _Watch:
             return meters[0].why_not_judged()
         return f"no {rule.held_axis} came, but the rule must hold for {rule.hold}"
 
-    def _judge_host(self, event: JudgedEvent, alerts: list[Alert]) -> None:
+    def _judge_host(
+        self, event: JudgedEvent, found: Sequence[Reading], alerts: list[Alert]
+    ) -> None:
         self._event_seen = True
-        value = getattr(event, self._attribute)
-        if value is not None:
-            self._take("host", value - self._of_files(event), event, alerts)
+        figure = self._rule.figure
+        for each in found:
+            if each.name == figure:
+                if each.level is not None:
+                    self._take("host", each.level - self._of_files(event), event, alerts)
+                return
 
-    def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return the growth without Python's garbage; ``None`` if what remains is too small for an alert."""
+    def _without_garbage(
+        self, series: _Series, event: JudgedEvent, meter: GrowthMeter, growth: float
+    ) -> float | None:
+        """Return the growth without Python's garbage; ``None`` if what remains is too small for an alert.
+
+        ``None`` also if the training process has to collect the garbage first.
+        """
         if self._rule.figure != "host.rss":
             return growth
+        if self._ask_for_garbage is not None:
+            self._waiting.append((series, event, growth))
+            self._ask_for_garbage()
+            return None
         found = collect_garbage()
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 
@@ -201,23 +260,28 @@ class _Watch:
         if self._rule.growth is None:
             return 0
         if isinstance(event, Sample):
-            return event.tree_file or 0 if self._attribute == "tree_pss" else 0
-        return self._files() or 0
+            return event.tree_file or 0 if self._rule.figure == TREE else 0
+        return self._files()
 
-    def _judge_devices(self, event: Batch | Epoch | Evaluation, alerts: list[Alert]) -> None:
+    def _judge_devices(
+        self, event: JudgedEvent, found: Sequence[Reading], alerts: list[Alert]
+    ) -> None:
         self._event_seen = True
-        for reading in event.devices:
-            if self._rule.device is None or self._rule.device == reading.name:
+        kind, wanted = self._kind, self._rule.device
+        for each in found:
+            device = each.device
+            if device is None or not each.name.endswith(kind):
+                continue
+            if wanted is None or wanted == device.name:
                 self._device_seen = True
-                value = self._value(reading)
+                value = self._value(each, device)
                 if value is not None:
-                    self._take(reading.name, value, event, alerts)
+                    self._take(device.name, value, event, alerts)
 
-    def _value(self, reading: DeviceReading) -> float | None:
+    def _value(self, each: Reading, device: DeviceReading) -> float | None:
         if self._attribute == "fragmentation":
-            return fragmentation(reading)
-        value: int | None = getattr(reading, self._attribute)
-        return value
+            return fragmentation(device)
+        return each.peak if self._attribute == "peak" else each.level
 
     def _take(self, subject: str, value: float, event: JudgedEvent, alerts: list[Alert]) -> None:
         self._value_read = True
@@ -236,7 +300,7 @@ class _Watch:
             growth = series.meter.take(value, index, event.time_us)
             self._judged = self._judged or series.meter.judged
             if growth is not None:
-                growth = self._without_garbage(series.meter, growth)
+                growth = self._without_garbage(series, event, series.meter, growth)
             value, fires = growth or 0.0, growth is not None
         if fires:
             alerts.append(_alert(self._rule, subject, value, event, series.limit))
@@ -260,6 +324,13 @@ _NOTHING_CAME: dict[tuple[type[JudgedEvent], ...], str] = {
     (Epoch,): "no epoch came",
     (Sample,): "nothing was sampled",
 }
+
+
+def _bytes_of_files(found: Sequence[Reading]) -> int:
+    """Return the bytes of mapped files in the resident set after a step; 0 if unknown."""
+    levels = {each.name: each.level for each in found}
+    rss, anon, shared = (levels.get(name) for name in (HOST_RSS, HOST_ANON, SHARED))
+    return 0 if rss is None or anon is None or shared is None else max(rss - anon - shared, 0)
 
 
 def _kinds(rule: Rule) -> tuple[type[JudgedEvent], ...]:

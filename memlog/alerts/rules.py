@@ -5,7 +5,7 @@
     [LEVEL:] FIGURE COMPARISON AMOUNT [for N steps] [as LEVEL]
     [LEVEL:] FIGURE grows >|>= AMOUNT/[N] epoch|step [for N epochs|steps] [as LEVEL]
 
-    FIGURE      host.rss  host.tree  host.available
+    FIGURE      host.rss  host.tree  …             (`HOST_FIGURES`)
                 device.allocated  device.reserved  device.peak  device.fragmentation   (any device)
                 cuda0.allocated …                                                      (one device)
     COMPARISON  >  >=  <  <=
@@ -33,13 +33,14 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader, Token
+from memlog.events import HOST_RSS, SAMPLED
 
 Level: TypeAlias = Literal["info", "warning", "error"]
 GrowthAxis: TypeAlias = Literal["epoch", "step"]
 
-HOST_FIGURES = ("host.rss", "host.tree", "host.available")
-SAMPLED_FIGURES = ("host.tree", "host.available")
+SAMPLED_FIGURES = tuple(name for name, kind in SAMPLED.items() if kind.in_rules)
 """Figures that the helper process reads about once a second, or more often if the steps are fast."""
+HOST_FIGURES = (HOST_RSS, *SAMPLED_FIGURES)
 
 MAX_COUNT = 10**9
 """Maximum number of steps or epochs that a rule may name."""

@@ -50,10 +50,6 @@ class Trigger:
         self._fired_us = time_us
         return True
 
-    def has_fired(self, time_us: int) -> None:
-        """Record that the rule fired at ``time_us`` in an earlier helper process."""
-        self._armed, self._fired_us = False, time_us
-
     def _has_held(self, index: int | None) -> bool:
         if index is None:
             return False

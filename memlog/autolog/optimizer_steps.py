@@ -49,30 +49,41 @@ class OptimizerClock:
     alternate. The old clock becomes the clock again. If the new clock has made N steps, the next N steps of
     the old clock do not count.
 
+    `begin` and `end` are hooks of torch. While torch compiles, they do nothing.
+
     Args:
         on_step: Function called with the optimizer after each step that counts, on the thread that made the
             step. It must not raise. The attribute of this name can be replaced at any time.
+
+    Attributes:
+        torch: The module, if the hooks are installed.
+        backward: Function that returns the number of the backward pass in progress; -1: none.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.on_step = on_step
+        self.torch: Any = None
+        self.backward: Callable[[], int] = lambda: -1
         self._period: _ClockPeriod | None = None
         self._before: list[_ClockPeriod] = []
         self._running: list[int] = []
         self._armed = False
-        self._last_backward: int | None = None
+        self._last_backward = -1
         self._same_backward = False
 
-    def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step of ``optimizer``.
-
-        ``backward`` is the number of the backward pass that contains the step; ``None``: no pass contains it.
-        """
-        nested = bool(self._running) and id(optimizer) not in self._running
-        self._running.append(id(optimizer))
-        self._same_backward = backward is not None and backward == self._last_backward
+    def begin(self, optimizer: Any, _args: object = None, _kwargs: object = None) -> None:
+        """Handle the beginning of a step of ``optimizer``."""
+        torch = self.torch  # its import may not be complete
+        if torch is not None and torch.compiler.is_dynamo_compiling():
+            return
+        backward, running, period = self.backward(), self._running, self._period
+        nested = bool(running) and id(optimizer) not in running
+        running.append(id(optimizer))
+        self._same_backward = backward == self._last_backward and backward >= 0
         self._last_backward = backward
-        period = self._period
+        if period is not None and period.clock() is optimizer and period.others < INACTIVE_AFTER:
+            self._armed = True
+            return
         if period is None or period.clock() is None or period.others >= INACTIVE_AFTER:
             self._before.clear()
             self._set_clock(_ClockPeriod(optimizer))
@@ -81,23 +92,32 @@ class OptimizerClock:
         if self._period is not None and self._period.clock() is optimizer:
             self._armed = True
 
-    def end(self, optimizer: Any) -> None:
-        if id(optimizer) in self._running:
+    def end(self, optimizer: Any, _args: object = None, _kwargs: object = None) -> None:
+        """Handle the end of a step of ``optimizer``."""
+        torch = self.torch
+        if torch is not None and torch.compiler.is_dynamo_compiling():
+            return
+        running, period = self._running, self._period
+        if id(optimizer) in running:
             # Nested steps that raised are removed too, because they have no end.
-            del self._running[self._running.index(id(optimizer)) :]
-        period = self._period
+            del running[running.index(id(optimizer)) :]
         if period is None:
             return
         if period.clock() is not optimizer:
             if self._same_backward:
                 period.add_partner(optimizer)
                 return
-            period.other_stepped(optimizer, nested=bool(self._running))
+            period.other_stepped(optimizer, nested=bool(running))
         elif self._armed:
             # A subclass's step that calls its parent's step begins and ends twice. Counting can't
             # pair the hooks: if a step raises an error, its begin hook runs, but its end hook does not.
             self._armed = False
-            if period.clock_stepped():
+            period.steps += 1
+            if period.others or period.separate:
+                period.end_round()
+            if period.to_skip:
+                period.to_skip -= 1
+            else:
                 self.on_step(optimizer)
 
     def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
@@ -126,7 +146,7 @@ class _ClockPeriod:
 
     ``others`` is the number of other optimizers' steps since the clock's last step. ``separate`` leaves out
     the steps that are inside another optimizer's step. ``partners`` are the optimizers that alternate with
-    the clock.
+    the clock. The next ``to_skip`` steps of the clock do not count.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -136,16 +156,12 @@ class _ClockPeriod:
         self.separate = 0
         self._longest = 0
         self.partners: list[weakref.ref[Any]] = []
-        self._to_skip = 0
+        self.to_skip = 0
 
-    def clock_stepped(self) -> bool:
-        """Record a step of the clock. Return True if the session is to count the step."""
-        self.steps += 1
+    def end_round(self) -> None:
+        """Begin to count the steps of other optimizers again, because the clock has stepped."""
         self._longest = max(self._longest, self.separate)
         self.others = self.separate = 0
-        counts = not self._to_skip
-        self._to_skip = max(0, self._to_skip - 1)
-        return counts
 
     def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
         """Record a step of an optimizer that is not the clock.
@@ -168,7 +184,7 @@ class _ClockPeriod:
         If the other clocks made N steps in these periods, the next N steps of this optimizer do not count.
         """
         for period in meanwhile:
-            self._to_skip += period.steps
+            self.to_skip += period.steps
             self.separate += period.steps + period.separate
             self.add_partner(period.clock())
             for partner in period.partners:
@@ -192,7 +208,6 @@ class Autolog:
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.clock = OptimizerClock(on_step)
         self._handles: list[Any] = []
-        self._backward: Callable[[], int] = lambda: -1
         self._watches: list[ImportWatch] = []
         self._when_imported(TRAINER, load_package)
         self._when_imported(OPTIMIZER_MODULE, self._install)
@@ -213,31 +228,14 @@ class Autolog:
     def _install(self, module: ModuleType) -> None:
         if not hasattr(module, "register_optimizer_step_post_hook"):
             return  # another thread is still importing torch: this run's steps are not detected
-        self._handles = [
-            module.register_optimizer_step_pre_hook(_unless_compiling(module.torch, self._begin)),
-            module.register_optimizer_step_post_hook(
-                _unless_compiling(module.torch, self.clock.end)
-            ),
-        ]
+        clock = self.clock
+        clock.torch = module.torch
         private = module.torch._C  # noqa: SLF001 - no public function tells the backward pass
-        self._backward = getattr(private, "_current_graph_task_id", self._backward)
-
-    def _begin(self, optimizer: Any) -> None:
-        number = self._backward()
-        self.clock.begin(optimizer, number if number >= 0 else None)
-
-
-def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
-    """Return an optimizer hook that calls ``notice``. While torch compiles, the hook does nothing.
-
-    When this function is called, ``torch`` may not be fully imported yet.
-    """
-
-    def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            notice(optimizer)
-
-    return hook
+        clock.backward = getattr(private, "_current_graph_task_id", clock.backward)
+        self._handles = [
+            module.register_optimizer_step_pre_hook(clock.begin),
+            module.register_optimizer_step_post_hook(clock.end),
+        ]
 
 
 _waiting: Autolog | None = None

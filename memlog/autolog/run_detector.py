@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,17 +14,21 @@ from memlog._internal.redact import remember
 from memlog.autolog.step_numbers import RunOffsets
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
-from memlog.in_process.writer import InProcessWriter
+from memlog.events import Status
 from memlog.journal import Binding, JournalWriter, binding_of
 from memlog.sink import (
     DISABLED,
     Backend,
     Connection,
+    EndingBackend,
     InProcessBackend,
     JoinableBackend,
     TrackerRun,
     load_backend,
 )
+
+if TYPE_CHECKING:
+    from memlog.in_process.writer import InProcessWriter
 
 
 @dataclass(eq=False)
@@ -40,7 +46,7 @@ class RunDetector:
     _diagnostics: Diagnostics
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
-    """Function called when the training process itself begins to write to a run.
+    """Function called when the training process itself begins to write to a run, or to watch for its end.
 
     The call is made on the thread that publishes the events."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
@@ -51,6 +57,9 @@ class RunDetector:
     """Function that returns True if this rank may join the user's runs."""
     _opened_own: Callable[[str], bool] = lambda _: False
     """Function that takes a backend's name, and returns whether memlog has opened its own run there."""
+    _on_end: Callable[[str, str, Status], object] = lambda *_: None
+    """Function that is called on the user's thread before a joined run ends. It gets the backend's name, the
+    run's id and the status. It does not raise."""
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
@@ -63,9 +72,13 @@ class RunDetector:
     """Names of backends that `_look_for` has tried to load. Each name is tried only once, because an attempt
     takes some milliseconds, and a loop may call `join` at each step."""
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
+    _ends: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
+    """Functions that stop watching for runs that end, by the backend's name."""
 
     def __post_init__(self) -> None:
         self._offsets = RunOffsets(self._opened_own)
+        self.looks_for_runs = bool(self._backends)
+        """False if no run can be joined, because the session uses no tracker."""
 
     def join_new_runs(self, next_step: int) -> None:
         """Join runs opened since the last call, in about a microsecond per backend. Never raises."""
@@ -130,6 +143,30 @@ class RunDetector:
         joined, self.joined = self.joined, False
         return joined
 
+    def is_newest(self, name: str, run_id: str) -> bool:
+        """Return True if events now belong to this run of the backend ``name``."""
+        known = self._runs.get(name)
+        return known is not None and known.run_id == run_id
+
+    def note_names(self) -> None:
+        """Note the present names of the newest runs. The user can have renamed a run since it was joined."""
+        for name, known in self._runs.items():
+            backend = self._backends[name]
+            with self._diagnostics.contained(f"reading the name of a run in {name}"):
+                if not isinstance(backend, JoinableBackend):
+                    continue
+                run = backend.run_of(known.run_id, known.uri, known.name)
+                if run is not None and run.name not in (None, known.name):
+                    self._runs[name] = run
+                    self._point_to(name, run, self._offsets.of(name, run.run_id))
+
+    def watch_no_ends(self) -> None:
+        """Stop watching for runs that end."""
+        for name, stop in self._ends.items():
+            with self._diagnostics.contained(f"ending the watch for runs in {name}"):
+                stop()
+        self._ends.clear()
+
     def resolve_active_runs(self) -> None:
         """Let each backend resolve the address of its active run. Join no run.
 
@@ -174,6 +211,9 @@ class RunDetector:
         writer, backend = self._writers.get(name), self._backends[name]
         if writer is not None and isinstance(backend, InProcessBackend):
             writer.begin(backend.open_in_process(run), kept=binding_of(run).uri != DISABLED)
+            self._on_in_process()
+        if isinstance(backend, EndingBackend) and name not in self._ends:
+            self._ends[name] = backend.watch_ends(partial(self._on_end, name))
             self._on_in_process()
         offset = self._offsets.joined(name, run.run_id, next_step, is_first=is_first)
         self._on_joined(name, self._point_to(name, run, offset))

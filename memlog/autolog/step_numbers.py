@@ -40,12 +40,18 @@ class RunOffsets:
         offset = self._by_run[backend, run_id] = 0 if continues else next_step
         return offset
 
+    def of(self, backend: str, run_id: str) -> int:
+        """Return the offset of a run that was joined."""
+        return self._by_run[backend, run_id]
+
     def begin_at(self, step: int, number: int | None) -> list[tuple[str, str, int]]:
         """If a backend's newest run has no step yet, let the run begin with the session's step ``step``.
 
         ``number`` is the trainer's number for the step; ``None``: there is none. The run uses the trainer's
         number for the step, too. Return backend, id and offset of each run whose offset has changed.
         """
+        if not self._without_step:
+            return []
         begin, self._without_step = self._without_step, {}
         changed = []
         for backend, run_id in begin.items():

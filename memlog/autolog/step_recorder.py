@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from time import perf_counter_ns, time_ns
+from typing import Any, Protocol
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import NOT_NOTICED, Diagnostics
@@ -13,7 +13,7 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.run_parameters import RunParameters
 from memlog.autolog.step_numbers import TrainerNumbers, checked_number
 from memlog.bus import EventBus
-from memlog.events import Batch, Health, Run, now_us
+from memlog.events import Batch, DeviceReading, Health, Run, now_us
 from memlog.journal import JournalWriter
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
@@ -21,6 +21,24 @@ from memlog.settings import Settings
 
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
+
+
+class Requests(Protocol):
+    """Requests of the helper process. There are new ones if the first of the ``words`` is not ``seen``."""
+
+    words: memoryview
+    seen: int
+    take: Callable[[], object]
+    """Function that handles the new requests. It must not raise."""
+
+
+class Inputs(Protocol):
+    """Reader of the inputs of steps. It takes steps that may have raised a peak, and those after a time."""
+
+    next_look: int
+    """Time from which each step is passed, ``time.perf_counter_ns()``."""
+
+    def __call__(self, batch: Batch, /) -> None: ...
 
 
 class BatchRecorder:
@@ -40,7 +58,7 @@ class BatchRecorder:
         model: Any,
         before_parameters: Callable[[], object],
     ) -> None:
-        self._settings = settings
+        self._every = settings.every
         self._bus = bus
         self._run_detector = run_detector
         self._diagnostics = diagnostics
@@ -55,14 +73,22 @@ class BatchRecorder:
         self._begun = self._by_hand = self._claimed = False
         self._numbers = TrainerNumbers()
         self._last: Batch | None = None
+        self._read_devices_at = 0
+        """Time from which accelerators are read at each step, ``time.perf_counter_ns()``."""
         self.after_step: Callable[[int], object] | None = None
         """Function called with the number of each completed step. It must not raise."""
+        self.inputs: Inputs | None = None
+        """Reader of the inputs of steps, called within each step that it takes."""
+        self.requests: Requests | None = None
+        """Requests of the helper process, for which each step looks."""
         self.check_helper: Callable[[int], object] | None = None
-        """Function called after each step with the time, ``time.perf_counter_ns()``. It must not raise."""
+        """Function called after a step from `helper_check_due` on, with the time. It must not raise."""
+        self.helper_check_due = 0
+        """Time of the next call of `check_helper`, ``time.perf_counter_ns()``."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Record a step that `OptimizerClock` counts. Never raises."""
-        if self._is_forked_copy():
+        if fork.generation != self._generation and self._is_forked_copy():
             return
         if not self._begun:
             with self._diagnostics.contained("looking for the model's device"):
@@ -132,6 +158,11 @@ class BatchRecorder:
         return self._next - 1 if self._begun else None
 
     @property
+    def last(self) -> Batch | None:
+        """Newest step that was published; ``None`` before the first."""
+        return self._last
+
+    @property
     def last_or_first_step(self) -> int:
         """Last completed step, or the first step if no step is completed.
 
@@ -149,41 +180,72 @@ class BatchRecorder:
             self._diagnostics.say_once("no_steps", f"nothing was recorded, because {NOT_NOTICED}")
 
     def _record(self, number: int | None = None) -> None:
-        begun = time.perf_counter_ns()
+        begun = perf_counter_ns()
         step = self._next
         self._next, self._begun, due = step + 1, True, False
         try:
-            if self._run_detector.begin_step(step, number):
+            runs = self._run_detector
+            if runs.looks_for_runs and runs.begin_step(step, number):
                 self._due_from = step
                 self.parameters.published = False  # every run of the user gets the parameters
-            due = (step - self._due_from) % self._settings.every == 0
+            due = self._every == 1 or (step - self._due_from) % self._every == 0
             if due:
-                self._publish(step)
+                devices: tuple[DeviceReading, ...] = ()
+                if begun >= self._read_devices_at or not self.parameters.published:
+                    devices = self._read_devices(begun)
+                rss, peak, source, anon, shared = self.host.read()
+                self._last = Batch(
+                    time_ns() // 1000, step, rss, peak, source, devices, anon, shared
+                )
+                self._bus.publish(self._last)
+                inputs = self.inputs
+                if inputs is not None and (
+                    begun >= inputs.next_look
+                    or (devices[0].peak_source if devices else source) == "exact"
+                    or len(devices) > 1
+                ):
+                    inputs(self._last)
+            requests = self.requests
+            if requests is not None and requests.words[0] != requests.seen:
+                requests.take()
             if self.after_step is not None:
                 self.after_step(step)
         except BaseException as error:
-            if isinstance(error, Exception) and not raised_by_handler(error):
-                self._diagnostics.fault("recording a step", error)
-            else:
-                if due and (self._last is None or self._last.step != step):
-                    self._diagnostics.drop(
-                        "interrupted",
-                        "a signal handler raised an exception while memory was being read: that step has no "
-                        "event",
-                    )
+            if self._is_a_handlers(error, step if due else None):
                 raise
-        ended = time.perf_counter_ns()
-        if self.health.add(ended - begun, ended):
-            self.health.publish(self.last_step)
-        if self.check_helper is not None:
-            self.check_helper(ended)
+        health, ended = self.health, perf_counter_ns()
+        health.spent += ended - begun
+        health.steps += 1
+        if ended >= health.due or ended >= self.helper_check_due:
+            self._do_what_is_due(ended)
 
-    def _publish(self, step: int) -> None:
+    def _do_what_is_due(self, now: int) -> None:
+        if now >= self.health.due:
+            self.health.publish(self.last_step)
+        if now >= self.helper_check_due and self.check_helper is not None:
+            self.check_helper(now)
+
+    def _read_devices(self, now: int) -> tuple[DeviceReading, ...]:
+        """Return the readings of the devices in use. Publish new devices, and the run's parameters once."""
         devices = self._accelerators.read()
+        self._read_devices_at = 0 if devices else now + self._accelerators.idle_ns()
         self.parameters.publish(devices)
-        rss, rss_peak, rss_peak_source = self.host.read()
-        self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
-        self._bus.publish(self._last)
+        return devices
+
+    def _is_a_handlers(self, error: BaseException, due: int | None) -> bool:
+        """Return True if a signal handler has raised the error. Count any other error as a fault.
+
+        ``due`` is a step that needs an event. If it has none yet, the event is lost, and is counted.
+        """
+        if isinstance(error, Exception) and not raised_by_handler(error):
+            self._diagnostics.fault("recording a step", error)
+            return False
+        if due is not None and (self._last is None or self._last.step != due):
+            self._diagnostics.drop(
+                "interrupted",
+                "a signal handler raised an exception while memory was being read: that step has no event",
+            )
+        return True
 
 
 def run_event(settings: Settings, begun_us: int) -> Run:
@@ -205,7 +267,13 @@ def _device_type(optimizer: Any) -> str:
 
 
 class HealthReport:
-    """Publisher of memlog's own cost and errors, about every `HEALTH_INTERVAL_NS` nanoseconds."""
+    """Publisher of memlog's own cost and errors, about every `HEALTH_INTERVAL_NS` nanoseconds.
+
+    Attributes:
+        spent: Nanoseconds that memlog took since the last health event; the caller adds them.
+        steps: Number of steps since then; the caller counts them.
+        due: Time at which the next health event is due, ``time.perf_counter_ns()``.
+    """
 
     def __init__(self, bus: EventBus, journal: JournalWriter, diagnostics: Diagnostics) -> None:
         self._bus = bus
@@ -213,14 +281,8 @@ class HealthReport:
         self._diagnostics = diagnostics
         self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         """Function that returns the seconds that tracing and its set-up have cost. It must not raise."""
-        self._spent = self._steps = self._total = self._all_steps = 0
-        self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
-
-    def add(self, spent_ns: int, now_ns: int) -> bool:
-        """Add the time that memlog took at a step. Return True if a health event is due."""
-        self._spent += spent_ns
-        self._steps += 1
-        return now_ns >= self._due
+        self.spent = self.steps = self._total = self._all_steps = 0
+        self.due = perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> Health:
         """Publish a health event after ``step``, and return it.
@@ -228,11 +290,11 @@ class HealthReport:
         ``unjudged`` contains the alert rules that were never judged in the whole run, each with the reason.
         ``None``: the run has not ended.
         """
-        self._total += self._spent
-        self._all_steps += self._steps
-        mean = self._spent / self._steps / 1e6 if self._steps else None
-        self._spent = self._steps = 0
-        self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
+        self._total += self.spent
+        self._all_steps += self.steps
+        mean = self.spent / self.steps / 1e6 if self.steps else None
+        self.spent = self.steps = 0
+        self.due = perf_counter_ns() + HEALTH_INTERVAL_NS
         tracing, set_up = self.tracing_cost()
         event = Health(
             time_us=now_us(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -10,15 +11,20 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
+from memlog.cli.explained_run import find_explained_run
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
-from memlog.ranks.named_run import find_named_run
+from memlog.errors import TraceNotFoundError
+from memlog.events import Trace
+from memlog.facts.traced_steps import among
+from memlog.journal import RunDirectory
+from memlog.ranks.registration import ranks_of
 from memlog.reports import encode
 from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
-from memlog.reports.traced_steps import among
 from memlog.reports.worst_step import read_worst_step
 from memlog.settings import runs_directory
 from memlog.trace.predict import Advice, Hint
+from memlog.trace.records import RecordedTrace
 
 SCHEMA = 1
 
@@ -47,14 +53,24 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     RUN is a run's id or the id's beginning, its name in a tracker, or "latest". The run needs a traced step:
     memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
     """
-    found = find_named_run(runs_directory(directory), run)
-    event, trace = read_worst_step(found)
+    found, event, trace = _worst_step(find_explained_run(runs_directory(directory), run))
     document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
     if as_json:
         print_json(encode(document))
         return
     with page() as console:
         _print(console, document)
+
+
+def _worst_step(run: RunDirectory) -> tuple[RunDirectory, Trace, RecordedTrace]:
+    """Return the worst traced step and its run. If another rank failed first, prefer that rank's."""
+    failed = run.rank_failure()
+    if failed is not None and failed.run is not None and failed.rank is not None:
+        other = ranks_of(run).get(failed.rank)
+        if other is not None:
+            with suppress(TraceNotFoundError):
+                return (other, *read_worst_step(other))
+    return (run, *read_worst_step(run))
 
 
 def _print(console: Console, document: RunAdvice) -> None:

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from memlog._internal.units import format_bytes
 from memlog.cli.completing import complete_runs
+from memlog.cli.explained_run import find_explained_run
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
-from memlog.ranks.named_run import find_named_run
 from memlog.reports.compare import Compared, Comparison, GateResult, change_percent, compare
 from memlog.reports.figures import ANY_DEVICE, run_figures
 from memlog.reports.gates import Unit, parse_gate
@@ -57,7 +57,7 @@ def compare_runs(
         raise ConfigurationError("name two runs or more: `memlog runs` lists them")
     parsed = [parse_gate(text) for text in gates]
     root = runs_directory(directory)
-    found = [find_named_run(root, name) for name in runs]
+    found = [find_explained_run(root, name) for name in runs]
     comparison = compare(
         [run_figures(run) for run in found], parsed, allow_unfinished=allow_unfinished
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -43,6 +43,8 @@ class EstimatedStep(msgspec.Struct, frozen=True):
     fits: bool | None
     uncounted: tuple[str, ...]
     """Sentences about memory that the figures leave out; empty if the figures are complete."""
+    without: str
+    """What ``uncounted`` is about, in a few words. If it is not empty, ``fits`` does not count it."""
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):
@@ -63,9 +65,19 @@ class EstimateDocument(msgspec.Struct, frozen=True):
 @click.option(
     "--length", "lengths", metavar="512,1024", help="Sequence lengths, separated by commas."
 )
-@click.option("--device", "memory", metavar="SIZE", help='The device\'s memory, such as "80 GiB".')
+@click.option(
+    "--device",
+    "memory",
+    metavar="SIZE",
+    help='The device\'s memory, such as "80 GiB"; or "cuda", "cpu" or a GPU, as in memlog.estimate.',
+)
 @click.option(
     "--cpu", is_flag=True, help="Estimate a step on the CPU; by default on a CUDA device."
+)
+@click.option(
+    "--gpu",
+    metavar="H100",
+    help="The GPU, on which sizes of workspaces depend; by default this machine's, or an A100.",
 )
 @json_option
 def estimate_step(
@@ -74,6 +86,7 @@ def estimate_step(
     lengths: str | None,
     memory: str | None,
     cpu: bool,
+    gpu: str | None,
     as_json: bool,
 ) -> None:
     """Estimate the memory of a training step, without computing it and without a GPU.
@@ -84,15 +97,19 @@ def estimate_step(
 
     Exit code 1 if --device is given and no row fits.
     """
-    limit = None if memory is None else read_size(memory)
+    limit, named = _memory_or_device(memory)
     function = _function(target)
-    device: Literal["cuda", "cpu"] = "cpu" if cpu else "cuda"
+    device = "cpu" if cpu else gpu or named or "cuda"
     found = [
         _estimated(function, batch, length, device)
         for batch, length in product(_numbers("--batch", batches), _numbers("--length", lengths))
     ]
     document = EstimateDocument(
-        SCHEMA, target, device, limit, tuple(_row(each, limit) for each in found)
+        SCHEMA,
+        target,
+        found[0].gpu or found[0].device,
+        limit,
+        tuple(_row(each, limit) for each in found),
     )
     if as_json:
         print_json(encode(document))
@@ -100,6 +117,13 @@ def estimate_step(
         _print(document, found)
     if limit is not None and not any(step.fits for step in document.steps):
         click.get_current_context().exit(1)
+
+
+def _memory_or_device(text: str | None) -> tuple[int | None, str | None]:
+    """Return the bytes, or the name of a device, that ``--device`` gives."""
+    if text is None or not text[:1].isalpha():
+        return (None if text is None else read_size(text)), None
+    return None, text
 
 
 def _numbers(option: str, text: str | None) -> list[int | None]:
@@ -136,7 +160,7 @@ def _estimated(
     function: Callable[..., Any],
     batch: int | None,
     length: int | None,
-    device: Literal["cuda", "cpu"],
+    device: str,
 ) -> Estimate:
     if not is_installed("torch"):
         raise MissingExtraError(
@@ -196,6 +220,7 @@ def _row(found: Estimate, limit: int | None) -> EstimatedStep:
         needed=found.needed,
         fits=None if limit is None else found.fits(limit),
         uncounted=found.uncounted,
+        without=found.without,
     )
 
 
@@ -213,7 +238,8 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
         for step in document.steps:
             counts = (f"{getattr(step, name):,}" for name in counted)
             reserved = "" if step.reserved is None else format_bytes(step.reserved)
-            fits = {True: ["yes"], False: ["no"], None: []}[step.fits]
+            but = step.without and f", not counting {step.without}"
+            fits = {True: [f"yes{but}"], False: ["no"], None: []}[step.fits]
             sizes = format_bytes(step.peak), reserved, format_bytes(step.needed)
             rows.add_row(*counts, *sizes, *fits)
         console.print(rows)
@@ -242,4 +268,7 @@ def _note(found: Estimate) -> str:
         f"{format_bytes(each.low)} to {format_bytes(each.high)} for {each.what}"
         for each in found.besides
     )
-    return f"needed: reserved with a safety margin of 2 %, and {besides}"
+    return (
+        f"peak and reserved: as on the GPU {found.gpu} (--gpu names another); "
+        f"needed: reserved with a safety margin of 2 %, and {besides}"
+    )

@@ -12,7 +12,7 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
-from memlog.reports.schema import RunStatus
+from memlog.facts.run_fold import RunStatus
 
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",

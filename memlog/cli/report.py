@@ -9,10 +9,10 @@ import click
 
 from memlog._internal.units import format_bytes
 from memlog.cli.completing import complete_runs
+from memlog.cli.explained_run import find_explained_run
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.cli.output import notice, one_line
 from memlog.errors import ConfigurationError
-from memlog.ranks.named_run import find_named_run
 from memlog.reports.page import comparison_html, html
 from memlog.settings import runs_directory
 
@@ -44,7 +44,7 @@ def report_run(runs: Sequence[str], output: Path, directory: Path | None) -> Non
             "name one run, or two to compare: `memlog compare` takes more than two"
         )
     root = runs_directory(directory)
-    found = [find_named_run(root, name) for name in runs]
+    found = [find_explained_run(root, name) for name in runs]
     if len(found) == 1:
         page = html(found[0], announce=notice)
     else:

@@ -22,11 +22,12 @@ from memlog.cli.output import (
     sign,
     table,
 )
+from memlog.events import ALLOCATED, HOST_RSS
+from memlog.facts.run_fold import RunStatus
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.reports import Summary, encode, summarize
-from memlog.reports.aggregates import ALLOCATED, HOST_RSS
-from memlog.reports.schema import SCHEMA, Delivery, RunStatus
+from memlog.reports.schema import SCHEMA, Delivery
 from memlog.settings import LONGEST_NAME, runs_directory
 
 _ROOMY = 110

@@ -1,9 +1,9 @@
-"""Page of ``memlog show``: a run's summary, for people."""
+"""Page of ``memlog show --all``, and the parts that the short page has, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from memlog._internal.diagnostics import NOT_NOTICED
 from memlog._internal.units import format_bytes, format_duration
-from memlog.cli.addresses import place_of
+from memlog.cli.delivery_lines import deliveries
 from memlog.cli.label_tables import phases, points, scopes
 from memlog.cli.output import (
     LEVEL_STYLES,
@@ -20,25 +20,20 @@ from memlog.cli.output import (
     local_time,
     number,
     plain,
-    sign,
     table,
 )
-from memlog.events import PeakSource
-from memlog.journal import RunDirectory
-from memlog.ranks.named_run import lowest_rank
-from memlog.reports.aggregates import ALLOCATED, RESERVED
+from memlog.events import ALLOCATED, CGROUP, RESERVED, PeakSource
+from memlog.facts.peaks import Peak
+from memlog.facts.traced_steps import among
+from memlog.findings import evidence_and_remedy
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (
-    Delivery,
     LargestStep,
     MetricSummary,
-    Peak,
     RunFacts,
     Summary,
     TracedFacts,
 )
-from memlog.reports.traced_steps import among
-from memlog.reports.verdict import evidence_and_remedy
 from memlog.sink import Axis
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
@@ -50,21 +45,20 @@ _SOURCES: dict[PeakSource | None, str] = {
 }
 _UNITS = {"mib": "MiB", "ms": "ms"}
 """Units by the suffix of a metric's name."""
-_STAGES = {"done": "green", "unreachable": "red"}
-_RUNS_SHOWN = 5
 _EMPTY = f"nothing: {NOT_NOTICED}"
 
 
-def print_summary(console: Console, summary: Summary) -> None:
-    console.print(plain(summary.verdict, "bold yellow" if summary.findings else "bold"))
+def print_everything(console: Console, summary: Summary) -> None:
+    """Print a run's summary with all sections. The first line is the verdict."""
+    console.print(headline(summary))
     console.print()
-    _print_head(console, summary)
+    console.print(head(summary))
     if summary.findings:
         _print_section(console, "Findings", _findings(summary))
-    _print_section(console, "Peaks", _peaks(console, summary))
+    _print_section(console, "Peaks", peaks(console, summary.run, all_peaks(summary)))
     if summary.largest_step is not None:
         facts = _largest_step(summary.largest_step)
-        _print_section(console, "Inputs of the step that last raised the peak", _facts(facts))
+        _print_section(console, "Inputs of the step that made the peak", table_of(facts))
     for axis in _AXES:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
         if metrics:
@@ -72,13 +66,15 @@ def print_summary(console: Console, summary: Summary) -> None:
     _print_labels(console, summary)
     if summary.traced.steps:
         facts = _traced(summary.traced, summary.run.duration_s)
-        _print_section(console, "Traced steps", _facts(facts))
+        _print_section(console, "Traced steps", table_of(facts))
     if summary.alerts:
         _print_section(console, "Alerts", _alerts(console, summary))
     if summary.artifacts:
         _print_section(console, "Artifacts", _artifacts(console, summary))
-    _print_section(console, "Delivery", _deliveries(console, summary))
-    _print_section(console, "Health", _facts(_health(summary)))
+    delivered = deliveries(console, summary)
+    content = delivered if isinstance(delivered, Text) else table_of(delivered)
+    _print_section(console, "Delivery", content)
+    _print_section(console, "Health", table_of(health_facts(summary)))
 
 
 def _print_labels(console: Console, summary: Summary) -> None:
@@ -90,25 +86,29 @@ def _print_labels(console: Console, summary: Summary) -> None:
         _print_section(console, "Points", points(console, summary.points))
 
 
-def _print_head(console: Console, summary: Summary) -> None:
+def headline(summary: Summary) -> Text:
+    return plain(summary.verdict, "bold yellow" if summary.findings else "bold")
+
+
+def head(summary: Summary, *, short: bool = False) -> Group:
+    """Return the run's id, status and names, followed by a table of facts about the run."""
     run = summary.run
     title = Text.assemble(
         "run ", plain(run.id, "bold"), "  ", (summary.status, STATUS_STYLES[summary.status])
     )
-    if run.name:
-        title.append("  ").append(plain(run.name))
-    console.print(title)
-    facts = _head(run, _steps(summary))
+    if summary.names:
+        title.append("  ").append(plain(", ".join(summary.names)))
+    facts = _head(run, _steps(summary), short=short)
     if summary.status == "finished" and _is_empty(summary):
         facts["recorded"] = plain(_EMPTY, "yellow")
-    console.print(_indented(_facts(facts)))
+    return Group(title, indented(table_of(facts)))
 
 
 def _findings(summary: Summary) -> Group:
     parts: list[RenderableType] = []
     for finding in summary.findings:
         parts.append(plain(finding.title))
-        parts += [_indented(plain(line)) for line in evidence_and_remedy(finding)]
+        parts += [indented(plain(line)) for line in evidence_and_remedy(finding)]
     return Group(*parts)
 
 
@@ -120,16 +120,18 @@ def _is_empty(summary: Summary) -> bool:
 
 
 def _print_section(console: Console, heading: str, content: RenderableType) -> None:
-    console.print()
-    console.print(plain(heading, "bold"))
-    console.print(_indented(content))
+    console.print(section(heading, content))
 
 
-def _indented(content: RenderableType) -> Padding:
+def section(heading: str, content: RenderableType) -> Group:
+    return Group("", plain(heading, "bold"), indented(content))
+
+
+def indented(content: RenderableType) -> Padding:
     return Padding(content, (0, 0, 0, 2), expand=False)
 
 
-def _facts(facts: Mapping[str, str | Text]) -> Table:
+def table_of(facts: Mapping[str, str | Text]) -> Table:
     """Return a table with a name and its text on each line."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
@@ -141,36 +143,52 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
 
 def _steps(summary: Summary) -> str:
     """Return the number of steps. If the first step is not step 0, return the first and the last step."""
-    steps = summary.steps
-    firsts = [metric.first_index for metric in summary.metrics.values() if metric.axis == "step"]
-    if min(firsts, default=0) > 0:
-        return f"steps {min(firsts):,} to {steps - 1:,}"
-    return f"{steps:,} {'step' if steps == 1 else 'steps'}"
+    steps, first = summary.steps, summary.first_step
+    counted = f"{steps:,} {'step' if steps == 1 else 'steps'}"
+    if first and summary.last_step is not None:
+        return f"{counted} ({first:,} to {summary.last_step:,})"
+    return counted
 
 
-def _head(run: RunFacts, steps: str) -> dict[str, str | Text]:
+def _head(run: RunFacts, steps: str, *, short: bool) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
-    if run.project:
+    if run.project and not short:
         facts["project"] = run.project
     facts["begun"] = f"{local_time(run.begun)}, {steps} in {format_duration(run.duration_s)}"
-    facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
+    if not short:
+        facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
     facts["folder"] = run.directory
-    for name, device in run.devices.items():
-        product = device.product or "unknown product"
-        facts[name] = f"{product}, {format_bytes(device.capacity_bytes)}"
-    if run.parameters:
+    devices = {
+        name: f"{device.product or 'unknown product'}, {format_bytes(device.capacity_bytes)}"
+        for name, device in run.devices.items()
+    }
+    if short and len(devices) > 1:
+        counted = Counter(devices.values())
+        facts["devices"] = "; ".join(f"{count} of {name}" for name, count in counted.items())
+    else:
+        facts.update(devices)
+    if run.parameters and not short:
         known = (f"{name}={value}" for name, value in run.parameters.items())
         facts["parameters"] = ", ".join(known)
     return facts
 
 
-def _peaks(console: Console, summary: Summary) -> Table:
+def all_peaks(summary: Summary) -> list[tuple[str, Peak]]:
+    """Return the peaks by kind of memory. The container's comes last, and only if it has a limit."""
+    return [
+        (kind, peak)
+        for kind, peak in sorted(summary.peaks.items(), key=lambda item: item[0] == CGROUP)
+        if kind != CGROUP or summary.cgroup_limit_bytes is not None
+    ]
+
+
+def peaks(console: Console, run: RunFacts, shown: Iterable[tuple[str, Peak]]) -> Table:
     headings = ("memory", "peak", "how obtained", "at")
     made = table(console, *headings, right=["peak"], folded=["how obtained"])
-    for kind, peak in summary.peaks.items():
+    for kind, peak in shown:
         made.add_row(
             plain(kind),
-            format_bytes(peak.bytes) + _share(summary.run, kind, peak),
+            format_bytes(peak.bytes) + _share(run, kind, peak),
             _SOURCES[peak.source],
             _where(peak),
         )
@@ -220,20 +238,27 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 
 
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
-    facts: dict[str, str | Text] = {"peak": f"unknown; {traced.steps:,} traced"}
-    if traced.worst_peak_bytes is not None:
-        step = "a step that did not end"
-        if traced.worst_step is not None:
-            step = f"step {traced.worst_step:,}"
-        facts["peak"] = (
-            f"{format_bytes(traced.worst_peak_bytes)} in tensors"
-            f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
-        )
+    facts: dict[str, str | Text] = {"peak": worst_traced(traced)}
     if traced.cost_ms is not None and traced.set_up_ms is not None:
-        share = f", {traced.cost_ms / 1e3 / duration_s:.1%} of the run" if duration_s else ""
-        cost, set_up = (format_duration(ms / 1e3) for ms in (traced.cost_ms, traced.set_up_ms))
-        facts["cost"] = f"{cost}{share}; {set_up} more to set up"
+        both = traced.cost_ms + traced.set_up_ms
+        share = f", {both / 1e3 / duration_s:.1%} of the run" if duration_s else ""
+        cost, set_up = (format_duration(ms / 1e3) for ms in (both, traced.set_up_ms))
+        facts["cost"] = f"{cost}{share}; {set_up} of it in the first two, which set tracing up"
     return facts
+
+
+def worst_traced(traced: TracedFacts) -> str:
+    if traced.worst_peak_bytes is None:
+        return f"unknown; {traced.steps:,} traced"
+    step = "a step that did not end"
+    if traced.worst_step is not None:
+        step = f"step {traced.worst_step:,}"
+    device = traced.worst_device
+    where = f" on {device}" if device not in (None, "host") else ""
+    return (
+        f"{format_bytes(traced.worst_peak_bytes)} in tensors{where}"
+        f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
+    )
 
 
 def _alerts(console: Console, summary: Summary) -> Table:
@@ -255,49 +280,7 @@ def _artifacts(console: Console, summary: Summary) -> Table:
     return made
 
 
-def _deliveries(console: Console, summary: Summary) -> RenderableType:
-    delivered = summary.health.delivered
-    run = RunDirectory(Path(summary.run.directory))
-    sync = run.command("sync")
-    if not delivered:
-        first = lowest_rank(run)
-        if first.id != run.id and first.files("ranks"):
-            return plain(
-                f"with run {first.id}, which has the smallest, mean and largest memory of all ranks; "
-                f"`{sync} --to mlflow` delivers this rank's own"
-            )
-        return plain(f"to no tracker; `{sync} --to mlflow` delivers it to one")
-    facts: dict[str, str | Text] = {
-        name: _delivery(console, name, delivery) for name, delivery in delivered.items()
-    }
-    unfinished = any(delivery.stage != "done" for delivery in delivered.values())
-    if unfinished and summary.status != "running":
-        facts[""] = f"`{sync}` delivers the rest"
-    return _facts(facts)
-
-
-def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
-    text = Text(f"{delivery.points:,} points")
-    if delivery.stage != "done":
-        text = text.append(" delivered") if delivery.points else Text("nothing delivered")
-        text.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
-    elif not delivery.problem:
-        text.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
-    if delivery.problem:
-        text.append(": ").append(plain(delivery.problem))
-    for run in delivery.runs[:_RUNS_SHOWN]:
-        kind = "own run" if run.own else "run"
-        title = f" {run.name!r}" if run.name else ""
-        text.append(f"\n{kind} ").append(plain(f"{run.id}{title}{place_of(name, run.uri)}"))
-        if run.offset > 0:
-            text.append(f"; its step 0 is step {run.offset:,} here")
-    if len(delivery.runs) > _RUNS_SHOWN:
-        more = len(delivery.runs) - _RUNS_SHOWN
-        text.append("\nand 1 more run" if more == 1 else f"\nand {more:,} more runs")
-    return text
-
-
-def _health(summary: Summary) -> dict[str, str | Text]:
+def health_facts(summary: Summary) -> dict[str, str | Text]:
     health, thinned = summary.health, ""
     if health.thinned:
         thinned = f", {health.thinned:,} of them removed to keep the journal's size limit"

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.live import Live
 
 from memlog.cli.completing import complete_runs
+from memlog.cli.explained_run import find_explained_run
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import notice, one_line, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, list_runs
-from memlog.ranks.named_run import find_named_run, lowest_rank
+from memlog.ranks.named_run import lowest_rank
 from memlog.ranks.registration import ranks_of
 from memlog.reports import encode
 from memlog.reports.live import LiveRun, LiveState
@@ -55,7 +56,7 @@ def watch(
     (docs/watch.md explains its fields).
     """
     root = runs_directory(directory)
-    follower = _Follower(_newest_live(root) if run is None else find_named_run(root, run))
+    follower = _Follower(_newest_live(root) if run is None else find_explained_run(root, run))
     if once:
         _show_once(follower.read(), as_json=as_json)
         return

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from memlog._internal.units import format_bytes, format_duration
 from memlog.cli.output import LEVEL_STYLES, STATUS_STYLES, plain, sign, table
+from memlog.facts.run_fold import RunStatus
+from memlog.findings import beyond
 from memlog.journal import RunDirectory
 from memlog.reports.history import highest_of
 from memlog.reports.live import LiveMemory, LiveRank, LiveState
-from memlog.reports.schema import AlertFacts, RunStatus
-from memlog.reports.verdict import beyond
+from memlog.reports.schema import AlertFacts
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-=oO#"

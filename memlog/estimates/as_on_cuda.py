@@ -5,16 +5,20 @@ So an estimate runs on the CPU. Some operations keep different tensors on the tw
 operations behave as on a CUDA device:
 
 * dropout keeps its mask, with one byte for each value (``aten::native_dropout``);
-* attention keeps no matrix of scores, because a fused kernel runs, even with dropout and a mask;
-* autocast computes normalisations, softmax and losses in float32
-  (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32");
+* attention runs the fused kernel that torch chooses on the device, and keeps what this kernel keeps;
+* autocast computes in the types of `memlog.estimates.autocast_on_cuda`;
+* group normalisation keeps a contiguous copy of its input;
+* batch normalisation by cuDNN keeps a contiguous copy of its input;
+* convolutions return tensors in the layouts of cuDNN (`memlog.estimates.convolution_layouts`);
+* cuBLAS keeps its workspaces (`memlog.estimates.cublas`);
 * optimizers update all parameters at once (``foreach``), which takes a temporary copy of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf, prod
 from typing import Any
 from unittest.mock import patch
 
@@ -23,34 +27,48 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
-_AUTOCAST = "AutocastCPU"
+from memlog.estimates import autocast_on_cuda, convolution_layouts
+from memlog.estimates.attention_on_cuda import attention_on
+from memlog.estimates.cells_on_cuda import gru_cell, lstm_cell
+from memlog.estimates.cublas import Cublas
+from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.cuda_kernels.layers import by_cudnn
+from memlog.estimates.cuda_workspaces import computed_from_shapes
+from memlog.estimates.renorm_on_cuda import renorm
+from memlog.estimates.rms_norm_on_cuda import rms_norm
+from memlog.tracer.engines.cpu import library_memory, patches
+
 _FOREACH_DEVICES = "_get_foreach_kernels_supported_devices"
-_FLOAT32 = """
-    layer_norm group_norm softmax.int log_softmax.int nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss
-    smooth_l1_loss huber_loss kl_div binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
-    soft_margin_loss margin_ranking_loss hinge_embedding_loss poisson_nll_loss triplet_margin_loss
-    exp log log2 log10 log1p expm1 pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar reciprocal rsqrt softplus
-    logsumexp cumsum cumprod prod sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim cdist renorm
-"""
 
 
 @contextmanager
-def as_on_cuda() -> Iterator[None]:
+def as_on_cuda(gpu: Gpu) -> Iterator[None]:
     """Make operations of this process behave as on a CUDA device inside the block."""
     library = torch.library.Library("aten", "IMPL")
     types = [*torch_optimizer._foreach_supported_types, FakeTensor]
     onednn = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # oneDNN's LSTM keeps memory that no tensor shows
     try:
+        library.impl("batch_norm", _batch_norm, "AutogradCPU")
+        library.impl("group_norm", _group_norm, "AutogradCPU")
+        library.impl("ctc_loss.IntList", _ctc_loss, "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
-        library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
-        for name in _FLOAT32.split():
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _AUTOCAST):
-                library.impl(name, _in_float32(name), _AUTOCAST)
+        library.impl("renorm", renorm, "AutogradCPU")
+        library.impl("rms_norm", rms_norm, "AutogradCPU")
+        library.impl("gru_cell", gru_cell, "AutogradCPU")
+        library.impl("lstm_cell", lstm_cell, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", attention_on(gpu), "AutogradCPU")
+        for name in ("softmax", "log_softmax"):
+            library.impl(f"{name}.int", _softmax(name), "AutogradCPU")
+        autocast_on_cuda.register(library)
         with (
             patch.object(torch.autocast, "__init__", _autocast_on_cpu(torch.autocast.__init__)),
             patch.object(torch_optimizer, "_foreach_supported_types", types),
             patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu"]),
+            computed_from_shapes(gpu),
+            convolution_layouts.of_cudnn(),
+            library_memory.counted(Cublas(gpu)),
+            patches.RANDOM_STATE_COPIES.without_listeners(),  # they lie on the host
         ):
             yield
     finally:
@@ -62,67 +80,71 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     return torch.native_dropout(tensor, p, train)[0] if train and p else tensor
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+def _batch_norm(
+    values: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _: bool,
 ) -> Tensor:
-    """Compute attention as the fused kernels do, which keep one number for each row of scores."""
-    del dropout_p  # the kernels keep the state of a random number generator, not a mask
-    if enable_gqa:
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        kept, hidden = (torch.full((), value, dtype=query.dtype) for value in (0.0, -torch.inf))
-        attn_mask = torch.where(attn_mask, kept, hidden)
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    learned = attn_mask if attn_mask is not None and attn_mask.requires_grad else None
-    attn_mask = None if attn_mask is None else attn_mask.detach()
-    out: Tensor = fused(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
-    if learned is not None:
-        scores = (*query.shape[:-1], key.shape[-2])
-        out = _WithMaskGradient.apply(out, learned.expand(scores))
+    """Return what ``_batch_norm_impl_index`` returns. cuDNN gets, and keeps, a contiguous copy."""
+    if by_cudnn(values, weight, trains=training):
+        values = values.contiguous(memory_format=convolution_layouts.suggested(values))
+    arguments = (values, weight, bias, mean, variance, training, momentum, eps)
+    out: Tensor = torch.ops.aten.native_batch_norm(*arguments)[0]
     return out
 
 
-class _WithMaskGradient(torch.autograd.Function):
-    """Autograd function for attention with a learned mask.
-
-    The gradient of the mask has one value for each score.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        (mask,) = ctx.saved_tensors
-        return gradient, gradient.new_empty(mask.shape, dtype=mask.dtype)
+def _group_norm(
+    values: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _: bool = True,
+) -> Tensor:
+    shape = (values.shape[0], values.shape[1], prod(values.shape[2:]), groups)
+    arguments = (values.contiguous(), weight, bias, *shape, eps)
+    out: Tensor = torch.ops.aten.native_group_norm(*arguments)[0]
+    return out
 
 
-def _in_float32(name: str) -> Callable[..., Any]:
-    packet, _, overload = name.partition(".")
-    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+def _ctc_loss(
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """Return the loss. torch's function can't write the targets' lengths into a fake tensor."""
+    arguments = (scores, targets, input_lengths, target_lengths, blank, zero_infinity)
+    losses: Tensor = torch.ops.aten._ctc_loss.default(*arguments)[0]
+    if zero_infinity:
+        losses = torch.where(losses == inf, 0.0, losses)
+    if reduction == 1:
+        lengths = losses.new_empty(len(target_lengths)).clamp_min(1)
+        return (losses / lengths).mean()
+    return losses.sum() if reduction else losses
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operation(*map(_widened, args), **kwargs)
+
+def _softmax(name: str) -> Callable[..., Tensor]:
+    """Return ``softmax`` or ``log_softmax``. The kernel for float16 can return float32 without a copy."""
+    operation = getattr(torch.ops.aten, f"_{name}").default
+
+    def kernel(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        inside = tensor.dtype is torch.float16 and dtype is torch.float32
+        if dtype is not None and not inside:
+            tensor = tensor.to(dtype)
+        result: Tensor = operation(tensor, dim, inside)
+        return result
 
     return kernel
-
-
-def _widened(value: Any) -> Any:
-    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-    return value.float() if half else value
 
 
 def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
 
 from memlog._internal.units import MIB
 from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryError
+from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
+from memlog.tracer.engines.cpu.limitations import UNMEASURED_PREFIX
 
-_REPEATS = 2
-"""Number of replays of the step. The first replay leaves free blocks, as earlier steps do on a device."""
+_LATER_STEPS: Final = 5
+"""Maximum number of replays of the later step. In real trainings, the reserved bytes did not grow after the
+third step."""
+_STEADY: Final = 2
+"""Number of replays in succession after which the replay ends, if none of them needs more memory."""
 
 
 class SizeRange(NamedTuple):
@@ -26,58 +34,182 @@ class SizeRange(NamedTuple):
 CONTEXT = SizeRange(
     256 * MIB,
     640 * MIB,
-    "the CUDA context, with kernels loaded as they are used (CUDA 11.7 and newer)",
+    "CUDA's context, driver, and kernels loaded as they are used",
     "about 300 and 400 MiB: pytorch/pytorch#107667, #109888; 616 MiB: LMCache/LMCache#4019",
 )
-WORKSPACES = SizeRange(
-    8_519_680,
-    64 * MIB,
-    "workspaces of cuBLAS and cuBLASLt",
-    "8,519,680 bytes in a snapshot (discuss.pytorch.org/t/178671); 32 MiB each from Hopper on "
-    "(pytorch/pytorch#120925)",
+
+CUDNN: Final = (
+    "cuDNN's workspaces are not counted, because their size depends on the algorithms that cuDNN chooses on "
+    "the device."
 )
+RECURRENT: Final = (
+    "Recurrent layers are estimated as if PyTorch computed them. On the device, cuDNN computes them and "
+    "keeps other tensors."
+)
+NCCL: Final = "Buffers of NCCL, outside the allocator, are not counted."
+_IN_SHORT: Final = {
+    CUDNN: "cuDNN's workspaces",
+    RECURRENT: "what cuDNN keeps for recurrent layers",
+    NCCL: "NCCL's buffers",
+}
+_BUFFERS: Final = -(1 << 40)
+"""Key of the first buffer of recurrent layers' weights. No storage of a trace has such a key."""
+
+_Change: TypeAlias = tuple[int, int]
+"""A storage's key, and its bytes; 0 bytes: the storage is freed."""
 
 
-def reserved(
-    trace: RecordedTrace, limit: int | None = None, *, expandable: bool = False
-) -> int | None:
-    """Return the maximum number of bytes that CUDA's caching allocator reserves for a traced step.
+def in_short(sentences: Collection[str]) -> Iterator[str]:
+    """Return what sentences of `Estimate.uncounted` are about, in a few words for each."""
+    other = False
+    for sentence in sentences:
+        if sentence.startswith(UNMEASURED_PREFIX):
+            names = sentence.removeprefix(UNMEASURED_PREFIX).removesuffix(".").split(", ")
+            if CUDNN in sentences:
+                names = [name for name in names if "convolution" not in name]
+            if names:
+                yield f"what {', '.join(names)} takes inside"
+        elif sentence in _IN_SHORT:
+            yield _IN_SHORT[sentence]
+        else:
+            other = True
+    if other:
+        yield "what the warnings name"
 
-    ``trace`` must have all events of the step. ``limit`` and ``expandable`` are as for `CachingAllocator`.
-    The result is ``None`` if the step does not fit below the limit.
+
+class Replay:
+    """Allocations of a training: its set-up, its first step, and a later step, which is repeated."""
+
+    def __init__(self, training: TracedTraining) -> None:
+        first, later = _Events(training.first), _Events(training.later)
+        on_host, same = training.on_host, training.same
+        self._recurrent = training.recurrent
+        self._set_up = list(_set_up(first.before, training))
+        self._first = [each for each in first.changes if each[0] not in on_host]
+        # A later step's own storages get keys below 0, so that no key means two storages.
+        keys = {key: same.get(key, -key) for key in (*later.before, *later.sizes)}
+        self._between = [(keys[key], size) for key, size in later.before.items() if key not in same]
+        changes = ((keys[key], size) for key, size in later.changes)
+        self._later = [each for each in changes if each[0] not in on_host]
+        self._replaced = [(keys[new], keys[old]) for new, old in later.replaced()]
+        self._kept = [keys[key] for key in later.kept()]
+
+    def on(self, allocator: CachingAllocator) -> bool:
+        """Replay the training on an allocator. Return False if it runs out of memory."""
+        steady, needed = 0, (0, 0)
+        try:
+            for _ in self.steps(allocator):
+                before, needed = needed, (allocator.most_reserved, allocator.most_allocated)
+                steady = steady + 1 if before == needed else 0
+                if steady == _STEADY:
+                    break
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def steps(self, allocator: CachingAllocator) -> Iterator[None]:
+        """Replay the training on an allocator, and yield after each step.
+
+        Raises:
+            OutOfMemoryError: The allocator's memory is too small.
+        """
+        run = _Run(allocator)
+        run.replay(self._set_up)
+        run.replay(self._first)
+        yield
+        run.replay(self._between)
+        for _ in range(_LATER_STEPS):
+            run.replay(self._later)
+            run.rename(self._replaced)
+            run.replay((key, 0) for key in self._kept)
+            yield
+
+    def uncounted(self, unseen: Iterable[str]) -> Iterator[str]:
+        """Return sentences about memory of NVIDIA's libraries. ``unseen``: Sentences of the trace."""
+        if self._recurrent:
+            yield RECURRENT
+        if any("convolution" in each or "cudnn" in each for each in unseen):
+            yield CUDNN
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            yield NCCL
+
+
+class _Events:
+    """Allocations of one traced step.
+
+    Attributes:
+        before: Bytes of the storages from before the trace, by key.
+        sizes: Bytes of the storages that the step allocated, by key.
+        changes: Allocations and frees in order.
     """
-    allocator = CachingAllocator(limit, expandable=expandable)
-    events = tuple(encoding.decode_with_allocations(trace.events))
-    begun = {
-        event.key: event.size
-        for event, _allocation in events
-        if event.kind == encoding.ALLOC and event.phase == encoding.BEFORE
-    }
-    live: set[int] = set()
-    try:
-        for _ in range(_REPEATS):
-            # Undo the previous replay: each replay begins with the storages from before the trace.
-            for key in live - begun.keys():
-                allocator.free(key)
-            for key in sorted(begun.keys() - live):
-                allocator.allocate(key, begun[key])
-            live = set(begun)
-            _replay(allocator, events, live)
-    except OutOfMemoryError:
-        return None
-    return allocator.most_reserved
+
+    def __init__(self, trace: RecordedTrace) -> None:
+        self.before: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.changes: list[_Change] = []
+        for event, allocation in encoding.decode_with_allocations(trace.events):
+            if event.kind == encoding.ALLOC and event.phase == encoding.BEFORE:
+                self.before[event.key] = event.size
+            elif event.kind == encoding.ALLOC:
+                self.sizes[event.key] = event.size
+                self.changes.append((event.key, event.size))
+            elif event.kind == encoding.FREE and allocation is not None:
+                self.changes.append((event.key, 0))
+        self._freed = [key for key, size in self.changes if not size]
+
+    def replaced(self) -> Iterator[tuple[int, int]]:
+        """Return storages that outlive the step, each with a storage from before that the step freed.
+
+        Both have the same size: the one stands for the other in the next step.
+        """
+        old = defaultdict[int, list[int]](list)
+        for key in self._freed:
+            if key in self.before:
+                old[self.before[key]].append(key)
+        for key in self._outliving():
+            if old[self.sizes[key]]:
+                yield key, old[self.sizes[key]].pop(0)
+
+    def kept(self) -> list[int]:
+        """Return storages that outlive the step in addition to those from before."""
+        replacing = {new for new, _old in self.replaced()}
+        return [key for key in self._outliving() if key not in replacing]
+
+    def _outliving(self) -> list[int]:
+        freed = set(self._freed)
+        return [key for key in self.sizes if key not in freed]
 
 
-def _replay(
-    allocator: CachingAllocator,
-    events: Iterable[tuple[encoding.StreamEvent, encoding.StreamEvent | None]],
-    live: set[int],
-) -> None:
-    """Replay a step's events, and update ``live``, the keys of live storages."""
-    for event, allocation in events:
-        if event.kind == encoding.ALLOC and event.phase != encoding.BEFORE:
-            allocator.allocate(event.key, event.size)
-            live.add(event.key)
-        elif event.kind == encoding.FREE and allocation is not None:
-            allocator.free(event.key)
-            live.remove(event.key)
+class _Run:
+    """Replay on one allocator. A storage that is allocated again gets a new key in the allocator."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._keys: dict[int, int] = {}
+        self._next = 0
+
+    def replay(self, changes: Iterable[_Change]) -> None:
+        for key, size in changes:
+            if size:
+                self._next += 1
+                self._keys[key] = self._next
+                self._allocator.allocate(self._next, size)
+            elif key in self._keys:
+                self._allocator.free(self._keys.pop(key))
+
+    def rename(self, replaced: Sequence[tuple[int, int]]) -> None:
+        for new, old in replaced:
+            if new in self._keys:
+                self._keys[old] = self._keys.pop(new)
+
+
+def _set_up(before: dict[int, int], training: TracedTraining) -> Iterator[_Change]:
+    """Return the allocations before the first step: those of the model, then all others."""
+    rest = {key: size for key, size in before.items() if key not in training.on_host}
+    for number, group in enumerate(training.set_up):
+        found = [(key, size) for key in group if (size := rest.pop(key, 0))]
+        yield from found
+        if len(found) > 1:  # weights of a recurrent layer
+            yield _BUFFERS - number, sum(size for _key, size in found)
+            yield from ((key, 0) for key, _size in found)
+    yield from rest.items()

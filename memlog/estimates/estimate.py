@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,14 @@ from torch.optim import Optimizer
 from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError
-from memlog.estimates.device_memory import CONTEXT, WORKSPACES, SizeRange, reserved
+from memlog.estimates.caching_allocator import CachingAllocator
+from memlog.estimates.device_memory import CONTEXT, Replay, SizeRange, in_short
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
-from memlog.estimates.question import DeviceType, Question
+from memlog.estimates.gpus import chosen
+from memlog.estimates.question import Question
+from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
@@ -29,51 +31,68 @@ from memlog.tracer.engines.cpu.limitations import ALWAYS
 MARGIN = 0.02
 """Safety margin, as a fraction of the estimate. `make estimate-bench` shows how often it is too small."""
 
+_ROUNDING = "rounding"
+"""Category of the bytes by which the allocator's blocks are larger than the tensors in them."""
+
 _HUGE = 2**31
 """Batch size limit of `Estimate.largest_batch`. If memlog has to try a larger batch, it raises an error,
 because the step seems to ignore the batch size."""
 
 
 class Estimate:
-    """Memory of one training step if the optimizer's state exists before the step. Sizes are bytes.
+    """Memory of a training's steps. Sizes are bytes.
+
+    On the CPU, it is the memory of one step if the optimizer's state exists before the step. On a CUDA
+    device, it is the memory of the set-up, of the first step, and of later steps.
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.
+        gpu: Name of the GPU for which the buffers inside operations were computed; ``None`` on the CPU.
         batch: Number of samples; ``None`` if `estimate` did not get it.
         length: Length of a sequence; ``None`` if `estimate` did not get it.
-        peak: Maximum number of bytes that tensors take at the same time.
+        peak: Maximum number of bytes that tensors take at the same time. On a CUDA device, it includes
+            cuBLAS's workspaces and the rounding of sizes, as ``torch.cuda.max_memory_allocated`` does.
         categories: Bytes at the peak, by category (parameters, gradients, activations, …).
         layers: Figures of every layer.
-        recording: The trace of the step, which memlog's exporters read.
+        recording: The trace of the step with the highest peak, which memlog's exporters read.
     """
 
     def __init__(self, question: Question, mode: FakeMode | None = None) -> None:
         self._question = question
         self.device = question.device
+        self.gpu = question.gpu.name if question.device == "cuda" else None
         self.batch = question.size
         self.length = question.length
-        self.recording: RecordedTrace = question.trace(mode)
+        found = question.trace(mode)
+        self._replay = Replay(found) if isinstance(found, TracedTraining) else None
+        self.recording: RecordedTrace = (
+            max(found.later, found.first, key=_peak) if isinstance(found, TracedTraining) else found
+        )
         result = self.recording.result
         self.peak: int = result.peak or 0
         self.categories: dict[str, int] = result.categories
         self.layers: tuple[LayerFigures, ...] = result.layers
+        self._allocator = CachingAllocator(expandable=question.expandable_segments)
+        if self._replay is not None:
+            self._replay.on(self._allocator)
+            rounding = self._allocator.most_allocated - self.peak
+            self.peak += rounding
+            self.categories = {**self.categories, _ROUNDING: rounding}
 
     @property
     def phases(self) -> dict[PhaseName, PhaseLevel]:
         """Live bytes at the end of each phase of the step, and the highest live bytes in the phase."""
         return phase_levels(self.recording) or {}
 
-    @cached_property
+    @property
     def reserved(self) -> int | None:
-        """Bytes that CUDA's caching allocator reserves for the step; ``None`` on the CPU."""
-        if self.device == "cpu":
-            return None
-        return reserved(self.recording, expandable=self._question.expandable_segments)
+        """Bytes that CUDA's caching allocator reserves in the first steps; ``None`` on the CPU."""
+        return None if self._replay is None else self._allocator.most_reserved
 
     @property
     def besides(self) -> tuple[SizeRange, ...]:
-        """Ranges of the device memory that CUDA's context and libraries need; empty on the CPU."""
-        return (CONTEXT, WORKSPACES) if self.device == "cuda" else ()
+        """Ranges of the device memory that CUDA's context needs; empty on the CPU."""
+        return (CONTEXT,) if self.device == "cuda" else ()
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -82,8 +101,18 @@ class Estimate:
         Most estimates have none. If there are any, the step may need more than the peak and the margin.
         """
         result = self.recording.result
-        found = (each for each in result.unseen if each not in ALWAYS)
-        return tuple(found) if result.exactness != "exact" else ()
+        found = [each for each in result.unseen if each not in ALWAYS]
+        if result.exactness == "exact":
+            found = []
+        return (*found, *(() if self._replay is None else self._replay.uncounted(found)))
+
+    @property
+    def without(self) -> str:
+        """What `peak`, `needed` and `fits` do not count, in a few words, as `uncounted` names it.
+
+        Empty if they count everything. If it is not empty, a step that fits may still run out of memory.
+        """
+        return "; ".join(in_short(self.uncounted))
 
     @property
     def needed(self) -> int:
@@ -101,6 +130,8 @@ class Estimate:
     def fits(self, memory: str | int) -> bool:
         """Return whether the step fits into a device's memory, with the safety margin.
 
+        True does not include what `without` names. Keep room for that.
+
         Args:
             memory: Bytes, or text such as ``"80 GiB"``. A device has a little less than its name says: see
                 nvidia-smi.
@@ -109,11 +140,11 @@ class Estimate:
             ConfigurationError: ``memory`` is a text that can't be read.
         """
         limit = read_size(memory)
-        if self.device == "cpu":
+        if self._replay is None:
             return self.needed <= limit
         for_tensors = int((limit - _most(self.besides)) / (1 + MARGIN))
         expandable = self._question.expandable_segments
-        return reserved(self.recording, for_tensors, expandable=expandable) is not None
+        return self._replay.on(CachingAllocator(for_tensors, expandable=expandable))
 
     def with_batch(self, batch: int) -> Estimate:
         """Estimate the same step with another batch size.
@@ -177,13 +208,15 @@ class Estimate:
 
     def text(self) -> str:
         """Return the estimate as lines of text."""
-        rows = [("peak of all tensors", format_bytes(self.peak))]
+        on = "" if self.gpu is None else f" on the GPU {self.gpu}"
+        rows = [(f"peak of all tensors{on}", format_bytes(self.peak))]
         rows += [(f"  {name}", format_bytes(size)) for name, size in self.categories.items()]
         if self.reserved is not None:
             rows.append(("reserved by the allocator", format_bytes(self.reserved)))
         for each in self.besides:
             rows.append((each.what, f"{format_bytes(each.low)} to {format_bytes(each.high)}"))
-        rows.append((f"needed, with a margin of {MARGIN * 100:.0f} %", format_bytes(self.needed)))
+        needed = f"needed, with a margin of {MARGIN * 100:.0f} %"
+        rows.append((needed, format_bytes(self.needed) + _but(self.without)))
         width = max(len(name) for name, _size in rows)
         lines = [f"{name:<{width}}  {size}" for name, size in rows]
         return "\n".join([*lines, *(f"Warning: {each}" for each in self.uncounted)])
@@ -192,7 +225,7 @@ class Estimate:
         of = "" if self.batch is None else f", batch {self.batch}"
         return (
             f"<memlog.Estimate: peak {format_bytes(self.peak)} on {self.device}{of}, "
-            f"needs {format_bytes(self.needed)}>"
+            f"needs {format_bytes(self.needed)}{_but(self.without)}>"
         )
 
     def _repr_html_(self) -> str:
@@ -200,6 +233,14 @@ class Estimate:
         from memlog.reports.notebook import trace_html  # noqa: PLC0415 - only notebooks need it
 
         return trace_html(self.recording)
+
+
+def _but(without: str) -> str:
+    return without and f", not counting {without}"
+
+
+def _peak(trace: RecordedTrace) -> int:
+    return trace.result.peak or 0
 
 
 def _most(ranges: Iterable[SizeRange]) -> int:
@@ -228,10 +269,10 @@ def estimate(
     step: Callable[..., object],
     *,
     model: nn.Module | Callable[[], nn.Module] | None = None,
-    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | Callable[[Any], Any] | None = None,
     batch: Any = None,
     length: int | None = None,
-    device: DeviceType = "cuda",
+    device: str = "cuda",
     expandable_segments: bool = False,
 ) -> Estimate:
     """Estimate the memory of a training step without computing it, and without a GPU.
@@ -258,23 +299,27 @@ def estimate(
             scheduler's step and printing, really happen.
         model: The model, which can be on the device ``meta``, or a function that makes it. If ``model`` is a
             function, the parameters take no memory. ``None``: the first module that the step calls.
-        optimizer: The optimizer, or a function that makes it from the parameters, such as
-            ``torch.optim.AdamW``.
+        optimizer: The optimizer, a list of optimizers, or a function that makes them from the parameters,
+            such as ``torch.optim.AdamW``.
         batch: A number of samples, or a batch: nested tensors whose first dimension counts the samples.
         length: Length of a sequence.
-        device: ``"cuda"`` or ``"cpu"``: where the step will run.
+        device: Where the step will run: ``"cuda"``, ``"cpu"``, or the name of a GPU, such as ``"H100"``. The
+            GPU decides the sizes of buffers inside operations. ``"cuda"`` stands for this machine's GPU, or
+            for an A100 if this machine has none.
         expandable_segments: True if CUDA's allocator is configured with ``expandable_segments:True``.
 
     Raises:
         ConfigurationError: An argument is invalid, or the memory can't be known; the message says why.
     """
+    kind, gpu = chosen(device)
     question = Question(
         step=step,
         model=model,
         optimizer=optimizer,
         batch=batch,
         length=length,
-        device=device,
+        device=kind,
+        gpu=gpu,
         expandable_segments=expandable_segments,
     )
     return Estimate(question)
@@ -286,7 +331,7 @@ def estimate_made_by(
     *,
     batch: int | None = None,
     length: int | None = None,
-    device: DeviceType = "cuda",
+    device: str = "cuda",
 ) -> Estimate:
     """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 
@@ -305,5 +350,6 @@ def estimate_made_by(
             f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
             "expandable_segments"
         )
-    question = Question(**made, batch=batch, length=length, device=device)
+    kind, gpu = chosen(device)
+    question = Question(**made, batch=batch, length=length, device=kind, gpu=gpu)
     return Estimate(question, mode)

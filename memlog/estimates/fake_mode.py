@@ -15,8 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memlog.estimates import lstm_on_cpu, repetitions
+from memlog.errors import ConfigurationError
+from memlog.estimates import convolution_layouts, lstm_on_cpu, repetitions
 from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of
+from memlog.estimates.results_on_cuda import CORRECTIONS
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default
@@ -58,17 +60,68 @@ def _fake_quantized(values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(values), torch.empty_like(values, dtype=torch.bool)
 
 
-_WITHOUT_FAKES: Final[dict[Any, Callable[..., Any]]] = {
-    _aten._sparse_addmm.default: lambda added, *_: torch.empty_like(added),
+def _ctc_loss(
+    scores: Tensor, targets: Tensor, _: Any, lengths: Any, *__: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the losses, and what the derivative needs: a value for each label, and between labels."""
+    if targets.ndim > 1:
+        longest = targets.shape[1]
+    elif isinstance(lengths, Tensor):
+        raise ConfigurationError(
+            "ctc_loss with concatenated targets and a tensor of lengths: what it allocates depends on the "
+            "longest target. Pass the targets with one row for each sample, or the lengths as a tuple"
+        )
+    else:
+        longest = max(lengths, default=0)
+    steps, samples = scores.shape[0], scores.shape[1]
+    return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
+
+
+def _by_rows(_: Tensor, values: Tensor, *__: Any) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _nothing(*_: Any) -> None:
+    """Return what an operation returns that changes values only."""
+
+
+_INSTEAD: Final[dict[Any, Callable[..., Any]]] = {
+    _aten._ctc_loss.default: _ctc_loss,
+    _aten._ctc_loss.Tensor: _ctc_loss,
+    _aten._ctc_loss_backward.default: _by_rows,
+    _aten._ctc_loss_backward.Tensor: _by_rows,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
-    _aten.mm.default: lambda sparse, dense: dense.new_empty(sparse.shape[0], dense.shape[1]),
-    _aten.multi_margin_loss_backward.default: lambda _, values, *__: torch.empty_like(values),
+    _aten.multi_margin_loss_backward.default: _by_rows,
+    _aten.multilabel_margin_loss_backward.default: _by_rows,
 }
-"""Replacements of operations that torch can't run on fake tensors. Of these operations, ``mm`` and
-``_sparse_addmm`` fail only on sparse fake tensors.
+"""Replacements of operations that torch can't run on fake tensors.
 
 Each function returns tensors with the shapes and types of the operation's results."""
+
+_OF_SPARSE: Final[dict[Any, Callable[..., Any]]] = {
+    _aten._sparse_addmm.default: lambda added, *_: torch.empty_like(added),
+    _aten.mm.default: lambda sparse, dense: dense.new_empty(sparse.shape[0], dense.shape[1]),
+}
+"""Replacements of operations that torch can't run only on sparse fake tensors."""
+
+_CONVOLUTIONS: Final[dict[Any, Callable[[Any], Any]]] = {
+    _aten.convolution.default: lambda args: args[:2],
+    _aten.convolution_backward.default: lambda args: args[1:3],
+}
+"""Convolutions and their derivative, and functions that return the input and the weight of the arguments."""
+_DIFFERENT_ON_CUDA: Final = _CONVOLUTIONS.keys() | CORRECTIONS.keys()
+"""Operations with other results on a CUDA device than on the CPU."""
+
+_LAYOUTS: Final[dict[Any, Callable[[Any], torch.memory_format]]] = {
+    _aten.native_batch_norm_backward.default: lambda args: convolution_layouts.suggested(args[1]),
+    _aten.native_layer_norm_backward.default: lambda _: torch.contiguous_format,
+    _aten.mse_loss_backward.default: lambda _: torch.contiguous_format,
+    _aten.smooth_l1_loss_backward.default: lambda _: torch.contiguous_format,
+    _aten.huber_loss_backward.default: lambda _: torch.contiguous_format,
+}
+"""Functions that return the layout of the gradient for the input. torch's fake result has that of the
+gradient for the output."""
 
 _WEIGHTS: Final = {
     _aten.native_batch_norm.default: 1,
@@ -108,7 +161,8 @@ class FakeMode(FakeTensorMode):
             # Autograd asks for the device several times for each operation.
             return args[0].fake_device
         kwargs = kwargs or {}
-        key: list[Any] = [func, torch.get_default_dtype(), *kwargs]
+        layouts = convolution_layouts.are_of_cudnn()
+        key: list[Any] = [func, torch.get_default_dtype(), layouts, *kwargs]
         described = (
             _repeats(func) and self._describe(args, key) and self._describe(kwargs.values(), key)
         )
@@ -149,8 +203,9 @@ class FakeMode(FakeTensorMode):
         # `lift_fresh` gets a tensor made of Python's numbers. torch converts it, and remembers the numbers.
         if self.convert and func is not _aten.lift_fresh.default and _has_bytes((args, kwargs)):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
-        if _changes_values_only(func):
-            return None
+        if func in _INSTEAD or _changes_values_only(func):
+            with self:
+                return _INSTEAD.get(func, _nothing)(*args)
         if func.name() == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
             # In this product (mixtures of experts), torch accepts real tensors of several types, but fake
             # tensors only of type bfloat16.
@@ -162,10 +217,14 @@ class FakeMode(FakeTensorMode):
         try:
             out: Any = self.dispatch(func, types, args, kwargs)
         except UnsupportedOperatorException:
-            if func not in _WITHOUT_FAKES:
+            if func not in _OF_SPARSE:
                 raise
             with self:
-                out = _WITHOUT_FAKES[func](*args)
+                out = _OF_SPARSE[func](*args)
+        if convolution_layouts.are_of_cudnn() and func in _DIFFERENT_ON_CUDA:
+            return self._as_on_cuda(func, args, out)
+        if func in _LAYOUTS:
+            return self._in_layout(_LAYOUTS[func](args), out)
         size = _LARGER_RESULTS.get(func)
         if size is not None:
             last = out[-1] if isinstance(out, tuple) else out
@@ -175,6 +234,30 @@ class FakeMode(FakeTensorMode):
             kept = (self.empty(one.shape, one.stride(), weight.dtype) for one in out[1:])
             return (out[0], *kept)
         return out
+
+    def _as_on_cuda(self, func: Any, args: Any, out: Any) -> Any:
+        if func in _CONVOLUTIONS:
+            return self._in_layout_of_cudnn(out, *_CONVOLUTIONS[func](args))
+        with self:
+            return CORRECTIONS[func](args, out)
+
+    def _in_layout_of_cudnn(self, out: Any, values: Tensor, weight: Tensor) -> Any:
+        """Return a convolution's results, or those of its derivative, in cuDNN's layout."""
+        if isinstance(out, tuple):
+            laid = (
+                None if each is None else self._in_layout_of_cudnn(each, values, weight)
+                for each in out[:2]
+            )
+            return (*laid, out[2])
+        return self._in_layout(convolution_layouts.layout_of_results(values, weight), out)
+
+    def _in_layout(self, layout: torch.memory_format, out: Any) -> Any:
+        """Return results of which the first has another layout."""
+        if isinstance(out, tuple):
+            return (self._in_layout(layout, out[0]), *out[1:])
+        if out is None:
+            return None
+        return self.empty(out.shape, convolution_layouts.strides(out.shape, layout), out.dtype)
 
     def empty(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         meta = torch.empty_strided(shape, strides, dtype=dtype, device=_META)

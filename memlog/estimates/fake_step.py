@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -17,23 +16,37 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
+from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.device_names import all_on_cpu
+from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together
 from memlog.estimates.unknown_values import ValueUsedError, unknown_values
 from memlog.trace.records import RecordedTrace
+from memlog.tracer import torch_private
 from memlog.tracer.window import TraceWindow
 
 _LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_OPTIMIZERS = Path(torch.optim.__file__).parent
 MAX_EVENTS = 2_000_000
-_BEHAVIOUR: dict[str | None, Callable[[], AbstractContextManager[None]]] = {
-    "cuda": as_on_cuda,
-    "cpu": measured_on_small_batches,
-    None: nullcontext,
+_REASONS = {
+    "not compiled with CUDA": (
+        "this call needs a CUDA device, and an estimate has none: leave it out"
+    ),
+    "If capturable=True": (
+        "an optimizer with capturable=True can't be estimated: leave capturable=True out for the estimate"
+    ),
+    "Cannot access storage of": (
+        "what torch.func.vmap and torch.func.grad allocate can't be estimated: leave them out of "
+        "the step, for example by a loop over some samples"
+    ),
 }
+"""What an estimate can't do, by a part of torch's error."""
 
 
 @contextmanager
@@ -56,35 +69,88 @@ def only_new_objects() -> Iterator[None]:
 def traced_step(
     step: Callable[[], object],
     model: nn.Module | None,
-    optimizer: Optimizer | None,
+    optimizers: Sequence[Optimizer],
     *,
-    device: Literal["cuda", "cpu"] | None,
+    measure: bool,
 ) -> RecordedTrace:
-    """Run one training step to make the optimizer's state, then trace a second step.
+    """Run one training step to make the optimizer's state, then trace a second step, on the CPU.
 
-    Call it inside a `FakeMode`. The tensors of ``model`` and ``optimizer`` belong to this mode. If ``model``
-    is ``None``, the model is the first module that is called. ``optimizer`` is ``None`` if the optimizer is
-    not known before the step. Operations behave as on ``device``. If ``device`` is ``None``, operations
-    behave as on the CPU, but their workspaces are not measured.
+    Call it inside a `FakeMode`. The tensors of ``model`` and ``optimizers`` belong to this mode. If ``model``
+    is ``None``, the model is the first module that is called. ``optimizers`` is empty if they
+    are not known before the step. If ``measure`` is true, workspaces of operations are measured.
 
     Raises:
         ConfigurationError: The step branches on a tensor's value, or has too many events.
     """
-    with reasons(), all_on_cpu(), _BEHAVIOUR[device](), unknown_values():
+    measuring = measured_on_small_batches() if measure else nullcontext()
+    with reasons(), all_on_cpu(), measuring, unknown_values():
         step()
         gc.collect()  # the trace would count garbage as memory in use
-        window = TraceWindow(
-            model,
-            optimizers=() if optimizer is None else (optimizer,),
-            device="cpu",
-            engine="dispatch",
-            max_events=MAX_EVENTS,
-        )
+        window = _window(model, optimizers)
         window.start()
         try:
             step()
         finally:
             trace = window.stop()
+    return _complete(trace)
+
+
+def traced_training(
+    step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer], gpu: Gpu
+) -> TracedTraining:
+    """Trace the first two training steps, with operations that behave as on a CUDA device.
+
+    The arguments, and what is raised, are as for `traced_step`. The second step stands for all later ones.
+    """
+    stepped: list[Optimizer] = []
+    called: set[type] = set()
+    hooks = (
+        register_optimizer_step_post_hook(lambda each, *_: stepped.append(each)),
+        register_module_forward_pre_hook(lambda module, _: called.add(type(module))),
+    )
+    try:
+        with reasons(), all_on_cpu(), as_on_cuda(gpu), unknown_values():
+            window = _window(model, optimizers)
+            window.start()
+            try:
+                set_up = tuple(
+                    tuple(window.serials(together).values()) for together in moved_together(model)
+                )
+                step()
+                gc.collect()  # the next trace would count garbage as memory in use
+                between = torch_private.live_fakes()
+                before = window.serials(between)
+                on_host = list(window.serials(host_tensors(stepped)).values())
+            finally:
+                first = window.stop()
+            window = _window(model, optimizers)
+            window.start()
+            try:
+                after = window.serials(between)
+                del between
+                step()
+            finally:
+                later = window.stop()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    same = {after[storage]: before[storage] for storage in after.keys() & before.keys()}
+    recurrent = any(issubclass(kind, nn.RNNBase) for kind in called)
+    traces = _complete(first), _complete(later)
+    return TracedTraining(*traces, set_up, same, frozenset(on_host), recurrent)
+
+
+def _window(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> TraceWindow:
+    return TraceWindow(
+        model,
+        optimizers=optimizers,
+        device="cpu",
+        engine="dispatch",
+        max_events=MAX_EVENTS,
+    )
+
+
+def _complete(trace: RecordedTrace) -> RecordedTrace:
     if trace.result.peak is None or trace.result.truncated:
         raise ConfigurationError(
             f"the step has more than {MAX_EVENTS:,} events, too many for an estimate: shorten it"
@@ -108,6 +174,13 @@ def reasons() -> Iterator[None]:
                 "computes none: leave it out of the step, or use one whose result always has the same size, "
                 "such as torch.where instead of a mask in brackets"
             ) from error
+        deciding = _optimizer_that_raised(error)
+        if deciding:
+            raise ConfigurationError(
+                f"{_place(error)}the optimizer of torch.optim.{deciding} decides by a tensor's value, "
+                "such as that of the closure's loss, but an estimate computes no values: estimate the step "
+                "with an optimizer that decides by none, such as torch.optim.SGD"
+            ) from error
         raise ConfigurationError(
             f"{_place(error)}the step decides by a tensor's value, but an estimate computes no values: write "
             "loss.item() instead of float(loss) to print it or calculate with it, and leave code that "
@@ -120,11 +193,21 @@ def reasons() -> Iterator[None]:
             "(torch.library.register_fake)"
         ) from error
     except (AssertionError, RuntimeError) as error:
-        if "not compiled with CUDA" not in str(error):
+        reason = next((text for part, text in _REASONS.items() if part in str(error)), None)
+        if reason is None:
             raise
-        raise ConfigurationError(
-            f"{_place(error)}this call needs a CUDA device, and an estimate has none: leave it out"
-        ) from error
+        raise ConfigurationError(f"{_place(error)}{reason}") from error
+
+
+def _optimizer_that_raised(error: BaseException) -> str:
+    """Return the module of torch's optimizer in which an error was raised; empty if it was elsewhere."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.parent == _OPTIMIZERS:
+            return "" if path.stem == "optimizer" else path.stem
+        if not any(path.is_relative_to(folder) for folder in _LIBRARIES):
+            return ""
+    return ""
 
 
 def _place(error: BaseException) -> str:

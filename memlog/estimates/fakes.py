@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from memlog.errors import ConfigurationError
@@ -46,9 +47,14 @@ class Fakes:
             self._made[id(tensor)] = tensor, fake
         return self._made[id(tensor)][1]
 
-    def known(self, tensor: Tensor) -> Tensor:
-        """Return the fake of a tensor if there is one, otherwise the tensor."""
-        return self._made.get(id(tensor), (tensor, tensor))[1]
+    def counted(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that a trace counts instead of ``tensor``. Modes may be active."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if id(tensor) in self._made:
+            return self._made[id(tensor)][1]
+        with _disable_current_modes():
+            return self.of_used(tensor)
 
     def in_all(self, values: Any) -> Any:
         """Return nested values in which every tensor is replaced by its fake."""
@@ -70,8 +76,10 @@ class Fakes:
         return self.of(tensor)
 
     @contextmanager
-    def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
-        """Give a model and an optimizer fake tensors inside the block, and their own tensors afterwards.
+    def replace(
+        self, model: nn.Module | None, optimizers: Iterable[Optimizer] = ()
+    ) -> Iterator[None]:
+        """Give a model and optimizers fake tensors inside the block, and their own tensors afterwards.
 
         Inside the block, operations also get fakes instead of real tensors.
         """
@@ -81,7 +89,7 @@ class Fakes:
             for module in () if model is None else model.modules():
                 self._replace_in(module._parameters, undo)
                 self._replace_in(module._buffers, undo)
-            if optimizer is not None:
+            for optimizer in optimizers:
                 self._replace_in_optimizer(optimizer, undo)
             yield
 

@@ -78,7 +78,7 @@ def estimate_memory(
         ConfigurationError: ``loss`` branches on a tensor's value.
     """
     mode = FakeMode()
-    with Fakes(mode).replace(model, None), mode, reasons():
+    with Fakes(mode).replace(model), mode, reasons():
         steps = optimizer(model.parameters())
         gradients = 0
 
@@ -90,7 +90,7 @@ def estimate_memory(
             steps.step()
             steps.zero_grad()
 
-        trace = traced_step(step, model, None, device=None)
+        trace = traced_step(step, model, (), measure=False)
         state = _size(tensors_in([dict(each) for each in steps.state.values()]))
         return _estimate(trace, model, state, gradients)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.cuda_kernels.gpu import A100, Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
-from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
+from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
 from memlog.estimates.fakes import Fakes
+from memlog.estimates.traced_training import TracedTraining
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.cpu.live_storages import counted_instead
 from memlog.tracer.engines.selection import are_compiled
@@ -38,6 +40,7 @@ class Question:
     batch: Any = None
     length: int | None = None
     device: DeviceType = "cuda"
+    gpu: Gpu = A100
     expandable_segments: bool = False
 
     def __post_init__(self) -> None:
@@ -91,17 +94,17 @@ class Question:
         return replace(self, length=length)
 
     @only_new_objects()
-    def trace(self, mode: FakeMode | None = None) -> RecordedTrace:
-        """Trace the step on fake tensors.
+    def trace(self, mode: FakeMode | None = None) -> RecordedTrace | TracedTraining:
+        """Trace the step on fake tensors; for a CUDA device, also the first step.
 
         If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``.
         """
         mode = mode or FakeMode()
         fakes = Fakes(mode)
-        given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
+        given = [each for each in _several(self.optimizer) if isinstance(each, Optimizer)]
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
-        with fakes.replace(known, given), counted_instead(fakes.known), mode, reasons():
+        with fakes.replace(known, given), counted_instead(fakes.counted), mode, reasons():
             with all_on_cpu():
                 model = _made("model", nn.Module, self.model)
                 if model is not None and are_compiled([model]):
@@ -111,9 +114,16 @@ class Question:
                     )
                 parameters = () if model is None else model.parameters()
                 optimizer = _made("optimizer", Optimizer, self.optimizer, parameters)
+                optimizers = _several(optimizer)
             values = dict(zip(_ARGUMENTS, (model, optimizer, batch, self.length), strict=True))
             arguments = {name: values[name] for name in _names(self.step, values)}
-            return traced_step(lambda: self.step(**arguments), model, optimizer, device=self.device)
+
+            def step() -> object:
+                return self.step(**arguments)
+
+            if self.device == "cuda":
+                return traced_training(step, model, optimizers, self.gpu)
+            return traced_step(step, model, optimizers, measure=True)
 
 
 def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
@@ -122,13 +132,26 @@ def _resized(tensor: Tensor, before: int, size: int) -> Tensor:
     return tensor.new_empty((size, *tensor.shape[1:]))
 
 
+def _several(optimizers: Any) -> Sequence[Any]:
+    """Return optimizers as a sequence. ``optimizers``: One, a list or tuple of them, or ``None``."""
+    if isinstance(optimizers, (list, tuple)):
+        return optimizers
+    return () if optimizers is None else (optimizers,)
+
+
 def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
-    """Return the model or optimizer ``given``. If ``given`` is a function, return the function's result."""
+    """Return the model or optimizers ``given``. If ``given`` is a function, return the function's result."""
     if given is None or isinstance(given, kind):
         return given
     made = given(*arguments) if callable(given) else given
-    if isinstance(made, kind):
+    several = kind is Optimizer and made and isinstance(made, (list, tuple))
+    if isinstance(made, kind) or (several and all(isinstance(each, kind) for each in made)):
         return made
+    if several:
+        raise ConfigurationError(
+            "optimizer= is a list of which a part is no optimizer: pass optimizers that are already made, or "
+            "a function that makes the list from the parameters"
+        )
     found = f"a function that returns {made!r:.100}" if callable(given) else f"{given!r:.100}"
     raise ConfigurationError(
         f"{name}= is {found}: pass a torch.{kind.__module__.split('.')[1]}.{kind.__name__}, or a function "

@@ -18,11 +18,14 @@
     ├─ a rule's threshold is crossed                Alert
     ├─ a step was traced                            Trace
     ├─ a cause of high or growing memory was found  Finding
+    ├─ the search for a cause begins or ends        Inquiry
+    ├─ a step, while growth is examined             HeapReading
     ├─ a step raised the run's peak by 5 % or more  StepInputs
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
     ├─ the helper process has read memory           Sample (about once a second)
     ├─ all ranks have completed a step              Ranks (in the run of rank 0)
+    ├─ a rank of the training has failed            RankFailure (in the run of rank 0)
     ├─ memlog's own cost and errors                 Health (every ten seconds)
     memlog.finish()                                 End
 
@@ -45,8 +48,15 @@ import msgspec
 
 from memlog.events.findings import (
     OF_FINDING,
+    Activity,
     Alert,
+    DeviceProcess,
+    DeviceState,
     Finding,
+    GraphInUse,
+    HeapReading,
+    HeldTensors,
+    Inquiry,
     OutOfMemory,
     StepInputs,
     Trace,
@@ -65,7 +75,26 @@ from memlog.events.measurements import (
     Sample,
     Scope,
 )
-from memlog.events.readings import (
+from memlog.events.memory import (
+    ALLOCATED,
+    AVAILABLE,
+    CGROUP,
+    DEVICE_USED,
+    HOST_ANON,
+    HOST_PEAKS,
+    HOST_RSS,
+    RESERVED,
+    SAMPLED,
+    SHARED,
+    TREE,
+    Reading,
+    changes,
+    main_reading,
+    main_readings,
+    peak_readings,
+    readings,
+)
+from memlog.events.parts import (
     ChildReading,
     DeviceReading,
     DeviceUse,
@@ -76,6 +105,9 @@ from memlog.events.readings import (
     now_us,
 )
 from memlog.events.run import (
+    LOST_CONNECTION,
+    POSTMORTEM_FILE,
+    POSTMORTEM_KIND,
     REPORT_FILE,
     REPORT_KIND,
     Artifact,
@@ -85,21 +117,40 @@ from memlog.events.run import (
     Health,
     Origin,
     Parameters,
+    RankDoubt,
+    RankFailure,
     Run,
 )
 
 __all__ = [
+    "ALLOCATED",
+    "AVAILABLE",
+    "CGROUP",
+    "DEVICE_USED",
     "EVENT_TYPES",
+    "HOST_ANON",
+    "HOST_PEAKS",
+    "HOST_RSS",
+    "LOST_CONNECTION",
     "OF_FINDING",
+    "POSTMORTEM_FILE",
+    "POSTMORTEM_KIND",
     "REPORT_FILE",
     "REPORT_KIND",
+    "RESERVED",
+    "SAMPLED",
     "SCHEMA_VERSION",
+    "SHARED",
+    "TREE",
+    "Activity",
     "Alert",
     "Artifact",
     "Batch",
     "ChildReading",
     "Device",
+    "DeviceProcess",
     "DeviceReading",
+    "DeviceState",
     "DeviceUse",
     "End",
     "Epoch",
@@ -107,7 +158,11 @@ __all__ = [
     "Event",
     "Exit",
     "Finding",
+    "GraphInUse",
     "Health",
+    "HeapReading",
+    "HeldTensors",
+    "Inquiry",
     "Int",
     "Loss",
     "Origin",
@@ -115,8 +170,11 @@ __all__ = [
     "Parameters",
     "PeakSource",
     "Phase",
+    "RankDoubt",
+    "RankFailure",
     "RankSpread",
     "Ranks",
+    "Reading",
     "Recorded",
     "Run",
     "Sample",
@@ -127,8 +185,13 @@ __all__ = [
     "Trace",
     "TracedLayer",
     "TracedLine",
+    "changes",
     "field_names",
+    "main_reading",
+    "main_readings",
     "now_us",
+    "peak_readings",
+    "readings",
 ]
 
 SCHEMA_VERSION = 1
@@ -148,12 +211,16 @@ Event: TypeAlias = (
     | Artifact
     | Trace
     | Finding
+    | Inquiry
+    | HeapReading
     | StepInputs
     | OutOfMemory
     | Sample
     | Ranks
     | Health
     | Exit
+    | RankFailure
+    | RankDoubt
     | End
     | Origin
 )
@@ -177,5 +244,7 @@ def field_names() -> dict[str, tuple[str, ...]]:
         ChildReading,
         DeviceUse,
         RankSpread,
+        DeviceProcess,
+        DeviceState,
     )
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog.events.readings import Int, TensorInput
+from memlog.events.parts import Int, TensorInput
 
 OF_FINDING = "memlog: "
 """Prefix of ``rule`` in an alert about a `Finding`. The finding's ``kind`` follows the prefix."""
@@ -98,6 +98,12 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Number of steps since the run's beginning that were due for a trace but could not be traced."""
     lines: tuple[TracedLine, ...] = ()
     """Program lines that held the most bytes at the peak, the largest first. Bytes of layers do not count."""
+    device: str | None = None
+    """The traced device: ``"host"``, or the device's name as in metric names; ``None`` in a journal of an
+    older memlog."""
+    kept: bool | None = None
+    """True if this trace replaced the trace that the run's folder has with all allocations. The newest such
+    trace is the run's worst traced step. ``None``: unknown, in a journal of an older memlog."""
 
 
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
@@ -118,6 +124,91 @@ class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"
     inputs do not explain the peak."""
 
 
+class DeviceProcess(msgspec.Struct, frozen=True, array_like=True):
+    """Another process that uses a device."""
+
+    pid: Int
+    used: Int | None
+    """Bytes of the device that the process uses; ``None`` if the driver does not tell."""
+    name: str | None = None
+    """The program's name; ``None`` if it is unknown, as for a process outside this container."""
+    is_child: bool = False
+    """True if the training process or one of its descendants started the process."""
+
+
+class DeviceState(msgspec.Struct, frozen=True, array_like=True):
+    """State of a device and of its caching allocator at a failed allocation.
+
+    Sizes are bytes, ``None`` if unknown.
+    """
+
+    free: Int | None = None
+    """Free bytes of the whole device, whatever part of it this process may use."""
+    outside: Int | None = None
+    """Bytes in use on the device that this process's caching allocator does not hold. They belong to other
+    processes, CUDA's own context, and libraries."""
+    others: Int | None = None
+    """Bytes that other processes use, as the driver tells."""
+    processes: tuple[DeviceProcess, ...] = ()
+    """Other processes that use the device, the largest first."""
+    in_pools: Int | None = None
+    """Bytes that the allocator holds in private pools: those of CUDA graphs and of ``torch.cuda.MemPool``."""
+    unused_in_pools: Int | None = None
+    """Bytes of ``in_pools`` that no tensor uses."""
+    of_graphs: bool = False
+    """True if all private pools were made by captures of CUDA graphs."""
+    largest_unused: Int | None = None
+    """Largest block that the allocator holds outside private pools, that no tensor uses, and that the failed
+    request could use: of its stream, and of its size class (small or large)."""
+    expandable: bool | None = None
+    """True if the allocator uses expandable segments."""
+    model: Int | None = None
+    """Bytes of parameters, buffers and gradients on the device, of the modules that the failing step uses."""
+    unused_of_streams: Int | None = None
+    """Bytes that no tensor uses in segments of other streams than that of the failed request. Only
+    allocations on those streams can use them."""
+    allowed: Int | None = None
+    """Bytes of the device that torch's memory fraction allows this process; ``None``: no fraction is set."""
+
+
+class HeldTensors(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors on the failed device in a container of the program, such as a list of batches."""
+
+    name: str | None
+    """Variable of a running function, or an attribute of one, that holds the container. ``None``: the tensors
+    are in no known container."""
+    tensors: Int
+    size: Int
+    """Bytes of the tensors. Weights, gradients and optimizer state do not count."""
+
+
+class GraphInUse(msgspec.Struct, frozen=True, array_like=True):
+    """Graphs for a backward pass that were recorded before the running call of a model."""
+
+    name: str
+    """Variable of a running function that keeps the graphs."""
+    uses: Int
+    """Number of times that the graphs use a parameter; for half of the parameters, at least this number."""
+
+
+Activity: TypeAlias = Literal[
+    "evaluation",
+    "generation",
+    "optimizer state",
+    "copy of the model",
+    "DDP buckets",
+    "pinned memory",
+]
+"""Work during which an allocation failed, as far as the program's functions show it.
+
+- ``evaluation``: forward pass of a model in evaluation mode.
+- ``generation``: forward pass that uses a cache of keys and values.
+- ``optimizer state``: an optimizer's step that makes its state.
+- ``copy of the model``: ``copy.deepcopy``, or the clone of a ``state_dict``.
+- ``DDP buckets``: ``DistributedDataParallel`` makes the buckets of its gradients.
+- ``pinned memory``: an allocation of page-locked memory of the host."""
+
+
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
     """Failed allocation. Sizes are bytes, ``None`` if unknown."""
 
@@ -131,7 +222,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """Free bytes at the failure. On the host, the value is only a lower bound: the bytes that were free when
     the process used the most memory."""
     limit: Int | None
-    """Total bytes available: the device's capacity, or the smallest limit on the process."""
+    """Total bytes available: the device's capacity, or the smallest limit on the process. If the process may
+    use only a fraction of a device, and this limit is the tighter one, the bytes of the fraction."""
     limited_by: str | None
     """Short description of what sets the limit."""
     allocated: Int | None
@@ -153,18 +245,40 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     signal: str | None = None
     """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
     machine: Int | None = None
-    """On the host: total memory of the machine."""
+    """Total memory of the machine or device. For a device, ``None`` in a journal of an older memlog."""
     resident: Int | None = None
     """On the host: highest resident set of the process so far (``VmHWM``)."""
     idle: Int | None = None
     """On the host: bytes that the C library's allocator held unused when memlog handled the error."""
     inputs: tuple[TensorInput, ...] = ()
     """Inputs of the failed step. memlog finds them in the variables of the program's functions."""
+    state: DeviceState | None = None
+    """State of the device; ``None`` on the host, and if memlog did not see the failure itself."""
+    line: str | None = None
+    """Line of the program that made the request, such as ``train.py:42 in save``."""
+    thread: str | None = None
+    """Name of the thread that made the request; ``None``: the main thread."""
+    gradients: bool | None = None
+    """True if operations recorded a graph for a backward pass (no ``torch.no_grad()``)."""
+    activity: Activity | None = None
+    subject: str | None = None
+    """Name of what ``activity`` is about, such as the optimizer's class."""
+    size: Int | None = None
+    """Bytes of what ``activity`` makes or holds: the whole state of the optimizer, the cache of keys and
+    values, the model, or the pinned memory in use."""
+    caught: bool = False
+    """True if the program caught the error and ended with another one, ``raised_as``."""
+    held: HeldTensors | None = None
+    """Container that holds the most bytes of the failed device; ``None``: none was found."""
+    graph: GraphInUse | None = None
+    """Graphs of earlier forward passes; ``None``: none was found."""
 
     @property
     def capacity(self) -> int | None:
         """Total bytes of the device or machine on which the allocation failed, ignoring any smaller limit."""
-        return self.machine if self.device == "host" else self.limit
+        if self.device == "host" or self.machine is not None:
+            return self.machine
+        return self.limit
 
     @property
     def is_implausible(self) -> bool:
@@ -195,3 +309,42 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
     evidence: tuple[str, ...] = ()
     confidence: Literal["high", "medium", "low"] = "medium"
     remedy: str | None = None
+    rank: Int | None = None
+    """In the run of the lowest rank: the other rank whose finding this is, which ``title`` names, too."""
+    memory: str | None = None
+    """Memory that grows: ``"host"`` or a device's name; ``None``: other memory, or an older memlog."""
+
+
+class Inquiry(msgspec.Struct, frozen=True, array_like=True, tag="inquiry"):
+    """State of memlog's search for the cause of growth. The newest event about a series counts.
+
+    A search ends in findings, or without result because the growth has ended. If the run ends before that,
+    ``suspects`` are the cause, as far as it is known.
+    """
+
+    time_us: Int
+    step: Int
+    """Last completed step."""
+    series: str
+    """Memory that seems to grow, such as ``host.anon`` or ``cuda0.allocated``."""
+    searching: bool
+    """True from the beginning of a search to its end. In between, the search itself takes memory."""
+    suspects: tuple[Finding, ...] = ()
+    """What the search has found. Empty if the search goes on, or if its result is settled."""
+    garbage: bool = False
+    """True if a collection of garbage has explained the growth."""
+
+
+class HeapReading(msgspec.Struct, frozen=True, array_like=True, tag="heap"):
+    """Heap of the training process after a step, over all arenas. Published while growth is examined."""
+
+    time_us: Int
+    step: Int
+    in_use: Int
+    """Bytes that the C library's allocator has given out."""
+    idle: Int
+    """Free bytes that the allocator keeps."""
+    freed: Int | None = None
+    """Bytes that a collection of garbage has freed just before; ``None`` if none was asked for."""
+    private: Int | None = None
+    """Bytes of address space for private data (``VmData``), which also counts pages never written so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memlog.events.readings import ChildReading, DeviceReading, DeviceUse, Int, PeakSource
+from memlog.events.parts import ChildReading, DeviceReading, DeviceUse, Int, PeakSource
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
@@ -18,6 +18,10 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Highest ``rss``, in bytes. ``rss_peak_source`` tells whether it was reached in this step."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
+    rss_anon: Int | None = None
+    """Bytes of ``rss`` that are neither pages of mapped files nor shared memory."""
+    rss_shared: Int | None = None
+    """Bytes of ``rss`` that are shared memory."""
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
@@ -139,6 +143,9 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     memory."""
     devices: tuple[DeviceUse, ...] = ()
     """Devices that the trainer uses, as far as the driver reports them."""
+    tree_swap: Int | None = None
+    """Bytes of the trainer and its descendants that are in swap. ``tree_pss`` does not contain them. ``None``
+    also if the machine has no swap."""
 
 
 class RankSpread(msgspec.Struct, frozen=True, array_like=True):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from memlog.events.readings import Int, Status
+from memlog.events.parts import Int, Status
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
@@ -56,12 +58,20 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
     """Total bytes of the device, or of the MIG instance."""
     uuid: str | None = None
     """Identity of the device, or of the MIG instance, without a prefix; ``None`` if torch reports none."""
+    allocator: str | None = None
+    """Settings of the device's caching allocator, as in the variable ``PYTORCH_ALLOC_CONF``; empty: the
+    defaults. ``None`` for devices other than CUDA's."""
 
 
 REPORT_FILE = "report.html"
 REPORT_KIND = "report"
 """Kind of the artifact that is memlog's report of the run. Only this artifact has both this kind and the name
 `REPORT_FILE`."""
+
+
+POSTMORTEM_FILE = "postmortem.md"
+POSTMORTEM_KIND = "postmortem"
+"""Name and kind of the artifact that explains a run's bad end."""
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
@@ -120,3 +130,42 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     time_us: Int
     status: Status
     reason: str | None = None
+    """Reason of a bad end: the type of the exception that ended the program, or `LOST_CONNECTION`."""
+
+
+LOST_CONNECTION = "lost the connection to another rank"
+"""Reason of the end of a rank whose collective failed because another rank was gone."""
+
+
+class RankDoubt(msgspec.Struct, frozen=True, array_like=True, tag="rank_doubt"):
+    """Another rank's memory rose until the end, and no cause was found. In the run of the lowest rank."""
+
+    time_us: Int
+    step: Int | None
+    """Last completed step of the other rank."""
+    rank: Int
+    text: str
+    """Verdict on the other rank's memory."""
+
+
+class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="rank_failure"):
+    """Bad end of a training with several ranks, in the run of the lowest rank. The newest event counts."""
+
+    time_us: Int
+    """Time at which the rank that failed first failed, by the clock of its machine."""
+    step: Int | None
+    """Last completed step of the rank that failed first."""
+    rank: Int | None
+    """Rank that failed first; ``None``: no rank is the cause, or it is unknown which one is."""
+    run: str | None
+    """Id of that rank's run; ``None`` if it is this run, or if ``rank`` is ``None``."""
+    status: Status
+    """How the rank that failed first ended."""
+    title: str
+    """First line about the training's end."""
+    text: str
+    """Remark on the other ranks."""
+    verdict: str = ""
+    """Verdict on the memory of the other rank that failed first; empty if ``run`` is ``None``."""
+    outcome: Literal["finding", "steady", "unsure", "too few steps"] | None = None
+    """Kind of ``verdict``."""

@@ -73,13 +73,13 @@ class LevelScales:
     def add(self, index: int, level: float) -> list[LevelWindow]:
         """Add the next level. Return the windows that got a new level."""
         added = []
-        joined: float | None = level
         for window in self.windows:
-            if joined is None:
-                break
-            window.add(index, joined)
+            window.add(index, level)
             added.append(window)
             joined = window.joined()
+            if joined is None:
+                break
+            level = joined
         return added
 
     def covering(self, since: int | None, least: int) -> LevelWindow | None:

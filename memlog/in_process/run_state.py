@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Alert, Artifact, Event, Health, Parameters, Sample
+from memlog.events import (
+    Alert,
+    Artifact,
+    Event,
+    Health,
+    Origin,
+    Parameters,
+    Sample,
+    now_us,
+)
 from memlog.in_process.row_buffer import UsersRows
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
@@ -26,6 +35,9 @@ class RunState:
         self.offset = 0
         self.rows = UsersRows(diagnostics)
         self._diagnostics = diagnostics
+        self.has_origin = self.has_report = False
+        """True if the run gets the trainer's command and host, or the report, from the helper process."""
+        self._closed_us: int | None = None
         self._others: list[Parameters | Alert | Artifact] = []
         self._in_series = 0
         self._begin()
@@ -48,8 +60,13 @@ class RunState:
 
     def resume(self, user_run: InProcessRun) -> None:
         """Continue to write to the run, because the user has opened it again."""
-        self.user_run, self.ended = user_run, False
+        self.user_run, self.ended, self._closed_us = user_run, False, None
+        self.has_report = False
         self._begin()
+
+    def close(self) -> None:
+        """Record that the run ends now. It needs no later health events, samples and alerts."""
+        self._closed_us = now_us()
 
     def _begin(self) -> None:
         self.is_watched = False
@@ -76,15 +93,25 @@ class RunState:
             return
         if not received:
             self.rows.add(own)
-        if isinstance(own, Artifact) and own.is_report and not self.user_run.is_open:
-            return  # a run that the user has ended got a report of its own
+        if not self.user_run.is_open and self._comes_too_late(own):
+            return
+        self.has_origin = self.has_origin or isinstance(own, Origin)
+        self.has_report = self.has_report or (isinstance(own, Artifact) and own.is_report)
         other = own if isinstance(own, (Alert, Artifact)) else parameters_of(own)
         if other is not None:
             self._others.append(other)
 
+    def _comes_too_late(self, event: Event) -> bool:
+        """Return whether an ended run is complete without an event: it has its own, or the event is newer."""
+        if isinstance(event, Artifact):
+            return event.is_report
+        is_newer = self._closed_us is not None and event.time_us >= self._closed_us
+        return isinstance(event, Origin) or (isinstance(event, Alert) and is_newer)
+
     def _is_wanted(self, event: Event) -> bool:
         """Return whether the run needs an event. An ended run needs no health events and no samples."""
-        return self.user_run.is_open or not isinstance(event, (Health, Sample))
+        goes_on = self.user_run.is_open and self._closed_us is None
+        return goes_on or not isinstance(event, (Health, Sample))
 
     def write_others(self, run: RunDirectory) -> None:
         """Write the data that is in no row: parameters, alerts, files."""

@@ -13,9 +13,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery import settling
+from memlog.delivery.settling import Settling
 from memlog.events import Event
 from memlog.in_process.run_state import RunState
 from memlog.in_process.written_runs import WrittenRuns
@@ -25,19 +28,33 @@ from memlog.sink import InProcessRun
 
 INTERVAL = 0.1
 """Seconds between passes over the journal. At 1,000 steps a second the passes take 0.6 % of a processor."""
-END_TIMEOUT = 10.0
-"""Maximum seconds by which memlog delays the end of a user's run, to write the remaining data."""
+_MOST_OWN_WORK = 10.0
+"""Maximum seconds by which memlog delays the end of a user's run if memlog itself, and not the tracker's
+client, takes more than `memlog.delivery.settling.SETTLED_WITHIN`, for example on a busy machine."""
 _POLL = 0.1
 """Seconds between checks that the writer's thread lives, while the user's thread waits for it."""
 _SAVE_INTERVAL = 1.0
 """Minimum seconds between two saves of the state."""
 
 
+@dataclass(eq=False)
+class _Ending:
+    """Work of the writer's thread for a run that the user ends."""
+
+    user_run: InProcessRun
+    settling: Settling | None
+    """The helper's work, for which the writer's thread waits; ``None``: it does not wait."""
+    is_last: bool
+    """True: write the run's series. If the helper process has made no report in time, write it, too."""
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class InProcessWriter:
     """Writer to the user's runs of one backend. Its errors are counted, and never raised.
 
     Call `begin` on the thread that publishes. The first call of `begin` calls ``subscribe`` with a function.
-    This function gets all later events.
+    This function gets all later events. When the user ends a run, the writer calls ``settle`` with the run's
+    id, so that the verdict on the steps so far is published.
     """
 
     def __init__(
@@ -46,15 +63,17 @@ class InProcessWriter:
         backend: str,
         subscribe: Callable[[Callable[[Event], object]], object],
         diagnostics: Diagnostics,
+        settle: Callable[[str], Settling | None] = lambda _: None,
     ) -> None:
         self._run = run
+        self._settle = settle
         self._backend = backend
         self._subscribe = subscribe
         self._diagnostics = diagnostics
         self._runs = WrittenRuns(run, backend, diagnostics)
         self._newest: RunState | None = None
         self._follower = Follower(run, self._runs.target)
-        self._ending: deque[tuple[InProcessRun, threading.Event]] = deque()
+        self._ending: deque[_Ending] = deque()
         self._complete = threading.Event()
         self._wake = threading.Event()
         self._saved = 0.0
@@ -128,22 +147,36 @@ class InProcessWriter:
             self._newest.receive(event)
 
     def _before_end(self, user_run: InProcessRun) -> None:
-        """Write all remaining data of a run. Called on the user's thread, before the run ends."""
-        self._wait_for_thread(user_run)
-        run_state = self._runs.current(user_run)
-        if run_state is not None:
-            run_state.put_remaining()
+        """Settle the run's verdict, and write all remaining data. Called on the user's thread.
 
-    def _wait_for_thread(self, user_run: InProcessRun) -> None:
-        """Wait until the writer's thread has made one more pass, and written the run's series and report."""
-        if self._complete.is_set() or self._thread is None or not self._thread.is_alive():
+        The run ends afterwards, about `memlog.delivery.settling.SETTLED_WITHIN` seconds later at the latest
+        if the tracker's client hangs.
+        """
+        run_state = self._runs.current(user_run)
+        if run_state is None:
             return
-        done = threading.Event()
-        self._ending.append((user_run, done))
+        settled, deadline = None, time.monotonic() + settling.SETTLED_WITHIN
+        if self._is_working:
+            settled = self._settle(user_run.run_id)
+            self._ask_thread(_Ending(user_run, settled, is_last=False), deadline)
+        run_state.close()
+        run_state.put_remaining()
+        if self._is_working:
+            self._ask_thread(_Ending(user_run, settled, is_last=True), deadline)
+
+    @property
+    def _is_working(self) -> bool:
+        return not self._complete.is_set() and self._thread is not None and self._thread.is_alive()
+
+    def _ask_thread(self, ending: _Ending, deadline: float) -> None:
+        """Wait until the writer's thread has made one more pass, with the work for a run that ends."""
+        self._ending.append(ending)
         self._wake.set()
-        deadline = time.monotonic() + END_TIMEOUT
-        while not done.wait(_POLL) and self._thread.is_alive() and time.monotonic() < deadline:
-            pass
+        while self._is_working and not ending.done.is_set():
+            late = time.monotonic() - deadline
+            if late >= (0.0 if self._runs.client_hangs else _MOST_OWN_WORK):
+                return
+            ending.done.wait(_POLL if late >= 0 else min(-late, _POLL))
 
     def _after_end(self, user_run: InProcessRun) -> None:
         """Mark a run as ended. Called on the user's thread after the run has ended normally."""
@@ -176,20 +209,29 @@ class InProcessWriter:
                     run_state.take(event, received=is_own)
             for run_state in self._runs:
                 try:
-                    run_state.write_others(self._run)
+                    with self._runs.calls_client():
+                        run_state.write_others(self._run)
                 except Exception as error:  # noqa: BLE001, PERF203 - the tracker's client may raise anything
                     if run_state.user_run.is_open:
                         self._diagnostics.fault(f"writing to a run in {self._backend}", error)
 
-    def _write_to_ending(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:
-        """Write the series and the report of runs that are being ended, and let the user's threads go on."""
-        for user_run, done in ending:
-            run_state = self._runs.current(user_run)
-            if run_state is not None:
+    def _write_to_ending(self, ending: Sequence[_Ending]) -> None:
+        """Write what runs still lack that are being ended, and let the user's threads go on."""
+        for each in ending:
+            run_state = self._runs.current(each.user_run)
+            if run_state is not None and each.is_last:
                 self._runs.write_series(run_state)
-                self._runs.write_report(run_state)
+                if not run_state.has_report:
+                    end = None if each.settling is None else each.settling.end
+                    self._runs.write_report(run_state, end)
                 self._saved = 0.0
-            done.set()
+            elif each.settling is not None:
+                each.settling.wait()
+                self._follower.look_again()
+                self._write_once()
+                if run_state is not None:
+                    self._runs.write_origin(run_state)
+            each.done.set()
 
     def _save_if_due(self) -> None:
         now = time.monotonic()

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
+from memlog.delivery.helper.origin import command_and_host
 from memlog.delivery.run_report import keep_report
-from memlog.events import REPORT_FILE
+from memlog.events import REPORT_FILE, End
 from memlog.in_process.messages import ended_early, kept_nowhere, shared_rows
 from memlog.in_process.run_state import RunState
 from memlog.in_process.series_csv import write_series
 from memlog.journal import Header, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState
+from memlog.metrics import parameters_of
 from memlog.sink import InProcessRun
 
+_HANGS_AFTER = 0.5
+"""Seconds after which a call of the tracker's client can count as hanging."""
+_WORKS = 0.02
+"""Minimum processor seconds per second of a call that works. A call that waits for a server takes less."""
 _MOST_JOURNAL = 8 * 1024**2
 """If a journal has more bytes than this, the user's process makes no report from it.
 
@@ -38,10 +49,32 @@ class WrittenRuns:
         self._by_id: dict[str, RunState] = {}
         self._disabled: set[str] = set()
         self.state = InProcessState(backend=backend)
+        self._in_client: tuple[float, float, int] | None = None
+        """Time and processor seconds of a thread as it called the client, and the thread."""
 
     def __iter__(self) -> Iterator[RunState]:
         """Yield the state of each run. Meanwhile, the publishing thread may add a run."""
         return iter(list(self._by_id.values()))
+
+    @contextmanager
+    def calls_client(self) -> Iterator[None]:
+        """Context manager for each call of the tracker's client, which may hang."""
+        thread = threading.get_ident()
+        self._in_client = time.monotonic(), _processor_seconds(thread), thread
+        try:
+            yield
+        finally:
+            self._in_client = None
+
+    @property
+    def client_hangs(self) -> bool:
+        """True if a call of the tracker's client only waits. A call that works is slow on a busy machine."""
+        if self._in_client is None:
+            return False
+        since, spent, thread = self._in_client
+        waited = time.monotonic() - since
+        works = _processor_seconds(thread) - spent >= _WORKS * waited
+        return waited >= _HANGS_AFTER and not works
 
     def get(self, run_id: str) -> RunState | None:
         """Return the state of the run with this id; ``None`` if this writer does not write to that run."""
@@ -100,24 +133,45 @@ class WrittenRuns:
             artifact = write_series(
                 self._run, name, lambda header: self.target(header) == run_id, run_state.offset
             )
-            run_state.log_series(artifact, self._run)
+            with self.calls_client():
+                run_state.log_series(artifact, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._diagnostics.fault(f"writing the whole series to {self.state.backend}", error)
         else:
             say(shared_rows(run_state.rows.folded, run_id, name))
 
-    def write_report(self, run_state: RunState) -> None:
-        """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`."""
+    def write_origin(self, run_state: RunState) -> None:
+        """Write the trainer's command and host to an ending run, if the helper has not told them in time."""
+        if run_state.has_origin or not run_state.user_run.is_open:
+            return
+        try:
+            known = parameters_of(command_and_host(os.getpid()))
+            if known is not None:
+                with self.calls_client():
+                    run_state.user_run.log_parameters(known.values)
+                run_state.has_origin = True
+        except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
+            self._diagnostics.fault(f"writing the command to {self.state.backend}", error)
+
+    def write_report(self, run_state: RunState, end: End | None) -> None:
+        """Write memlog's report to a run that the user ends, unless the journal exceeds `_MOST_JOURNAL`.
+
+        ``end`` is how the run ends; ``None``: unknown.
+        """
         size = sum(file.size for file in self._run.files())
         if size > _MOST_JOURNAL or not run_state.user_run.is_open:
             return
+        name = f"report-{run_state.user_run.run_id}-trainer.html"
         try:
-            artifact = keep_report(self._run, f"report-{run_state.user_run.run_id}.html")
+            artifact = keep_report(self._run, name, end=end)
             if artifact is not None:
-                # In the run's folder, the report has a name of its own, so that the helper's later report
-                # does not replace it.
+                # In the run's folder, the report has a name of its own, so that the helper's
+                # reports do not replace it.
                 shown = replace(artifact, name=REPORT_FILE)
-                run_state.user_run.log_artifact(shown, self._run.path / shown.path, self._run.id)
+                with self.calls_client():
+                    run_state.user_run.log_artifact(
+                        shown, self._run.path / shown.path, self._run.id
+                    )
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._diagnostics.fault(f"writing the report to {self.state.backend}", error)
 
@@ -155,3 +209,13 @@ class WrittenRuns:
             if run_state.is_whole and (over or run_state.ended)
         ] + sorted(self._disabled)
         self.state.save(self._run)
+
+
+def _processor_seconds(thread: int) -> float:
+    """Return the processor seconds that a thread has taken; 0 if the system does not tell."""
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread))
+    except OSError:
+        return 0.0

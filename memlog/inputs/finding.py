@@ -13,6 +13,8 @@ MUCH_LARGER = 1.5
 after a step does not count."""
 LEAST_EXCESS = 64 * 1024**2
 """Minimum difference, in bytes, between the memory of a much larger step and that of a usual step."""
+_RESTS = 0.5
+"""Maximum steps since the largest input, as a multiple of the steps before it, if the input still grows."""
 _FAR = 10
 """Maximum bytes left until the limit, as a multiple of the peak's rise so far. If more bytes are left, memlog
 makes no forecast, because the relation may change."""
@@ -41,6 +43,8 @@ def larger_steps(
     ``None``: unknown.
     """
     of = "the process" if device == "host" else device
+    if step - found.step > _RESTS * max(found.step - found.begin, 1):
+        found = found._replace(per_step=0.0)  # the input has stopped growing
     return Finding(
         time_us=now_us(),
         step=step,
@@ -59,6 +63,7 @@ def larger_steps(
         ),
         confidence="high" if found.is_linear else "medium",
         remedy=_remedy(found),
+        memory=device,
     )
 
 

@@ -34,8 +34,8 @@ def inputs_at_step_end() -> tuple[TensorInput, ...]:
     if "torch" not in sys.modules:
         return ()
     finder = TensorFinder()
-    for frame in _program_frames(_outwards(sys._getframe(1))):  # noqa: SLF001 - inspect's is the same
-        finder.add(_variables(frame))
+    for frame in program_frames(_outwards(sys._getframe(1))):  # noqa: SLF001 - inspect's is the same
+        finder.add(variables_of(frame))
     return tuple(finder.found[:_INPUTS])
 
 
@@ -44,7 +44,13 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
 
     The first inputs are tensors in variables of the program's functions, outside the model. The model's
     arguments follow. Each tensor is returned only once.
+
+    If torch's code did not run when the step failed, the step had possibly not got its inputs yet, and the
+    variables can be those of the step before. The result is empty then.
     """
+    frames = list(frames)
+    if not any(map(_is_of_a_step, frames)):
+        return ()
     outside: list[FrameType] = []
     inside: list[FrameType] = []
     for frame in frames:
@@ -53,11 +59,21 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
         else:
             outside.append(frame)
     finder = TensorFinder()
-    for frame in _program_frames(reversed(outside)):
-        finder.add(_variables(frame))
+    for frame in program_frames(reversed(outside)):
+        finder.add(variables_of(frame))
     if inside:
         finder.add(_arguments(inside))
     return tuple(finder.found[:_INPUTS])
+
+
+def _is_of_a_step(frame: FrameType) -> bool:
+    """Return True if the frame runs torch's code, other than the code that loads data."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return False
+    root = str(Path(torch.__file__).parent) + "/"
+    file = frame.f_code.co_filename
+    return file.startswith(root) and not file.startswith(f"{root}utils/data/")
 
 
 def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
@@ -78,7 +94,7 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     return found
 
 
-def _variables(frame: FrameType) -> list[tuple[str, object]]:
+def variables_of(frame: FrameType) -> list[tuple[str, object]]:
     """Return the names and values of a frame's variables.
 
     If the frame runs a Python file's top-level code, return only the variables that this code uses.
@@ -98,7 +114,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
+def program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
     """Look at the first `_FRAMES` frames. Yield those that run neither torch's code nor memlog's code."""
     torch: Any = sys.modules.get("torch")
     foreign = (_MEMLOG,) if torch is None else (_MEMLOG, str(Path(torch.__file__).parent) + "/")

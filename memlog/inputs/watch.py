@@ -5,12 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import log, sqrt
+from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Device, Event, StepInputs, TensorInput, now_us
-from memlog.inputs.relation import Relation, StepPeak, relation
+from memlog.events import (
+    Batch,
+    Device,
+    Event,
+    Reading,
+    StepInputs,
+    TensorInput,
+    now_us,
+    peak_readings,
+)
+from memlog.inputs.kept import KeptTensors
 from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
+
+if TYPE_CHECKING:
+    from memlog.inputs.relation import Relation, StepPeak
 
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
@@ -36,79 +49,96 @@ random order. If the difference is smaller, memlog makes no finding."""
 
 
 class StepInputsWatch:
-    """Subscriber of the event bus that reads the inputs of a step from the variables of running functions.
+    """Reader of a step's inputs from the variables of running functions.
 
-    The bus calls it on the trainer's thread, within the call of the optimizer's step. At this moment, the
-    functions that ran the step still have their variables.
+    Call it with the event of each step that may have raised a peak, and of each step from `next_look` on.
+    Call it on the trainer's thread, within the call of the optimizer's step. At this moment, the functions
+    that ran the step still have their variables.
 
-    ``host_free`` returns the bytes that the process can still take; ``None``: unknown.
+    ``every`` is the number of steps for each event. ``host_free`` returns the bytes that the process can
+    still take; ``None``: unknown.
+
+    Attributes:
+        next_look: Time of the next look at a step's inputs, ``time.perf_counter_ns()``.
     """
 
     def __init__(
         self,
         publish: Callable[[Event], object],
         diagnostics: Diagnostics,
+        every: int = 1,
         host_free: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._every = every
         self._host_free = host_free
         self._publish = publish
         self._diagnostics = diagnostics
         self._device = "host"
         self._capacities: dict[str, int | None] = {}
-        self._begun = time.perf_counter()
-        self._spent = self._cost = 0.0
+        self._begun = time.perf_counter_ns()
+        self.next_look = self._spent = self._cost = 0
         self._published = 0
         self._newest_published = -1
+        self._kept = KeptTensors()
         self._found: Relation | None = None
+        self._finished_at: int | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self._count = self._rises = self._record = self._risen = self._highest = self._level = 0
+        self._warm_up = _WARM_UP
+        self._first = self._rises = self._record = self._risen = self._highest = self._level = 0
         self._steps: list[StepPeak] = []
 
-    def __call__(self, event: Event) -> None:
-        """Process the end of a step, or remember the capacity of a device. Ignore other events."""
-        if isinstance(event, Batch):
-            self._step_ended(event)
-        elif isinstance(event, Device):
-            self._capacities[event.name] = event.capacity
-
-    def finish(self, step: int | None) -> None:
-        """Publish the inputs of the newest step that raised the peak. Publish the finding if there is one.
-
-        Call it at the end of the run. ``step`` is the last complete step. If ``step`` is ``None``, there was
-        no complete step, and nothing is published.
-        """
-        with self._diagnostics.contained("relating the steps' inputs to their peaks"):
-            if step is not None:
-                self._publish_largest()
-                self._find(step, at_the_end=True)
-
-    def _step_ended(self, batch: Batch) -> None:
-        device, after, peak, rose = _reading(batch)
+    def __call__(self, batch: Batch) -> None:
+        """Process the end of a step."""
+        found = _reading(batch)
+        device, after, peak = found.owner, found.level, found.peak
         if device != self._device:
-            self._device = device
+            self._device, self.next_look = device, 0
             self._forget()
-        self._count += 1
         if peak is None or after is None:
             return
         self._highest, self._level = peak, after
-        if self._count <= _WARM_UP:
+        if self._warm_up:
+            self._warm_up -= 1
             self._record = self._risen = peak
+            self._first = batch.step
+            if not self._warm_up:  # so that the next look sees what grows
+                self._kept.inputs_among(inputs_at_step_end(), peak)
+                self.next_look = self._begun
             return
+        rose = found.source == "exact"
         has_risen = rose and peak >= _RISEN * self._risen
         if has_risen:
             self._risen = peak
             self._rises += 1
         is_record = rose and peak >= _RECORD * self._record
-        now = time.perf_counter()
-        if has_risen or is_record or self._spent + self._cost <= _SHARE * (now - self._begun):
+        now = time.perf_counter_ns()
+        if has_risen or is_record or now >= self.next_look:
             self._look(batch.step, peak, after, rose=rose, is_record=is_record)
-            self._cost = time.perf_counter() - now
+            self._cost = time.perf_counter_ns() - now
             self._spent += self._cost
+            self.next_look = self._begun + int((self._spent + self._cost) / _SHARE)
+
+    def device_found(self, event: Event) -> None:
+        """Remember the capacity of a device."""
+        if isinstance(event, Device):
+            self._capacities[event.name] = event.capacity
+
+    def finish(self, step: int | None) -> None:
+        """Publish the inputs of the newest step that raised the peak. Publish the finding if there is one.
+
+        Call it when the run may end. ``step`` is the last complete step. If ``step`` is ``None``, there was
+        no complete step, and nothing is published. Without new steps, a second call publishes nothing.
+        """
+        with self._diagnostics.contained("relating the steps' inputs to their peaks"):
+            if step not in (None, self._finished_at):
+                self._finished_at = step
+                self._publish_largest()
+                self._find(step, at_the_end=True)
 
     def _look(self, step: int, peak: int, after: int, *, rose: bool, is_record: bool) -> None:
-        inputs = inputs_at_step_end()
+        inputs = self._kept.inputs_among(inputs_at_step_end(), peak)
         if is_record:
             self._record = peak
         if not inputs:
@@ -118,6 +148,8 @@ class StepInputsWatch:
             after -= 0 if heap is None else heap.idle
         if len(self._steps) >= _STEPS:
             del self._steps[1::2]
+        from memlog.inputs.relation import StepPeak  # noqa: PLC0415 - not in the first steps
+
         self._steps.append(StepPeak(step, inputs, peak, rose, after))
         if is_record:
             self._publish_inputs(self._steps[-1])
@@ -160,8 +192,10 @@ class StepInputsWatch:
 
         During the run, publish only one finding. At the end, publish the finding about the whole run.
         """
-        if (self._found is not None and not at_the_end) or not self._steps_grow():
+        if (self._found is not None and not at_the_end) or not self._steps_grow(step):
             return
+        from memlog.inputs.relation import relation  # noqa: PLC0415 - rarely needed
+
         found = relation(self._steps)
         if found is None:
             return
@@ -189,24 +223,18 @@ class StepInputsWatch:
             limit = self._capacities.get(self._device)
         return None if limit is None else max(limit - peak, 0)
 
-    def _steps_grow(self) -> bool:
+    def _steps_grow(self, step: int) -> bool:
         """Return True if the peak rose far more often than in steps of random order.
 
         In random order, step k is the largest so far with probability 1/k (Foster and Stuart 1954).
         """
-        mean = log(max(self._count - _WARM_UP, 1)) + _EULER
+        count = (step - self._first) // self._every
+        mean = log(max(count, 1)) + _EULER
         variance = max(mean - _OF_SQUARES, 1.0)
         return self._rises - mean >= _SIGMAS * sqrt(variance)
 
 
-def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
-    """Return a device, its bytes after the step, its peak in bytes, and True if the peak is exact.
-
-    The device is the accelerator with the highest peak. If no accelerator has a known peak, return ``host``
-    and the process's figures.
-    """
-    known = [each for each in batch.devices if each.peak is not None]
-    if known:
-        device = max(known, key=lambda each: each.peak or 0)
-        return device.name, device.allocated, device.peak, device.peak_source == "exact"
-    return "host", batch.rss, batch.rss_peak, batch.rss_peak_source == "exact"
+def _reading(batch: Batch) -> Reading:
+    """Return the reading of the accelerator with the highest peak, or of the process."""
+    found = peak_readings(batch)
+    return found[0] if len(found) == 1 else max(found, key=lambda each: each.peak or 0)

@@ -6,22 +6,20 @@ earlier file.
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from memlog._internal.safe_files import open_plain, replacing
-from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, now_us
+from memlog._internal.safe_files import open_plain, read_plain, replacing
+from memlog.events import POSTMORTEM_FILE, REPORT_FILE, REPORT_KIND, Artifact, now_us
 from memlog.journal.runs import RunDirectory
 
 MAX_NAME = 128
 """Maximum number of characters in a name or a kind. W&B accepts no more."""
 
 _OWN = (
-    ("postmortem.md", "postmortem"),
+    (POSTMORTEM_FILE, "postmortem"),
     ("worst-step.speedscope.json.gz", "flamegraph"),
     ("worst-step.html", "flamegraph"),
     ("out-of-memory.pickle", "snapshot"),
@@ -30,6 +28,7 @@ _OWN = (
 )
 """Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
 _CHUNK = 1024**2
+_MOST_TEXT = 1024**2
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -71,7 +70,8 @@ def keep_text(run: RunDirectory, text: str, name: str, kind: str) -> Artifact:
 def _store(run: RunDirectory, content: BinaryIO, name: str, kind: str) -> Artifact:
     path = f"{run.artifacts.name}/{name}"
     with replacing(run.path, path) as copy:
-        shutil.copyfileobj(content, copy, _CHUNK)
+        while chunk := content.read(_CHUNK):
+            copy.write(chunk)
         size = copy.tell()
     return Artifact(now_us(), name, kind, path, size)
 
@@ -96,6 +96,15 @@ def artifact_path(run: RunDirectory, artifact: Artifact) -> Path | None:
         return None
     file.close()
     return run.path / artifact.path
+
+
+def postmortem_title(run: RunDirectory) -> str | None:
+    """Return the title of the report on a run's bad end; ``None`` if no report can be read."""
+    try:
+        text = read_plain(run.path, f"{run.artifacts.name}/{POSTMORTEM_FILE}", _MOST_TEXT)
+    except OSError:
+        return None
+    return text.decode("utf-8", "replace").partition("\n")[0].removeprefix("# ").strip() or None
 
 
 def _require_a_file(source: Path) -> None:
@@ -153,6 +162,8 @@ class Names:
 
 
 def _digest(*texts: str) -> str:
+    import hashlib  # noqa: PLC0415 - takes 2 ms, and most runs need no digest
+
     joined = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.blake2s(joined, digest_size=4).hexdigest()
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Event
+from memlog.events import Batch, Event, readings
 
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of the journal's size while the journal is too large."""
@@ -56,7 +56,7 @@ class Backpressure:
         return False
 
     def _has_new_peak(self, event: Batch) -> bool:
-        sizes = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
+        sizes = {each.name: each.peak for each in readings(event)}
         higher = {
             name: size
             for name, size in sizes.items()
@@ -68,6 +68,8 @@ class Backpressure:
     def _folder_size(self) -> int:
         try:
             with os.scandir(self._directory) as entries:
+                # With the bytes that running processes have allocated ahead. To leave these out, every file
+                # would have to be opened.
                 return sum(e.stat().st_size for e in entries if e.name.endswith(".jsonl"))
         except OSError:
             # The folder was deleted or can't be read, or a segment was just replaced: measure again later.

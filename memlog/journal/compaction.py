@@ -8,7 +8,7 @@ length. So positions in the segment stay valid, and readers count the removed ev
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -50,7 +50,7 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
     """
     with open_plain(path.parent, path.name) as source:
         first_line = source.readline(MAX_LINE_BYTES)
-        kept = _kept(source, window, levels)
+        kept = _kept(_lines(source), window, levels)
         with replacing(path.parent, path.name) as target:
             compaction = Compaction(window, len(first_line))
             header = msgspec.structs.replace(_HEADER.decode(first_line), compaction=compaction)
@@ -63,6 +63,14 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
             # The modification time stays, because it shows whether the run is alive, and when it ended.
             os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return removed
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines, without the zero bytes behind the last one (`memlog.journal.mapped_file`)."""
+    for line in file:
+        data = line if line.endswith(b"\n") else line.rstrip(b"\0")
+        if data:
+            yield data
 
 
 def _kept(lines: Iterable[bytes], window: int, levels: LevelsOf) -> set[int]:
@@ -114,7 +122,7 @@ def _event(line: bytes) -> Event | None:
 def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool) -> int:
     """Copy the lines to keep, with gaps in place of the others; return the number of removed events."""
     removed = events = size = 0
-    for index, line in enumerate(chain(source, [b""])):
+    for index, line in enumerate(chain(_lines(source), [b""])):
         if line and index not in kept:
             events, size = events + 1, size + len(line)
             continue

@@ -11,7 +11,7 @@ import msgspec
 
 from memlog._internal.safe_files import open_plain, open_to_append, read_plain, replacing
 from memlog.errors import DeliveryError
-from memlog.events import Alert, Artifact
+from memlog.events import Alert, Artifact, End
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
@@ -112,6 +112,8 @@ class UploadState(msgspec.Struct, kw_only=True):
     beside: list[str] = []
     """Ids of the user's runs whose remaining points go to a run that the sink opens."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
+    ended: End | None = None
+    """How the run ended, as the tracker knows it; ``None`` if the tracker does not know it yet."""
 
     def progress(self, key: str) -> Progress:
         """Return the progress of a process's segments or of a deferred range.

@@ -31,7 +31,7 @@ class Follower:
         self._files = self._files or self._run.files()
         for file in self._files:
             position = self._positions.setdefault(file.process, _FilePosition())
-            if everything or has_grown(file, position.at):
+            if everything or file.has_grown(position.at):
                 yield from self._read(file, position)
 
     def _read(
@@ -51,12 +51,3 @@ class _FilePosition:
         self.at: Position = START
         self.header: Header | None = None
         self.target: str | None = None
-
-
-def has_grown(file: JournalFile, at: Position) -> bool:
-    """Return True if there may be events after ``at``. This takes two system calls; reading takes thirty."""
-    try:
-        size = file.path(at.segment).stat().st_size
-    except OSError:
-        return True
-    return size != at.offset or file.path(at.segment + 1).exists()

@@ -10,7 +10,7 @@ import msgspec
 
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import SCHEMA_VERSION, Event, Int, field_names
-from memlog.journal.process_identity import own_birth
+from memlog.journal.process_identity import own_birth, own_start
 from memlog.settings import LONGEST_NAME
 from memlog.sink import TrackerRun
 
@@ -63,11 +63,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     @staticmethod
     def own() -> ProcessIdentity:
-        # Imported here: `import memlog` must stay light, and only a session needs it.
-        import psutil  # noqa: PLC0415
-
-        started = psutil.Process().create_time()
-        return ProcessIdentity(os.getpid(), started, os.uname().nodename, *own_birth())
+        birth = own_birth()
+        return ProcessIdentity(os.getpid(), own_start(birth), os.uname().nodename, *birth)
 
 
 class Binding(msgspec.Struct, frozen=True):

@@ -26,6 +26,9 @@ from memlog.journal.format import (
     segment_name,
 )
 
+_MAX_PADDING = 4 * MAX_LINE_BYTES
+"""Maximum number of zero bytes behind a segment's last line. memlog allocates fewer."""
+
 _TAGS = frozenset(kind.__struct_config__.tag for kind in EVENT_TYPES)
 
 
@@ -44,6 +47,29 @@ def segments_in(directory: Path) -> Iterator[tuple[str, int]]:
             found = parse_segment_name(entry.name)
             if found is not None and entry.is_file(follow_symlinks=False):
                 yield found
+
+
+def used_bytes(path: Path) -> int:
+    """Return the length of a segment without the zero bytes behind its last line.
+
+    The segment of a running or killed process has such bytes (`memlog.journal.mapped_file`).
+
+    Raises:
+        OSError: The segment can't be read.
+    """
+    with open_plain(path.parent, path.name) as file:
+        return _used_bytes(file)
+
+
+def _used_bytes(file: BinaryIO) -> int:
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0 and size - end < _MAX_PADDING:
+        begin = max(end - 64 * 1024, 0)
+        used = os.pread(file.fileno(), end - begin, begin).rstrip(b"\0")
+        if used:
+            return begin + len(used)
+        end = begin
+    return end
 
 
 class Entry(NamedTuple):
@@ -87,12 +113,12 @@ class JournalFile:
 
     @property
     def size(self) -> int:
-        """Bytes of all segments together."""
-        return sum(self.path(segment).stat().st_size for segment in self.segments)
+        """Bytes of all segments together, without zero bytes at their ends."""
+        return sum(used_bytes(self.path(segment)) for segment in self.segments)
 
     def bytes_before(self, position: Position) -> int:
         """Return the number of bytes before ``position``; an estimate if a segment was compacted."""
-        sizes = {number: self.path(number).stat().st_size for number in self.segments}
+        sizes = {number: used_bytes(self.path(number)) for number in self.segments}
         earlier = sum(size for number, size in sizes.items() if number < position.segment)
         return earlier + min(position.offset, sizes.get(position.segment, 0))
 
@@ -126,6 +152,43 @@ class JournalFile:
             last = number == segments[-1]
             yield from self._read_segment(number, offset, complete=complete or not last)
 
+    def has_grown(self, at: Position) -> bool:
+        """Return True if there may be events after ``at``. Reading takes six times as many system calls."""
+        try:
+            descriptor = os.open(self.path(at.segment), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return True
+        try:
+            following = os.pread(descriptor, 1, at.offset)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return following not in (b"", b"\0") or self.path(at.segment + 1).exists()
+
+    def last_write(self) -> float | None:
+        """Return the time of the last change, Unix time in seconds; ``None`` if there is no segment.
+
+        The system does not record the time of each store into mapped memory. So if the newest segment is
+        mapped, this is the time of its last event, if that is later.
+        """
+        segment = max(self.segments, default=None)
+        if segment is None:
+            return None
+        with self._open(segment) as file:
+            changed, end = os.fstat(file.fileno()).st_mtime, _used_bytes(file)
+            if end == file.seek(0, os.SEEK_END):
+                return changed
+            begin = max(end - MAX_LINE_BYTES, 0)
+            lines = os.pread(file.fileno(), end - begin, begin).split(b"\n")
+        for line in reversed(lines[:-1]):
+            try:
+                record: Record = _decoder(Record).decode(line)
+            except UNDECODABLE:
+                continue
+            return max(changed, record.event.time_us / 1e6)
+        return changed
+
     def path(self, segment: int) -> Path:
         return self._directory / segment_name(self.process, segment)
 
@@ -148,7 +211,7 @@ class JournalFile:
 
     def _read_header(self, file: BinaryIO) -> Header | None:
         line = file.readline(MAX_LINE_BYTES)
-        if not line.endswith(b"\n"):
+        if not line.endswith(b"\n") or b"\0" in line:
             return None
         try:
             header: Header = _decoder(Header).decode(line)
@@ -164,6 +227,13 @@ class JournalFile:
         position = file.tell() if compaction is None else compaction.begins
         while line := file.readline(MAX_LINE_BYTES):
             begun = position
+            if b"\0" in line and len(line) < MAX_LINE_BYTES:
+                settled = _settled(file, line, complete=complete)
+                if settled is None:
+                    if complete and line.strip(b"\0"):
+                        self.skipped["torn"] += 1
+                    return
+                line = settled
             position += len(line)
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:
@@ -195,6 +265,23 @@ class JournalFile:
             self.skipped[_why_unreadable(line)] += 1
             return None
         return record
+
+
+def _settled(file: BinaryIO, line: bytes, *, complete: bool) -> bytes | None:
+    """Read a line with zero bytes again; return ``None`` if the data of a mapped segment ends in this line.
+
+    While the writer copies a line, a reader may see any of its bytes as zero. A line that is followed by
+    another is complete by now. If it still has zero bytes, the segment is damaged.
+    """
+    begin = file.tell() - len(line)
+    if not line.endswith(b"\n"):
+        return None
+    following = os.pread(file.fileno(), 1, begin + len(line))
+    if following in (b"", b"\0") and not complete:
+        return None
+    again, newline, _ = os.pread(file.fileno(), len(line), begin).partition(b"\n")
+    file.seek(begin + len(again) + len(newline))
+    return again + newline
 
 
 def _gap(line: bytes) -> Gap | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import time
@@ -11,19 +10,18 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from memlog._internal.diagnostics import warn
 from memlog.errors import (
     AmbiguousRunError,
     ConfigurationError,
     RunNotFoundError,
     UnwritableDirectoryError,
 )
-from memlog.events import End, Event
+from memlog.events import End, Event, RankFailure
 from memlog.journal.format import Header, Position, ProcessIdentity, Role
 from memlog.journal.process_identity import birth_of
 from memlog.journal.reader import JournalFile, segments_in
 from memlog.settings import runs_directory
-
-logger = logging.getLogger("memlog")
 
 LATEST = "latest"
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32; without l, o, 0, 1, for people who type an id
@@ -94,8 +92,8 @@ class RunDirectory:
 
     def last_write(self) -> float:
         """Return the time of the newest change to the journal, Unix time in seconds."""
-        times = [path.lstat().st_mtime for path in self.path.glob("*.jsonl")]
-        return max(times, default=self.path.stat().st_mtime)
+        times = (file.last_write() for file in self.files())
+        return max((time for time in times if time is not None), default=self.path.stat().st_mtime)
 
     def end(self) -> End | None:
         """Return the event of the run's end; ``None`` if it is not in the journal's last segments."""
@@ -106,6 +104,16 @@ class RunDirectory:
                 if isinstance(entry.event, End):
                     return entry.event
         return None
+
+    def rank_failure(self) -> RankFailure | None:
+        """Return the bad end of the training with several ranks; ``None`` if the journal does not tell it."""
+        found: RankFailure | None = None
+        for file in self.files("ranks"):
+            last = max(file.segments, default=1)
+            for entry in file.read(Position(last - 1, 0)):
+                if isinstance(entry.event, RankFailure):
+                    found = entry.event
+        return found
 
     def is_alive(self) -> bool:
         """Return True if the training process lives.
@@ -182,7 +190,7 @@ def list_runs(root: Path) -> list[RunDirectory]:
             if path.is_dir() and any(segments_in(path)):
                 runs.append((run.begun(), run.id, run))
         except Exception as error:  # noqa: BLE001 - one bad folder must not hide the other runs
-            logger.warning("memlog: %s is left out, because it can't be read: %s", path, error)
+            warn(f"memlog: {path} is left out, because it can't be read: {error}")
     return [run for _, _, run in sorted(runs, key=lambda known: known[:2])]
 
 

@@ -1,4 +1,7 @@
-"""Write lines to a process's segments, directly or, if the disk is slow, from a background thread."""
+"""Write lines to a process's segments: into mapped memory, or with system calls where that is not possible.
+
+On a slow file system, a background thread makes the system calls.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ import msgspec
 from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
+from memlog.events import Event
 from memlog.journal.disk import Disk
 from memlog.journal.format import Header, segment_name
+from memlog.journal.mapped_file import DISK_FULL, WINDOW, MappedFile, can_map
 from memlog.journal.queue import WriteQueue
 
 Put: TypeAlias = Callable[[int, bytes], int]
@@ -33,7 +38,8 @@ class SegmentOutput:
     """Output to the current segment of a process.
 
     A failed write loses only its line. Each loss is counted, and the first one is logged. ``on_switch`` is
-    called on the writing thread after a segment has begun, except for the first segment.
+    called on the writing thread after a segment has begun, except for the first segment. A segment gets about
+    ``segment_bytes`` bytes.
 
     Raises:
         OSError: The first segment can't be created.
@@ -45,7 +51,9 @@ class SegmentOutput:
         header: Header,
         diagnostics: Diagnostics,
         on_switch: Callable[[], object],
+        segment_bytes: int = WINDOW,
     ) -> None:
+        self._window = min(WINDOW, segment_bytes)
         self._directory = directory
         self._diagnostics = diagnostics
         self._on_switch = on_switch
@@ -54,17 +62,31 @@ class SegmentOutput:
         self._try_at, self._try_after = 0.0, TRY_AGAIN_S
         self._unchecked = 0
         self._gone = False
-        self._file = SegmentFile(directory, header)
+        self._can_map = can_map(directory)
+        self._file = self._created(header, is_first=True)
+        self._mapped: MappedFile | None = None
+        """The file, if lines are written to it at once, and it is mapped."""
+        self._find_mapped()
 
     @property
     def queued(self) -> bool:
         return self._queue is not None
 
-    def write(self, line: bytes) -> None:
-        if self._queue is not None and not self._leaves(self._queue):
-            self._queue.put(partial(self._write, line))
+    def write(self, line: bytes, event: Event) -> None:
+        """Write a line, whose event is ``event``."""
+        mapped = self._mapped
+        if mapped is not None and self._unchecked < CHECK_EVERY - 1:
+            self._unchecked += 1
+            try:
+                mapped.write(line, event)
+            except OSError as error:
+                self._lose(error, mapped, line, event)
+        elif mapped is not None:
+            self._write(line, event)
+        elif self._queue is not None and not self._leaves(self._queue):
+            self._queue.put(partial(self._write, line, event))
         else:
-            self._write(line, self._disk.write)
+            self._write(line, event, self._disk.write)
             if self._disk.is_slow:
                 self._move_to_queue()
 
@@ -91,14 +113,30 @@ class SegmentOutput:
                 count=self._queue.waiting(),
             )
 
+    def _created(self, header: Header, *, is_first: bool = False) -> MappedFile | SegmentFile:
+        """Create a segment, mapped if possible.
+
+        Raises:
+            OSError: The segment can't be created. Unless it is the first, this includes a disk without room
+                for a mapped segment: the old segment has a reserve there.
+        """
+        if self._can_map:
+            try:
+                return MappedFile(self._directory, header, self._window)
+            except OSError as error:
+                if raised_by_handler(error) or (error.errno in DISK_FULL and not is_first):
+                    raise
+        return SegmentFile(self._directory, header)
+
     def _switch_file(self, header: Header) -> None:
         try:
-            file = SegmentFile(self._directory, header)
+            file = self._created(header)
         except OSError as error:
             if raised_by_handler(error):
                 raise
             if not self._file.is_there():
                 self._gone = True
+                self._find_mapped()
             else:
                 self._diagnostics.count_fault(
                     f"beginning the journal's next segment: {type(error).__name__}"
@@ -112,25 +150,43 @@ class SegmentOutput:
             return
         # In this order: after the close, the old file's descriptor may belong to a file of the user's.
         old, self._file = self._file, file
+        self._find_mapped()
         old.close()
         self._on_switch()
 
-    def _write(self, line: bytes, put: Put = os.write) -> None:
+    def _write(self, line: bytes, event: Event, put: Put = os.write) -> None:
         self._unchecked += 1
         if self._unchecked >= CHECK_EVERY or self._gone:
             self._check_file()
         if self._gone:
             return
+        file = self._file
         try:
-            self._file.write(line, put)
+            if isinstance(file, MappedFile):
+                file.write(line, event)
+            else:
+                file.write(line, put)
         except OSError as error:
-            if raised_by_handler(error):
-                raise
-            self._diagnostics.drop(
-                "journal_write",
-                f"an event could not be written to {self._directory}: {error.strerror}; training goes "
-                "on without it (free some space there; memlog prints at the end how many are lost)",
-            )
+            self._lose(error, file, line, event)
+
+    def _lose(
+        self, error: OSError, file: MappedFile | SegmentFile, line: bytes, event: Event
+    ) -> None:
+        """Count a line that could not be written to a file.
+
+        If a signal handler has begun the next segment just before the write, the file is closed. The line is
+        then written to the next segment.
+        """
+        if raised_by_handler(error):
+            raise error
+        if file is not self._file:
+            self._write(line, event)
+            return
+        self._diagnostics.drop(
+            "journal_write",
+            f"an event could not be written to {self._directory}: {error.strerror}; training goes "
+            "on without it (free some space there; memlog prints at the end how many are lost)",
+        )
 
     def _check_file(self) -> None:
         """If the file was deleted, count the events since the last check as lost."""
@@ -138,6 +194,7 @@ class SegmentOutput:
         if not self._gone and self._file.is_there():
             return
         self._gone = True
+        self._find_mapped()
         self._diagnostics.drop(
             "journal_gone",
             f"the journal in {self._directory} was deleted; training goes on without it (memlog prints at "
@@ -156,6 +213,10 @@ class SegmentOutput:
             "disk)",
         )
 
+    def _find_mapped(self) -> None:
+        file, at_once = self._file, self._queue is None and not self._gone
+        self._mapped = file if at_once and isinstance(file, MappedFile) else None
+
     def _leaves(self, queue: WriteQueue) -> bool:
         """End an empty queue when the time has come to test the disk again.
 
@@ -165,6 +226,7 @@ class SegmentOutput:
             return False
         queue.end()
         self._queue = None
+        self._find_mapped()
         self._disk.try_again()
         return True
 

@@ -43,7 +43,7 @@ class JournalWriter:
     ) -> None:
         self._segment_bytes = segment_bytes
         self._backpressure = Backpressure(directory, limit, diagnostics)
-        self._encoder = msgspec.json.Encoder()
+        self._encode = msgspec.json.Encoder().encode
         self._lock = threading.RLock()
         self._generation = fork.generation
         self._seq = self._size = 0
@@ -58,7 +58,7 @@ class JournalWriter:
         )
         try:
             self._output = SegmentOutput(
-                directory, self._header, diagnostics, self._backpressure.measure
+                directory, self._header, diagnostics, self._backpressure.measure, segment_bytes
             )
         except OSError as error:
             raise UnwritableDirectoryError(
@@ -87,9 +87,9 @@ class JournalWriter:
                 return -1
             # Increased before the write: if the write fails, readers see a gap and count a lost event.
             seq, self._seq = self._seq, self._seq + 1
-            line = self._encoder.encode(Record(seq, event)) + b"\n"
+            line = self._encode(Record(seq, event)) + b"\n"
             self._size += len(line)
-            self._output.write(line)
+            self._output.write(line, event)
             if self._size >= self._segment_bytes:
                 self._begin_segment(self._header)
             return seq

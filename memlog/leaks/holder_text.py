@@ -200,7 +200,8 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
         largest = max(held.storages.values(), key=lambda one: one.size)
         found.append(
             f"the largest: {largest.dtype} {list(largest.shape)}, {format_bytes(largest.size)}, "
-            f"made in {largest.site.phase} of {largest.site.layer}"
+            f"made in {largest.site.phase}"
+            + (f" of {largest.site.layer}" if largest.site.inside_module else "")
         )
     if held.cycles_made_at:
         found.append(f"`backward(create_graph=True)` was called at {made}")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import Event, Finding
-from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST_ANON
-from memlog.leaks.findings import GrowthFindings, confidence_in, finding_of
+from memlog.events import ALLOCATED, HOST_ANON, Event, Finding, Inquiry, now_us
+from memlog.facts.detector import FREE_LISTS
+from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
+from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder
-from memlog.leaks.suspicion import Suspicion
 from memlog.leaks.time_budget import TimeBudget, seconds_allowed
 from memlog.probes.malloc import Heap, read_heap
 
@@ -25,13 +25,16 @@ Each look takes 0.4 to 1 s for half a million objects."""
 _COUNT_SECONDS = 0.3
 """Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
 unknown."""
-_MOST_SEARCHES = 3
+_MOST_SEARCHES = 4
 """Maximum number of searches for holders in a run."""
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
 _EXPLAINED = 0.5
 """If all holders together explain less than this fraction of the growth, a second search begins. A cause from
 `by_elimination` is reported only if it explains at least this fraction."""
+_SOON = 4
+"""If no tensor that a step made stays alive, growth of a device's memory is reported only if memory will be
+full within this number of times the steps that the growth has lasted."""
 _WATCHED, _LATER = 12, 13
 """Arguments ``watched`` and ``later`` of a second `HolderSearch`. It watches more iterations than the first
 search, so that it also finds memory that is kept only every few steps."""
@@ -50,7 +53,8 @@ class GrowthInquiry:
     """Receiver of suspected, confirmed and withdrawn growth of this process and its devices.
 
     The search for holders begins when growth is suspected, so that it usually ends before the growth is
-    confirmed. The holders found are published only after the growth is confirmed.
+    confirmed. The holders found are published as findings only after the growth is confirmed. Until then, an
+    `Inquiry` event has them as suspects, in case the run ends before that.
 
     ``is_traced`` returns whether the tracer traces the current step. No search begins in a traced step.
     ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
@@ -73,23 +77,40 @@ class GrowthInquiry:
         self._confirmed: Suspicion | None = None
         self._search: HolderSearch | None = None
         self._holders: tuple[Holder, ...] = ()
+        self._earlier: tuple[Holder, ...] = ()
+        """Holders of growth that was published. If a tensor on a device is kept, the process's memory can
+        seem to grow before the device's does. The holder is the same."""
         self._complete = False
         self._before: _Figures | None = None
-        self._is_ending = False
+        self._is_ending = self._is_early = False
+        self._told: tuple[str, bool, bool] | None = None
 
     @property
     def searching(self) -> bool:
         return self._search is not None
 
     def ends(self) -> None:
-        """Remember that the program has ended. Memory that its functions held can have been freed."""
+        """Remember that the training has ended. Memory that its functions held can have been freed.
+
+        `finish` takes this back, because another training may follow in the same program.
+        """
         self._is_ending = True
 
-    def suspected(self, growth: Suspicion) -> None:
-        """Begin the search for the cause, unless another growth is being examined."""
-        if _has_holders(growth) and self._growth is None:
-            self._growth = growth
+    def suspected(self, growth: Suspicion, *, is_early: bool = False) -> None:
+        """Begin the search for the cause, unless another growth is being examined.
+
+        ``is_early`` is true if the growth test has too few levels yet. Such a growth gives way to one that
+        the test suspects. If both are of one series, the search goes on, and what it has found stays.
+        """
+        if not _has_holders(growth) or not (self._growth is None or self._is_early):
+            return
+        before, self._growth, self._is_early = self._growth, growth, is_early
+        if before is None or before.series != growth.series:
+            self._end_search()
+            self._holders, self._complete = (), False
             self._before = _figures(growth.step)
+            self._begin_search(growth)
+        elif self._search is None and not self._is_explained(growth):
             self._begin_search(growth)
 
     def withdrawn(self, growth: Suspicion) -> None:
@@ -97,6 +118,7 @@ class GrowthInquiry:
         if self._growth is not None and self._growth.series == growth.series:
             self._end_search()
             self._growth, self._holders = None, ()
+            self._tell(growth.series, growth.step)
 
     def confirmed(self, growth: Suspicion) -> None:
         """Publish the growth with its cause. If the search still runs, publish when the search has ended."""
@@ -118,13 +140,18 @@ class GrowthInquiry:
             return  # adding up the sizes of all tensors has held up this step already
         if search.step_ended(step):
             with self._diagnostics.contained("publishing what holds memory"):
-                self.finish()
+                self._end_search()
+                if self._confirmed is not None:
+                    self._report(self._confirmed)
+                elif self._growth is not None:
+                    self._tell(self._growth.series, step, self._suspects(self._growth))
 
     def finish(self) -> None:
         """End the search. Publish the growth if it is confirmed."""
         self._end_search()
         if self._confirmed is not None:
             self._report(self._confirmed)
+        self._is_ending = False
 
     def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
         """Begin a search. Pass ``lengths`` (``watched`` and ``later``, or nothing) to `HolderSearch`."""
@@ -139,6 +166,7 @@ class GrowthInquiry:
             rate=growth.rate,
             **lengths,
         )
+        self._tell(growth.series, growth.step, searching=True)
 
     def _end_search(self) -> None:
         search, self._search = self._search, None
@@ -147,27 +175,65 @@ class GrowthInquiry:
             self._holders = search.holders or self._holders
             self._complete = self._complete or search.complete
 
+    def _tell(
+        self,
+        series: str,
+        step: int,
+        suspects: tuple[Finding, ...] = (),
+        *,
+        searching: bool = False,
+    ) -> None:
+        """Publish the inquiry's state, if it has changed."""
+        state = (series, searching, bool(suspects))
+        if state != self._told and (self._told is not None or searching):
+            self._told = state
+            self._publish(Inquiry(now_us(), step, series, searching, suspects))
+
+    def _suspects(self, growth: Suspicion) -> tuple[Finding, ...]:
+        named = self._named(growth)
+        return tuple(_finding(growth, one, is_main=one is named[0]) for one in named)
+
+    def _named(self, growth: Suspicion) -> list[Holder]:
+        """Return the holders that explain a large enough part of the growth."""
+        holders = self._holders or self._earlier
+        return [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
+
     def _is_explained(self, growth: Suspicion) -> bool:
-        return sum(one.bytes_per_step for one in self._holders) >= _EXPLAINED * growth.rate
+        holders = self._holders or self._earlier
+        return sum(one.bytes_per_step for one in holders) >= _EXPLAINED * growth.rate
 
     def _report(self, growth: Suspicion) -> None:
         holders, before, complete = self._holders, self._before, self._complete
+        named = self._named(growth)
         self._confirmed = self._growth = self._before = None
         self._holders, self._complete = (), False
-        named = [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
+        self._earlier = holders or self._earlier
         if not named and complete and before is not None:
             explained = sum(one.bytes_per_step for one in holders)
             left = _by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
-        if not named:
+        if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth)
         for holder in named:
             self._publish(_finding(growth, holder, is_main=holder is named[0]))
+        self._tell(growth.series, growth.step)
 
 
 def _has_holders(growth: Suspicion) -> bool:
     """Return True if objects of this process can hold the memory that grows."""
     return growth.series in (HOST_ANON, FREE_LISTS) or growth.series.endswith(ALLOCATED)
+
+
+def _is_of_larger_steps(growth: Suspicion) -> bool:
+    """Return True if a device's growth is no leak, given that no tensor of the watched steps stayed alive.
+
+    What is in use after a step contains the step's inputs. So it rises while inputs become larger, or while
+    more and more layers are trained. Such growth usually ends. If memory will be full before that, it counts.
+    """
+    if not growth.series.endswith(ALLOCATED):
+        return False
+    lasted = growth.step - growth.since_step
+    return growth.forecast is None or growth.forecast[0] > growth.step + _SOON * lasted
 
 
 def _figures(step: int) -> _Figures:
@@ -296,4 +362,5 @@ def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
             (holder.confidence, confidence_in(growth)), key=("low", "medium", "high").index
         ),
         remedy=holder.remedy,
+        memory=general.memory,
     )

@@ -9,15 +9,19 @@ the older memlog has already sent to the tracker.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from memlog._internal.units import MIB, mib
 from memlog.events import (
+    HOST_ANON,
+    SAMPLED,
+    SHARED,
     Alert,
     Batch,
     DeviceReading,
@@ -30,10 +34,14 @@ from memlog.events import (
     Parameters,
     Phase,
     Ranks,
+    Reading,
     Recorded,
     Sample,
     Scope,
     Trace,
+    changes,
+    main_readings,
+    readings,
 )
 from memlog.metrics.axes import axis_and_index
 from memlog.sink import Fold
@@ -46,6 +54,8 @@ _ALERTS: dict[str, str] = {
 """Metric name of an alert, by the alert's axis. The names differ, because a metric can have one axis only."""
 _OLDER = {"memory/step/alert": "memlog/alert", "memory/step/loss": "memlog/loss"}
 """Renamed metrics: the present name, and the name in journals of an older memlog."""
+_ONLY_LOCAL = (HOST_ANON, SHARED)
+"""Kinds of memory of which trackers get no metric. They serve the search for growth."""
 _OUTSIDE = "(outside modules)"
 _MAX_LABEL = 80
 """Maximum characters of a label in a metric's name. A longer label is cut."""
@@ -117,19 +127,13 @@ def _values(event: Event) -> Iterator[Value]:
     elif isinstance(event, Epoch):
         yield from _memory("memory/epoch", event)
     elif isinstance(event, Evaluation):
-        yield Value("memory/eval/host/rss_mib", mib(event.rss), "last")
+        yield from _memory("memory/eval", event)
         yield Value("memory/eval/loss", event.value, "last")
         yield Value("memory/eval/iteration", event.iteration, "last")
-        yield from _devices("memory/eval", event.devices)
     elif isinstance(event, Loss):
         yield Value("memory/step/loss", event.value, "last")
     elif isinstance(event, Sample):
-        yield Value("memory/host/tree_mib", mib(event.tree_pss), "max")
-        yield Value("memory/host/available_mib", mib(event.available), "min")
-        yield Value("memory/host/cgroup_mib", mib(event.cgroup_used), "max")
-        for device in event.devices:
-            yield Value(f"memory/{device.name}/device_used_mib", mib(device.used), "max")
-            yield Value(f"memory/{device.name}/other_mib", mib(device.other), "max")
+        yield from _levels("memory", readings(event))
     else:
         yield from _others(event)
 
@@ -166,18 +170,14 @@ def _scope(event: Scope) -> Iterator[Value]:
     If a step has several blocks of the same label, the largest value of each metric is kept.
     """
     at = f"memory/scope/{safe_label(event.label)}"
-    yield Value(f"{at}/host/rss_change_mib", mib(event.rss_change), "max")
-    for device in event.devices:
-        yield Value(f"{at}/{device.name}/allocated_change_mib", mib(device.allocated), "max")
-        yield Value(f"{at}/{device.name}/peak_mib", mib(device.peak), "max")
+    for each in changes(event):
+        names = _names(at, each.name)
+        yield Value(names.change, mib(each.level), "max")
+        yield Value(names.peak, mib(each.peak), "max")
 
 
 def _point(event: Recorded) -> Iterator[Value]:
-    at = f"memory/point/{safe_label(event.label)}"
-    yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
-    for device in event.devices:
-        yield Value(f"{at}/{device.name}/allocated_mib", mib(device.allocated), "max")
-        yield Value(f"{at}/{device.name}/reserved_mib", mib(device.reserved), "max")
+    yield from _levels(f"memory/point/{safe_label(event.label)}", readings(event))
 
 
 def _ranks(event: Ranks) -> Iterator[Value]:
@@ -197,13 +197,11 @@ def _ranks(event: Ranks) -> Iterator[Value]:
 def _phase(event: Phase) -> Iterator[Value]:
     """Yield the memory in use at a phase's end, and the peaks that were certainly reached in the phase."""
     at = f"memory/phase/{safe_label(event.label)}"
-    yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
-    if event.rss_peak_source == "exact":
-        yield Value(f"{at}/host/rss_peak_mib", mib(event.rss_peak), "max")
-    for device in event.devices:
-        yield Value(f"{at}/{device.name}/allocated_mib", mib(device.allocated), "max")
-        if device.peak_source == "exact":
-            yield Value(f"{at}/{device.name}/peak_mib", mib(device.peak), "max")
+    found = main_readings(event)
+    yield from _levels(at, found)
+    for each in found:
+        if each.source == "exact":
+            yield Value(_names(at, each.name).peak, mib(each.peak), "max")
 
 
 def safe_label(label: str) -> str:
@@ -249,19 +247,57 @@ def _older_layers(event: Trace) -> Iterator[Value]:
         yield Value(f"memory/layers/{layer.path}/peak_mib", mib(layer.peak), "max")
 
 
-def _memory(prefix: str, event: Batch | Epoch) -> Iterator[Value]:
-    yield Value(f"{prefix}/host/rss_mib", mib(event.rss), "last")
-    yield Value(f"{prefix}/host/rss_peak_mib", mib(event.rss_peak), "max")
-    yield from _devices(prefix, event.devices)
+def _memory(at: str, event: Batch | Epoch | Evaluation) -> Iterator[Value]:
+    for each in readings(event):
+        if each.name not in _ONLY_LOCAL:
+            names = _names(at, each.name)
+            yield Value(names.level, mib(each.level), "last")
+            if names.peak:
+                yield Value(names.peak, mib(each.peak), "max")
+                if each.device is not None:
+                    yield from _of_allocator(names.owner, each.device)
 
 
-def _devices(prefix: str, devices: tuple[DeviceReading, ...]) -> Iterator[Value]:
-    for device in devices:
-        at = f"{prefix}/{device.name}"
-        yield Value(f"{at}/allocated_mib", mib(device.allocated), "last")
-        yield Value(f"{at}/reserved_mib", mib(device.reserved), "last")
-        yield Value(f"{at}/peak_mib", mib(device.peak), "max")
-        yield Value(f"{at}/fragmentation", fragmentation(device), "last")
+def _levels(at: str, found: Iterable[Reading]) -> Iterator[Value]:
+    for each in found:
+        names = _names(at, each.name)
+        yield Value(names.level, mib(each.level), names.worst)
+
+
+def _of_allocator(at: str, device: DeviceReading) -> Iterator[Value]:
+    yield Value(f"{at}/fragmentation", fragmentation(device), "last")
+    # Most runs have none of these: then there is no series.
+    yield Value(f"{at}/private_pools_mib", mib(device.private_pools or None), "last")
+    yield Value(f"{at}/retries", device.retries or None, "last")
+    yield Value(f"{at}/ooms", device.ooms or None, "last")
+
+
+class _Names(NamedTuple):
+    """Names of the metrics of one kind of memory."""
+
+    owner: str
+    """Beginning of the names of all metrics of the owner."""
+    level: str
+    change: str
+    peak: str
+    """Empty unless the kind is the main one of its owner."""
+    worst: Fold
+    """Fold that keeps the worst of several levels."""
+
+
+@functools.lru_cache(4_096)  # so that the names are not made again for each event
+def _names(at: str, kind: str) -> _Names:
+    """Return the names for a kind of memory, such as ``cuda0.allocated``, under the prefix ``at``."""
+    owner, _, what = kind.partition(".")
+    under = f"{at}/{owner}"
+    peak = {"rss": "rss_peak_mib", "allocated": "peak_mib"}.get(what)
+    return _Names(
+        under,
+        f"{under}/{what}_mib",
+        f"{under}/{what}_change_mib",
+        f"{under}/{peak}" if peak else "",
+        "min" if kind in SAMPLED and SAMPLED[kind].is_worst_low else "max",
+    )
 
 
 def fragmentation(device: DeviceReading) -> float | None:

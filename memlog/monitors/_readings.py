@@ -52,7 +52,7 @@ class MemoryReader:
 
     def rss(self) -> int | None:
         """Return this process's resident set in bytes; ``None`` if unknown."""
-        return host().figures()[0]
+        return host().read().rss
 
     def devices(self) -> tuple[DeviceReading, ...]:
         """Return the reading of the reader's device; empty if the device is not in use."""
@@ -63,7 +63,7 @@ class MemoryReader:
 
     def epoch(self, epoch: int, step: int | None) -> Epoch:
         """Read the memory in use now and the peaks since the last call."""
-        rss, mark = host().figures()
+        rss, mark, *_ = host().read()
         peak, source = self._window.advance(rss, mark)
         return Epoch(now_us(), epoch, step, rss, peak, source, self.devices())
 

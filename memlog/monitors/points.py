@@ -11,10 +11,16 @@ from typing import Any
 
 from memlog._internal.units import mib
 from memlog.console import point_line, summary_lines, usage
-from memlog.events import DeviceReading, Recorded
+from memlog.events import ALLOCATED, RESERVED, DeviceReading, Recorded, readings
 from memlog.monitors import _publishing
 from memlog.monitors._readings import MAX_POINTS, MemoryReader, device_index
 
+_NAMES = {
+    ".rss": "cpu_memory_mb",
+    ALLOCATED: "gpu_memory_allocated_mb",
+    RESERVED: "gpu_memory_reserved_mb",
+}
+"""Names of a measurement's figures, by the ending of the kind of memory."""
 _logger = logging.getLogger("memlog.memory")
 
 
@@ -147,11 +153,9 @@ class MemoryTracker:
 
 
 def _figures(point: Recorded) -> list[tuple[str, float | None]]:
-    figures = [("cpu_memory_mb", mib(point.rss))]
-    for device in point.devices:
-        figures.append(("gpu_memory_allocated_mb", mib(device.allocated)))
-        figures.append(("gpu_memory_reserved_mb", mib(device.reserved)))
-    return figures
+    return [
+        (_NAMES[each.name.removeprefix(each.owner)], mib(each.level)) for each in readings(point)
+    ]
 
 
 def _record(prefix: str, device: Any) -> Recorded:

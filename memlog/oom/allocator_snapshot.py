@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ from typing import Any
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import keep
+from memlog.probes.cuda_allocator import records_history, segments_without_history
 from memlog.trace.exporters import write_pickle
 
 FILE = "out-of-memory.pickle"
@@ -27,13 +27,10 @@ def allocator_snapshot(*, tracing: bool) -> Any:
     the history. If this version of torch can't leave out the history, no snapshot is taken.
     """
     torch: Any = sys.modules["torch"]
-    memory = torch.cuda.memory
-    recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001 - no public way
-    if tracing or recorded is None or not recorded():
-        return memory._snapshot()  # noqa: SLF001 - no public way
-    if "include_traces" not in inspect.signature(memory.memory_snapshot).parameters:
-        return None
-    return {"segments": memory.memory_snapshot(include_traces=False), "device_traces": []}
+    if tracing or not records_history(torch):
+        return torch.cuda.memory._snapshot()  # noqa: SLF001 - no public way
+    segments = segments_without_history(torch)
+    return None if segments is None else {"segments": segments, "device_traces": []}
 
 
 def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:

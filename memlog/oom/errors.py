@@ -6,17 +6,25 @@ import errno
 import re
 import sys
 from collections import deque
+from collections.abc import Sequence
 from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+from msgspec.structs import replace
 
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
+from memlog.oom.circumstances import line_of, source_of
 from memlog.oom.frames import locate
 from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
+from memlog.probes.machine import machine_memory
 from memlog.probes.malloc import read_heap
-from memlog.probes.tree import machine_memory
 
 _MAX_MESSAGE = 300
+_MAX_DEVICE_MESSAGE = 1_500
+"""Number of characters of torch's message about a device. The message lists the processes on the device."""
 _MAX_LOOKED_AT = 10_000
 """Number of characters of a message that are searched for passwords. Later characters are never shown."""
 _UNITS: dict[str, int] = {
@@ -32,6 +40,29 @@ _MAPPING = re.compile(
     r"unable to mmap (?P<size>\d+) (?P<unit>bytes) from file .*Cannot allocate memory"
 )
 """Message of the plain RuntimeError that torch raises if it can't map a file or shared memory."""
+_DRIVER = re.compile(
+    r"(?:CUDA|HIP) error: out of memory|\b(?:CUBLAS|CUDNN|CUSOLVER|CUFFT|CUSPARSE)_STATUS_ALLOC_FAILED"
+    r"|\bCUFFT_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'"
+)
+"""Message of a RuntimeError if a device's driver or library has no memory: for the process's context, the
+library's buffers, or page-locked memory of the host. torch's caching allocator is not involved."""
+_NO_BATCH_SIZE = re.compile(r"\ANo executable batch size found, reached zero\.")
+"""Message of the RuntimeError that ``accelerate.find_executable_batch_size`` raises at last."""
+_IN_ANOTHER_PROCESS = re.compile(
+    r"^-- (?P<worker>Process \d+) terminated with the following error:\n.*^(?P<error>[\w.]*"
+    r"(?:MemoryError|OutOfMemoryError|RuntimeError|AcceleratorError)): (?P<message>[^\n]*)",
+    re.MULTILINE | re.DOTALL,
+)
+"""Message of the exception that ``torch.multiprocessing.spawn`` raises if a process that it started fails."""
+_REMOTE = ("_RemoteTraceback", "RemoteTraceback")
+"""Causes of an exception that a pool of ``concurrent.futures`` or ``multiprocessing`` has passed on."""
+_ASYNC = {
+    "requested": re.compile(rf"^Requested +: {_SIZE}", re.MULTILINE),
+    "free": re.compile(rf"^Free \(according to CUDA\): {_SIZE}", re.MULTILINE),
+    "limit": re.compile(rf"^Device limit +: {_SIZE}", re.MULTILINE),
+    "allocated": re.compile(rf"^Currently allocated +: {_SIZE}", re.MULTILINE),
+}
+"""Lines of the message of the allocator ``backend:cudaMallocAsync``."""
 _ASKED_FOR = (
     _CPU_ALLOCATOR,
     _MAPPING,
@@ -39,10 +70,14 @@ _ASKED_FOR = (
     re.compile(rf"Unable to allocate {_SIZE}"),  # NumPy
 )
 _FREE = re.compile(rf"of which {_SIZE} is free")
-_DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b(?: device)? ?(?P<index>\d+)?")
+_DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)(?: device)? (?P<index>\d+)\b")
+_KIND = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b")
+_ASYNC_DEVICE = re.compile(r"\AAllocation on device (?P<index>\d+) would exceed allowed memory")
 _PASSED_ON = re.compile(r"\ACaught (?P<kind>\w+) in (?P<where>[^\n]+)\.\n")
 """First line of an exception's message, if torch caught the exception in a worker process or another thread
 and raised it again."""
+_ROUNDED = 0.01
+"""Maximum relative error of a size in torch's message."""
 _WORKER = re.compile(r"DataLoader worker process \d+")
 _ENDED_WORKER = re.compile(
     r"(?P<worker>DataLoader worker \(pid \d+\)) is killed by signal: (?P<signal>Killed|Bus error)\."
@@ -63,13 +98,26 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM  # raised by ``mmap`` and ``os.fork``, for example
+    message = str(error)[:_MAX_LOOKED_AT] if isinstance(error, Exception) else ""
+    if (there := _in_another_process(message)) is not None:
+        return there["error"].endswith(_MEMORY_ERRORS) or _says_so(there["message"])
     if not isinstance(error, RuntimeError):
         return False
-    message = str(error)
     passed_on = _PASSED_ON.search(message)
     if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
         return True  # torch can't create some types again, such as NumPy's MemoryError
-    return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _MAPPING, _ENDED_WORKER))
+    return _says_so(message)
+
+
+def _says_so(message: str) -> bool:
+    patterns = (_CPU_ALLOCATOR, _MAPPING, _ENDED_WORKER, _DRIVER, _NO_BATCH_SIZE)
+    return any(pattern.search(message) for pattern in patterns)
+
+
+def _in_another_process(message: str) -> re.Match[str] | None:
+    return (
+        _IN_ANOTHER_PROCESS.search(message) if "terminated with the following" in message else None
+    )
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
@@ -110,44 +158,101 @@ def describe(
     For ``error``, `is_out_of_memory` is true. ``step`` is the last completed step; ``None``: no step has
     completed. ``raised`` is the exception that ended the program, if it is not ``error`` itself.
     """
+    text = str(error)[:_MAX_LOOKED_AT]
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)
     worker = _worker(error, ended)
     # A worker's allocation failed in another process, so the frames here say nothing about it.
     frames = [] if worker else [frame for frame, _ in walk_tb(error.__traceback__)]
     layer, phase = locate(frames)
-    device = _device(message) if is_of_a_device(error) else "host"
+    of_driver = _DRIVER.search(text) is not None
+    pinned = of_driver and not worker and _asks_for_pinned_memory(frames)
+    device = "host" if pinned else _device(error, message, of_driver=of_driver)
     # The figures below are this process's. They do not hold for a worker, which had its own limit.
     here = device == "host" and not worker
     headroom = host_headroom() if here else UNKNOWN_HEADROOM
     heap = read_heap() if here else None
+    free = headroom.free if device == "host" else _size(_FREE.search(message))
+    sizes = {name: _size(pattern.search(text)) for name, pattern in _ASYNC.items()}
     return OutOfMemory(
         time_us=now_us(),
         step=step,
         device=device,
-        requested=_requested(message),
-        free=headroom.free if device == "host" else _size(_FREE.search(message)),
-        limit=headroom.limit,
-        limited_by=headroom.limited_by,
-        allocated=headroom.used,
+        requested=_requested(message) or sizes["requested"],
+        free=sizes["free"] if free is None else free,
+        limit=headroom.limit or sizes["limit"],
+        limited_by=headroom.limited_by or (sizes["limit"] and "the device's memory") or None,
+        allocated=headroom.used or sizes["allocated"],
         reserved=None,
         layer=layer,
         phase=phase,
-        message=_shown(message),
+        message=_shown(message, _MAX_DEVICE_MESSAGE if device != "host" else _MAX_MESSAGE),
         free_after=headroom.free_after,
         worker=worker,
-        raised_as=None if raised is None or raised is error else _shown(_named(raised)),
+        raised_as=None if raised is None or raised is error else shown_error(raised),
         signal=None if ended is None else ended["signal"],
         machine=machine_memory() if device == "host" else None,
         resident=highest_resident() if here else None,
         idle=None if heap is None else heap.idle,
         inputs=inputs_of_failure(frames),
+        line=line_of(frames),
+        activity="pinned memory" if pinned else None,
+        size=pinned_memory() if pinned else None,
     )
+
+
+def complete(described: OutOfMemory, seen: Sequence[OutOfMemory]) -> OutOfMemory:
+    """Return the event of a failed allocation with all that is known of it.
+
+    ``described`` is the event by the exception that ended the program. ``seen`` are the events of the
+    failures that memlog saw as they happened, the oldest first. The exception is of one of these, of a later
+    one, or of one in another process.
+    """
+    same = (each for each in reversed(seen) if _is_same(described, each))
+    found = next(same, None)
+    if found is None:
+        return described
+    return replace(
+        found,
+        message=described.message,
+        raised_as=described.raised_as,
+        inputs=found.inputs or described.inputs,
+    )
+
+
+def _is_same(described: OutOfMemory, seen: OutOfMemory) -> bool:
+    if described.worker is not None:
+        return False
+    if _NO_BATCH_SIZE.search(described.message):
+        return True
+    if described.device != seen.device or described.requested is None:
+        return False
+    # torch's message has the size with two digits after the point.
+    return abs(described.requested - (seen.requested or 0)) <= _ROUNDED * described.requested
+
+
+def _asks_for_pinned_memory(frames: Sequence[FrameType]) -> bool:
+    """Return True if the innermost function or line asks for page-locked memory of the host."""
+    names = [frame.f_code.co_name for frame in frames[-1:]]
+    return "pin_memory" in names or "pin_memory" in source_of(frames)
+
+
+def pinned_memory() -> int | None:
+    """Return the bytes of page-locked memory that torch holds; ``None``: unknown."""
+    torch: Any = sys.modules.get("torch")
+    read = getattr(getattr(getattr(torch, "cuda", None), "memory", None), "host_memory_stats", None)
+    found = None if read is None else read().get("allocated_bytes.current")
+    return None if found is None else int(found)
 
 
 def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
     if ended is not None:
         return ended["worker"]
+    if type(error.__cause__).__name__ in _REMOTE:
+        return "a process of a pool"
+    there = _in_another_process(str(error)[:_MAX_LOOKED_AT])
+    if there is not None:
+        return f"{there['worker']} of torch.multiprocessing.spawn"
     passed_on = _PASSED_ON.search(str(error))
     found = None if passed_on is None else _WORKER.search(passed_on["where"])
     return None if found is None else found[0]
@@ -166,8 +271,10 @@ def _informative_line(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):
-        if any(pattern.search(line) for pattern in _ASKED_FOR):
+        if any(pattern.search(line) for pattern in (*_ASKED_FOR, _DRIVER)):
             return line
+    if (there := _in_another_process(str(error)[:_MAX_LOOKED_AT])) is not None:
+        return there["message"]
     if _PASSED_ON.search(str(error)):
         lines = [line for line in reversed(lines) if line]
     return next(iter(lines), "") or type(error).__name__
@@ -177,17 +284,34 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
 
 
-def _shown(text: str) -> str:
+def shown_error(error: BaseException) -> str:
+    """Return an error's class and the first line of its message, redacted and cut."""
+    return _shown(_named(error))
+
+
+def _shown(text: str, most: int = _MAX_MESSAGE) -> str:
     # Redact before cutting the text: a URL that was cut is not recognised, and its password would stay.
-    return without_credentials(text[:_MAX_LOOKED_AT])[:_MAX_MESSAGE]
+    return without_credentials(text[:_MAX_LOOKED_AT])[:most]
 
 
-def _device(message: str) -> str:
-    found = _DEVICE.search(message)
+def _device(error: BaseException, message: str, *, of_driver: bool) -> str:
+    """Return the name of the device on which an allocation failed, or ``host``."""
+    if of_driver:
+        torch: Any = sys.modules.get("torch")
+        known = torch is not None and torch.cuda.is_initialized()
+        return f"cuda{torch.cuda.current_device()}" if known else "device"
+    there = _in_another_process(str(error)[:_MAX_LOOKED_AT])
+    is_of_device = there is not None and there["error"].endswith("OutOfMemoryError")
+    if not (is_of_a_device(error) or is_of_device or _NO_BATCH_SIZE.search(message)):
+        return "host"
+    found = _ASYNC_DEVICE.search(message)
+    if found is not None:
+        return f"cuda{found['index']}"
+    found = _DEVICE.search(message) or _KIND.search(message)
     if found is None:
         return "device"
     kind = {"GPU": "cuda"}.get(found["kind"], found["kind"].lower())
-    return f"{kind}{found['index'] or 0}"
+    return f"{kind}{found.groupdict().get('index') or 0}"
 
 
 def _requested(message: str) -> int | None:

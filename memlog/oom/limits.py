@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.tree import available_memory, machine_memory
+from memlog.probes.machine import available_memory, machine_memory
 
 _KIB = 1024
 

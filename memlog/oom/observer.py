@@ -1,6 +1,7 @@
 """Detection of a failed allocation on a CUDA device before the stack unwinds.
 
-``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So each process attaches one function,
+``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. It initialises CUDA, so memlog calls it only
+after the program has initialised CUDA. So each process attaches one function,
 the dispatcher, which calls the current run's `AllocatorWatch`. torch calls the dispatcher on the allocating
 thread and then raises ``OutOfMemoryError``. The allocator's lock is released during the call. An exception
 in the dispatcher would replace ``OutOfMemoryError``. The dispatcher must not allocate memory on the device.
@@ -9,32 +10,48 @@ in the dispatcher would replace ``OutOfMemoryError``. The dispatcher must not al
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
+from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Device, Event, OutOfMemory, now_us
+from memlog._internal.import_hook import ImportWatch
+from memlog.events import Device, DeviceState, Event, OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.journal import RunDirectory
-from memlog.oom.errors import describe, failed_allocation, is_of_a_device
+from memlog.oom import exit_calls
+from memlog.oom.circumstances import Circumstances, circumstances
+from memlog.oom.device_state import device_state, tightest_limit
+from memlog.oom.errors import complete, describe, failed_allocation, shown_error
 from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
+from memlog.probes.nvml import Nvml
 
 _SNAPSHOTS = 3
 """Maximum number of times that a run saves a snapshot. Each snapshot replaces the previous one. There is a
 maximum because a search for the largest batch size fails many times."""
+_TORCH_CUDA = "torch.cuda"
+_REMEMBERED = 8
+"""Number of failures to remember until the run's end."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
+_queued = False
+"""True if torch has been asked to attach the current watch when it initialises CUDA."""
 
 
 @dataclass(eq=False)
 class AllocatorWatch:
     """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
-    Call the object with each event of the run. When the run's first CUDA device is reported
-    (`memlog.events.Device`), the object attaches itself to torch. To attach earlier would initialise CUDA.
+    After `begin`, the object attaches itself to torch as soon as the program has initialised CUDA. So it sees
+    the failures of the first step, too. If this version of torch does not report that CUDA is initialised,
+    the object attaches itself when the run's first CUDA device is reported (`memlog.events.Device`): call it
+    with each event of the run.
     """
 
     _publish: Callable[[Event], object]
@@ -42,10 +59,36 @@ class AllocatorWatch:
     _diagnostics: Diagnostics
     _run: RunDirectory
     _tracing: Callable[[], bool]
-    _failed_at: int | None = field(default=-1, init=False)
-    """Last completed step at the newest call of `failed`; ``None``: no step had completed; -1: there was no
-    call."""
+    _failures: deque[OutOfMemory] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED), init=False
+    )
+    """Newest failures that `failed` has seen. They may have been caught."""
+    _exit: OutOfMemory | None = field(default=None, init=False)
+    """Failure that the program was handling as it called ``sys.exit``."""
     _snapshots: int = field(default=0, init=False)
+    _nvml: Nvml = field(init=False)
+    _import: ImportWatch | None = field(default=None, init=False)
+    _generation: int = field(default_factory=lambda: fork.generation, init=False)
+
+    def __post_init__(self) -> None:
+        self._nvml = Nvml(self._diagnostics)
+
+    def begin(self) -> None:
+        """Attach the object to torch as soon as torch is imported and CUDA is initialised."""
+        if _TORCH_CUDA in sys.modules:
+            self._attach_after_start(sys.modules[_TORCH_CUDA])
+        else:
+            self._import = ImportWatch(_TORCH_CUDA, callback=self._attach_after_start)
+
+    def _attach_after_start(self, torch_cuda: Any) -> None:
+        global _watch, _queued  # noqa: PLW0603 - the current watch; one call a process
+        with self._diagnostics.contained("watching for failed allocations"):
+            _watch = self
+            call_later = getattr(torch_cuda, "_lazy_call", None)
+            # torch keeps the call until CUDA is initialised, in many programs for ever.
+            if call_later is not None and (torch_cuda.is_initialized() or not _queued):
+                _queued = True
+                call_later(_attach_current)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Device) and event.name.startswith("cuda"):
@@ -55,49 +98,99 @@ class AllocatorWatch:
     def run_ended(self, error: BaseException | None) -> None:
         """Publish an event if a failed allocation ended the run. Never raises.
 
-        A failure on a device is left out if `failed` was called since the last completed step.
+        If `failed` has seen this failure, the event repeats what is known of it, and adds torch's message. If
+        the program caught the failure, and another error ended the run, the event says that. An exit with an
+        error code is no other error, if no step was completed after the failure.
         """
         with self._diagnostics.contained("describing what ended the run"):
-            failed = failed_allocation(error)
-            if failed is None or (is_of_a_device(failed) and self._failed_at == self._step()):
-                return
-            self._publish(describe(failed, self._step(), error))
+            step = self._step()
+            failed, seen = failed_allocation(error), self._failures
+            if failed is not None:
+                self._publish(complete(describe(failed, step, error), seen))
+            elif error is not None and seen and seen[-1].step == step:
+                if not isinstance(error, SystemExit):
+                    self._publish(replace(seen[-1], caught=True, raised_as=shown_error(error)))
+                elif error.code:
+                    self._publish(self._exit or seen[-1])
+
+    def _exits(self, error: SystemExit) -> bool:
+        """Return True if the program exits without a complete step after a failed allocation."""
+        is_of_failure = False
+        with self._diagnostics.contained("describing what ended the run"):
+            step, seen = self._step(), self._failures
+            is_of_failure = bool(seen) and seen[-1].step == step
+            is_of_failure = is_of_failure and fork.generation == self._generation
+            # Only its description is kept: the exception would keep the failed step's tensors.
+            failed = failed_allocation(sys.exc_info()[1])
+            if is_of_failure and failed is not None:
+                self._exit = complete(describe(failed, step, error), seen)
+        return is_of_failure
 
     def stop(self) -> None:
         global _watch  # noqa: PLW0603 - the current watch
+        if self._import is not None:
+            self._import.remove()
+        exit_calls.stop()
         if _watch is self:
             _watch = None
 
-    def failed(self, device: int, requested: int, total: int, free: int) -> None:
+    def failed(self, device: int, requested: int, allowed: int, free: int) -> None:
         """Publish an event for a failed allocation, and save the allocator's snapshot. Never raises.
 
-        ``device`` is the device's index. ``total`` and ``free`` are bytes of the device's memory.
+        ``device`` is the device's index. ``allowed`` is the number of bytes of the device that torch allows
+        the process, and ``free`` the number of free bytes of the whole device.
         """
+        if fork.generation != self._generation:
+            return  # a forked copy: the run belongs to the parent process
         with self._diagnostics.contained("describing a failed allocation"):
-            self._failed_at = self._step()
-            frames = current_frames()
-            layer, phase = locate(frames)
-            torch: Any = sys.modules["torch"]
-            figures = parse_nested(torch._C._cuda_memoryStats(device))  # noqa: SLF001 - the public one is slow
-            self._publish(
-                OutOfMemory(
-                    time_us=now_us(),
-                    step=self._step(),
-                    device=f"cuda{device}",
-                    requested=requested,
-                    free=free,
-                    limit=total,
-                    limited_by="the device's memory",
-                    allocated=figures.allocated,
-                    reserved=figures.reserved,
-                    layer=layer or _node(),
-                    phase=phase or ("backward" if _node() else None),
-                    message="CUDA out of memory",
-                    inputs=inputs_of_failure(frames),
-                )
-            )
+            event = self._event(device, requested, allowed, free)
+            self._failures.append(event)
+            self._publish(event)
+            exit_calls.watch(self._exits)
         with self._diagnostics.contained("keeping the allocator's snapshot"):
             self._keep_snapshot()
+
+    def _event(self, device: int, requested: int, allowed: int, free: int) -> OutOfMemory:
+        torch: Any = sys.modules["torch"]
+        frames = current_frames(__file__)
+        layer, phase = locate(frames)
+        phase = phase or ("backward" if _node() else None)
+        figures = parse_nested(torch._C._cuda_memoryStats(device))  # noqa: SLF001 - the public one is slow
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        limit = tightest_limit(total, free, allowed, figures.reserved)
+        state = device_state(
+            torch,
+            device,
+            total,
+            free,
+            figures.reserved,
+            self._nvml,
+            self._diagnostics,
+            requested=requested,
+            allowed=allowed,
+        )
+        event = OutOfMemory(
+            time_us=now_us(),
+            step=self._step(),
+            device=f"cuda{device}",
+            requested=requested,
+            free=limit.free,
+            limit=limit.size,
+            limited_by=limit.name,
+            allocated=figures.allocated,
+            reserved=figures.reserved,
+            layer=layer or _node(),
+            phase=phase,
+            message="CUDA out of memory",
+            machine=total,
+            inputs=inputs_of_failure(frames),
+            state=state,
+        )
+        try:
+            return _under(circumstances(torch, frames, phase, device, requested), event, state)
+        except Exception as error:  # noqa: BLE001 - the figures are published without it
+            self._diagnostics.fault("looking for what the program was doing", error)
+            return event
 
     def _keep_snapshot(self) -> None:
         # Imported here because only a failing run needs it.
@@ -110,19 +203,44 @@ class AllocatorWatch:
                 self._publish(keep_snapshot(self._run, snapshot))
 
 
+def _under(found: Circumstances, event: OutOfMemory, state: DeviceState) -> OutOfMemory:
+    return replace(
+        event,
+        state=replace(state, model=found.model),
+        line=found.line,
+        thread=found.thread,
+        gradients=found.gradients,
+        activity=found.doing.activity,
+        subject=found.doing.subject,
+        size=found.doing.size,
+        held=found.held,
+        graph=found.graph,
+    )
+
+
 def _attach(watch: AllocatorWatch) -> None:
     global _watch, _attached  # noqa: PLW0603 - one dispatcher a process
     _watch = watch
-    if not _attached:
-        torch: Any = sys.modules["torch"]
+    torch: Any = sys.modules["torch"]
+    # Other allocators, such as `backend:cudaMallocAsync`, call no observer. Their failures are described from
+    # the exception that ends the run.
+    if not _attached and torch.cuda.get_allocator_backend() == "native":
         torch._C._cuda_attach_out_of_memory_observer(_dispatch)  # noqa: SLF001 - no public way
         _attached = True
 
 
-def _dispatch(device: int, requested: int, total: int, free: int) -> None:
+def _attach_current() -> None:
+    """Attach the current watch. torch calls this function when it has initialised CUDA."""
     watch = _watch
     if watch is not None:
-        watch.failed(device, requested, total, free)
+        with watch._diagnostics.contained("watching for failed allocations"):  # noqa: SLF001 - same file
+            _attach(watch)
+
+
+def _dispatch(device: int, requested: int, allowed: int, free: int) -> None:
+    watch = _watch
+    if watch is not None:
+        watch.failed(device, requested, allowed, free)
 
 
 def _node() -> str | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import NamedTuple
 
 from memlog._internal import fork
 from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import PeakSource
-from memlog.probes.peaks import PeakWindow
 
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -24,16 +23,22 @@ _SHARED_CHANGED = 1024**2 // _PAGE
 class HostReading(NamedTuple):
     """Resident set of this process, in bytes; ``None`` if unknown."""
 
-    rss: int | None
-    rss_peak: int | None
-    rss_peak_source: PeakSource | None
+    rss: int | None = None
+    rss_peak: int | None = None
+    """Its largest size so far."""
+    rss_peak_source: PeakSource | None = None
+    rss_anon: int | None = None
+    """Its part that is neither mapped files nor shared memory."""
+    rss_shared: int | None = None
+    """Its part that is shared memory."""
 
 
 class HostProbe:
     """Reader of the resident set and its watermark (its largest size so far); safe across ``fork``.
 
-    Each probe measures peaks since its own previous reading. So a caller that needs the peaks of both epochs
-    and batches uses two probes. Errors are counted in ``diagnostics`` and never raised.
+    Whether a peak was reached since the previous reading refers to the probe's own readings. So a caller that
+    needs this for both epochs and batches uses two probes. Errors are counted in ``diagnostics`` and never
+    raised.
     """
 
     def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
@@ -50,17 +55,36 @@ class HostProbe:
 
     def _begin(self) -> None:
         self._generation = fork.generation
-        self._window = PeakWindow()
         self._highest = 0
         self._memory = self._open()
 
     def read(self) -> HostReading:
-        """Read the resident set, and its peak since the previous call."""
-        rss, mark = self.figures()
-        if rss is None:
-            return HostReading(None, None, None)
-        peak, source = self._window.advance(rss, mark)
-        return HostReading(rss, peak, source)
+        """Read the resident set, its peak, and whether the peak was reached since the last call."""
+        if fork.generation != self._generation and self._memory is not None:
+            # In a forked child, the descriptors still belong to the parent's files in `/proc`.
+            self.close()
+            self._begin()
+        memory, before = self._memory, self._highest
+        if memory is None:
+            return HostReading()
+        try:
+            rss, mark = memory.read()
+        except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
+            # If another thread has ended the run meanwhile, the files are closed.
+            if self._memory is not None:
+                self._diagnostics.fault("reading the host's memory", error)
+            return HostReading()
+        source: PeakSource | None = None
+        if mark is not None:
+            # Nothing resets this mark. But it can fall slightly, because the kernel adds up the counts of the
+            # processors inexactly. Without this line, a slight fall would look like a reset.
+            if mark < before or mark < rss:
+                mark = max(before, rss)
+            self._highest = mark
+            # As `memlog.probes.peaks.PeakWindow` says, for a mark that never falls.
+            source = "exact" if mark > before > 0 else "watermark"
+        # Half the time of HostReading(…).
+        return tuple.__new__(HostReading, (rss, mark, source, memory.rss_anon, memory.rss_shared))
 
     @property
     def rss_anon(self) -> int | None:
@@ -76,28 +100,6 @@ class HostProbe:
     def rss_file(self) -> int | None:
         """Bytes of mapped files in the resident set at the last reading; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_file
-
-    def figures(self) -> tuple[int | None, int | None]:
-        """Return the resident set and its largest size so far, in bytes. This has no effect on `read`."""
-        if fork.generation != self._generation and self._memory is not None:
-            # In a forked child, the descriptors still belong to the parent's files in `/proc`.
-            self.close()
-            self._begin()
-        memory = self._memory
-        if memory is None:
-            return None, None
-        try:
-            rss, mark = memory.read()
-        except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
-            # If another thread has ended the run meanwhile, the files are closed.
-            if self._memory is not None:
-                self._diagnostics.fault("reading the host's memory", error)
-            return None, None
-        if mark is not None:
-            # Nothing resets this mark. But it can fall slightly, because the kernel adds up the counts of the
-            # processors inexactly. Without this line, a slight fall would look like a reset.
-            self._highest = mark = max(mark, self._highest, rss)
-        return rss, mark
 
     def _open(self) -> _LinuxMemory | _PortableMemory | None:
         try:
@@ -120,9 +122,11 @@ class _LinuxMemory:
 
     def __init__(self, proc: Path) -> None:
         self._kept: list[Descriptor] = []
-        self.rss_file: int | None = None
+        self._pages = 0
+        """Number of pages in mapped files and shared memory at the last reading."""
         self.rss_anon: int | None = None
         self._shared: int | None = None
+        """`_pages` when ``RssShmem`` was read."""
         self.rss_shared: int | None = None
         self._statm = self._keep(proc / "self/statm")
         self._status = self._keep(proc / "self/status")
@@ -133,13 +137,21 @@ class _LinuxMemory:
         self._inherited = watermark if own is None or watermark > own else 0
 
     def read(self) -> tuple[int, int | None]:
-        _, rss, shared, _ = os.pread(self._statm, 128, 0).split(None, 3)
-        self.rss_file = self._mapped_file_bytes(int(shared))
+        _, resident, shared, _ = os.pread(self._statm, 128, 0).split(b" ", 3)
+        rss, pages = int(resident) * _PAGE, int(shared)
+        self._pages, before = pages, self._shared
+        if before is None or not -_SHARED_CHANGED < pages - before < _SHARED_CHANGED:
+            self._shared, self.rss_shared = pages, self._status_figure(b"RssShmem")
         # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous memory, mapped
         # files and shared memory. `shared` counts mapped files and shared memory.
-        self.rss_anon = (int(rss) - int(shared)) * _PAGE
-        mark = _max_rss()
-        return int(rss) * _PAGE, mark if mark > self._inherited else self._status_figure(b"VmHWM")
+        self.rss_anon = rss - pages * _PAGE
+        mark = getrusage(RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+        return rss, mark if mark > self._inherited else self._status_figure(b"VmHWM")
+
+    @property
+    def rss_file(self) -> int | None:
+        """Bytes in mapped files at the last reading; ``None`` if unknown."""
+        return None if self.rss_shared is None else max(self._pages * _PAGE - self.rss_shared, 0)
 
     def close(self) -> None:
         for descriptor in self._kept:
@@ -148,15 +160,6 @@ class _LinuxMemory:
     def _keep(self, path: Path) -> int:
         self._kept.append(Descriptor(os.open(path, os.O_RDONLY)))
         return self._kept[-1].number
-
-    def _mapped_file_bytes(self, shared: int) -> int | None:
-        """Return the bytes in mapped files; ``None`` if unknown.
-
-        ``shared`` is the number of pages in mapped files and shared memory.
-        """
-        if self._shared is None or abs(shared - self._shared) >= _SHARED_CHANGED:
-            self._shared, self.rss_shared = shared, self._status_figure(b"RssShmem")
-        return None if self.rss_shared is None else max(shared * _PAGE - self.rss_shared, 0)
 
     def _status_figure(self, name: bytes) -> int | None:
         """Return a figure of the process's status, in bytes; ``None`` if a sandboxed kernel lacks it."""
@@ -184,4 +187,4 @@ class _PortableMemory:
 
 
 def _max_rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+    return getrusage(RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT

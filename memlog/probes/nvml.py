@@ -1,17 +1,20 @@
 """Memory in use on a whole NVIDIA device, by all processes, from the driver's library (NVML).
 
 The helper process calls NVML. NVML needs no CUDA context, waits for no kernel, and initialises nothing in the
-trainer. memlog calls NVML through ctypes: three calls don't justify a dependency that most installations of
-memlog do not need. Structures and names are those of ``nvml.h``.
+trainer. The trainer calls NVML only after an allocation on a device has failed. torch does the same then.
+memlog calls NVML through ctypes: four calls don't justify a dependency that most installations of memlog do
+not need. Structures and names are those of ``nvml.h``.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from memlog._internal.diagnostics import Diagnostics
+
+_T = TypeVar("_T")
 
 LIBRARY = "libnvidia-ml.so.1"
 _MOST_OVER_CAPACITY = 1.1
@@ -28,6 +31,31 @@ class _Memory(ctypes.Structure):
         ("free", ctypes.c_ulonglong),
         ("used", ctypes.c_ulonglong),
     )
+
+
+class _Process(ctypes.Structure):
+    """NVML's structure ``nvmlProcessInfo_t`` of ``nvmlDeviceGetComputeRunningProcesses_v3``."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+_UNKNOWN = 2**64 - 1
+"""NVML's ``NVML_VALUE_NOT_AVAILABLE``."""
+_MOST_PROCESSES = 64
+
+
+class ProcessUse(NamedTuple):
+    """Process that computes on a device."""
+
+    pid: int
+    """Process id, as the machine's own processes see it. It is another one inside a container."""
+    used: int | None
+    """Bytes that the process uses on the device, with its CUDA context; ``None``: unknown."""
 
 
 class Nvml:
@@ -51,26 +79,51 @@ class Nvml:
             capacity: Total bytes of the device in CUDA, to check that NVML finds the same device. If it is
                 ``None`` (unknown), nothing is read.
         """
-        if self._is_missing or capacity is None:
+        if capacity is None:
             return None
-        try:
-            memory = self._memory(uuid)
-        except OSError:
-            self._is_missing = True
-            return None
-        except Exception as error:  # noqa: BLE001 - an unreadable number must not end the helper
-            self._diagnostics.fault("reading NVML", error)
-            return None
+        memory = self._contained(lambda: self._memory(uuid))
         if memory is None or not capacity <= memory.total <= capacity * _MOST_OVER_CAPACITY:
             return None
         return int(memory.used)
 
-    def _memory(self, uuid: str) -> _Memory | None:
+    def processes(self, uuid: str) -> list[ProcessUse]:
+        """Return the processes that compute on a device; empty if unknown. ``uuid`` is as in `read`."""
+        return self._contained(lambda: self._processes(uuid)) or []
+
+    def _contained(self, read: Callable[[], _T | None]) -> _T | None:
+        if self._is_missing:
+            return None
+        try:
+            self._initialise()
+            return read()
+        except OSError:
+            self._is_missing = True
+        except Exception as error:  # noqa: BLE001 - an unreadable number must not end the helper
+            self._diagnostics.fault("reading NVML", error)
+        return None
+
+    def _initialise(self) -> None:
         if self._library is None:
             library = self._load(LIBRARY)
             if library.nvmlInit_v2() != 0:
                 raise OSError(f"{LIBRARY} can't be initialised")
             self._library = library
+
+    def _processes(self, uuid: str) -> list[ProcessUse] | None:
+        handle = self._handle(uuid)
+        count, found = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
+        # Drivers before release 510 lack this version of the function.
+        list_processes = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        if handle is None or list_processes is None:
+            return None
+        if list_processes(handle, ctypes.byref(count), found):
+            return None
+        return [
+            ProcessUse(int(each.pid), None if each.used == _UNKNOWN else int(each.used))
+            for each in found[: count.value]
+        ]
+
+    def _memory(self, uuid: str) -> _Memory | None:
         handle = self._handle(uuid)
         memory = _Memory()
         if handle is None or self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):

@@ -36,7 +36,8 @@ class PeakWindow:
         if mark is None:
             return None, None
         # The caller can read the two numbers at different moments, so `current` can be above `mark`.
-        mark = max(mark, current or 0)
+        if current is not None and current > mark:
+            mark = current
         opening, before = self._current, self._mark
         self._current, self._mark = current, mark
         if before is None or mark == before:

@@ -1,4 +1,4 @@
-"""Memory of the whole process tree and of the machine. Too slow for the trainer's thread."""
+"""Memory of the whole process tree. Too slow for the trainer's thread."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class TreeReading(NamedTuple):
     """The descendants, the oldest first; at most 32."""
     children_shared: int | None = None
     """Bytes of shared memory in the proportional set sizes of all descendants together."""
+    swap: int | None = None
+    """Bytes in swap, which ``pss`` does not contain. ``None`` also if the machine has no swap."""
 
 
 class _Size(NamedTuple):
@@ -40,6 +42,7 @@ class _Size(NamedTuple):
     shared: int | None = None
     anon: int | None = None
     own: int | None = None
+    swap: int | None = None
 
 
 class ProcessTree:
@@ -78,7 +81,14 @@ class ProcessTree:
             _total([size.file for size in sizes.values()]),
             self._readings(children),
             _total([size.shared for size in children.values()]),
+            _total([size.swap for size in sizes.values()]) if self._has_swap() else None,
         )
+
+    def _has_swap(self) -> bool:
+        with suppress(OSError):
+            _, found, rest = (self._proc / "meminfo").read_bytes().partition(b"SwapTotal:")
+            return bool(found) and int(rest.split(maxsplit=1)[0]) > 0
+        return False
 
     def _readings(self, children: dict[psutil.Process, _Size]) -> tuple[ChildReading, ...]:
         started = {process: process.create_time() for process in children}
@@ -139,29 +149,6 @@ def read_again(children: Sequence[ChildReading]) -> list[ChildReading]:
     return readings
 
 
-def available_memory() -> int | None:
-    """Return the bytes that the machine can still give without swapping; ``None`` if unknown."""
-    with suppress(OSError, psutil.Error):
-        return psutil.virtual_memory().available
-    return None
-
-
-def memory_limit(cgroup_limit: int | None, machine: int | None) -> int | None:
-    """Return the bytes that processes of a control group may use together; ``None`` if unknown.
-
-    ``cgroup_limit`` is the smallest limit of the group and the groups above it, in bytes; ``None`` if none.
-    ``machine`` is the total of the machine, in bytes; ``None`` if unknown.
-    """
-    return min((size for size in (cgroup_limit, machine) if size), default=None)
-
-
-def machine_memory() -> int | None:
-    """Return the machine's total memory, in bytes; ``None`` if unknown."""
-    with suppress(OSError, psutil.Error):
-        return psutil.virtual_memory().total
-    return None
-
-
 def _total(sizes: Sequence[int | None]) -> int | None:
     """Return the sum of some sizes; ``None`` if one is unknown, or if there are none."""
     known = [size for size in sizes if size is not None]
@@ -171,7 +158,7 @@ def _total(sizes: Sequence[int | None]) -> int | None:
 def _proportional(rollup: Path) -> _Size | None:
     # The growth of one process is judged by all of its anonymous memory, not by its proportional size. The
     # proportional size of a forked child grows whenever its parent writes to a page that they share.
-    names = b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"
+    names = b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty", b"SwapPss"
     figures: dict[bytes, int] = {}
     for line in rollup.read_bytes().splitlines():
         name, _, rest = line.partition(b":")

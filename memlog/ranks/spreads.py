@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from memlog.events import Batch, DeviceReading, Ranks, RankSpread
+from memlog.events import ALLOCATED, HOST_RSS, RESERVED, Batch, Ranks, RankSpread, readings
 from memlog.metrics import bucket_start
 
 LATE = 30.0
@@ -13,7 +13,6 @@ LATE = 30.0
 _MAX_OPEN = 10_000
 """Maximum number of steps that wait for slow ranks. At this number, the figures of the oldest step leave out
 these ranks. So memory stays bounded if one rank stops while the others go on."""
-_DEVICE_FIELDS = ("allocated", "reserved", "peak")
 
 
 class RankSpreads:
@@ -124,14 +123,16 @@ class _Bucket:
 
 
 def _sizes(event: Batch) -> Iterator[tuple[str, int]]:
-    if event.rss is not None:
-        yield "host/rss", event.rss
-    for field in _DEVICE_FIELDS if event.devices else ():
-        size = _total(event.devices, field)
-        if size is not None:
-            yield f"device/{field}", size
-
-
-def _total(devices: tuple[DeviceReading, ...], field: str) -> int | None:
-    sizes = [getattr(device, field) for device in devices]
-    return None if None in sizes else sum(sizes)
+    """Yield the known bytes of each kind of memory. The bytes of a rank's devices are added up."""
+    found = list(readings(event))
+    allocated = [each for each in found if each.name.endswith(ALLOCATED)]
+    kinds = {
+        "host/rss": [each.level for each in found if each.name == HOST_RSS],
+        "device/allocated": [each.level for each in allocated],
+        "device/reserved": [each.level for each in found if each.name.endswith(RESERVED)],
+        "device/peak": [each.peak for each in allocated],
+    }
+    for name, sizes in kinds.items():
+        known = [size for size in sizes if size is not None]
+        if known and len(known) == len(sizes):
+            yield name, sum(known)

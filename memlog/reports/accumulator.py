@@ -8,13 +8,11 @@ from memlog.events import (
     Alert,
     Artifact,
     Batch,
-    Device,
-    End,
-    Epoch,
     Event,
+    Finding,
     Health,
-    Loss,
     Origin,
+    OutOfMemory,
     Parameters,
     Phase,
     Recorded,
@@ -22,39 +20,43 @@ from memlog.events import (
     Scope,
     StepInputs,
 )
+from memlog.facts.peaks import UNKNOWN, peak_kind
+from memlog.facts.run_fold import RunFold
 from memlog.journal import Binding, Entry, Header
 from memlog.metrics import parameters_of
-from memlog.reports.aggregates import MetricFold, PeakFold
 from memlog.reports.labels import LabelFold
+from memlog.reports.metric_fold import MetricFold
 from memlog.reports.phases import PhaseFold
-from memlog.reports.schema import RunStatus
-from memlog.reports.traced_steps import TraceFold
-from memlog.reports.verdict_fold import VerdictFold
 
+RECORD = 1.05
+"""A step with a peak this many times the peak before is a record: memlog publishes its inputs, if it knows
+them."""
 MAX_LISTED = 1_000
 """Maximum number of alerts, and of artifacts, that are kept."""
 
+_LATE = (Alert, Artifact, Finding)
+"""Events that ``memlog sync`` writes about a run whose process and helper process were killed."""
+
 
 class Accumulator:
-    """Aggregates of all events of a run, in bounded memory."""
+    """Aggregates of all events of a run, in bounded memory. ``judge``: see `RunFold`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, judge: bool = True) -> None:
         self.published = 0
         self.newest_us: int | None = None
         """Unix time of the newest event, in microseconds."""
-        self.steps = 0
-        """Number of the last step + 1; 0: there was no step."""
+        self.last_us: int | None = None
+        """The same without events that a later command can add to a run that is over."""
         self.metrics = MetricFold()
-        self.peaks = PeakFold()
+        self.facts = RunFold(judge=judge)
         self.labels = LabelFold()
         self.phases = PhaseFold()
-        self.traces = TraceFold()
-        self.verdict = VerdictFold()
-        self.largest_step: StepInputs | None = None
-        """Newest `StepInputs` event: the inputs of a step that raised the run's peak."""
+        self._newest_inputs: StepInputs | None = None
+        self.survived: Counter[int] = Counter()
+        """Number of failed allocations by the step that was completed after them."""
+        self._failed: set[int] = set()
+        """Times of the failed allocations since the last complete step."""
         self.begin: Run | None = None
-        self.end: End | None = None
-        self.devices: dict[str, Device] = {}
         self.parameters: dict[str, str] = {}
         self.alerts: list[Alert] = []
         self._artifacts: dict[str, Artifact] = {}
@@ -85,23 +87,36 @@ class Accumulator:
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
         self.metrics.take(event, older=self._has_older_names)
-        self.peaks.take(event)
-        self.traces.take(event)
-        self.verdict.take(event)
+        self.facts.take_entry(entry)
         self.published += 1
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us
-        if isinstance(event, (Batch, Loss, Epoch, Health)) and event.step is not None:
-            self.steps = max(self.steps, event.step + 1)
+        if not isinstance(event, _LATE) and (self.last_us is None or event.time_us > self.last_us):
+            self.last_us = event.time_us
         if isinstance(event, Health):
             covered = event.steps  # preferred: the numbers of a trainer's steps can have gaps
             if covered is None:
                 covered = 0 if event.step is None else event.step + 1 - entry.header.initial_step
             self.health[process] = event, covered
         elif isinstance(event, StepInputs):
-            self.largest_step = event
+            self._newest_inputs = event
         elif not isinstance(event, Batch):
             self._note(event)
+        elif self._failed:
+            self.survived[event.step] += len(self._failed)
+            self._failed.clear()
+
+    @property
+    def largest_step(self) -> StepInputs | None:
+        """Inputs of the step that made the run's peak.
+
+        ``None`` if they are unknown, or if a later step with unknown inputs raised the peak by 5 % or more.
+        """
+        event = self._newest_inputs
+        if event is None:
+            return None
+        most = self.facts.peaks.of(peak_kind(event.device), UNKNOWN).bytes
+        return event if most is None or most < RECORD * event.peak else None
 
     def _take_header(self, header: Header) -> None:
         self._header, self._has_older_names = header, header.has_older_names
@@ -112,14 +127,11 @@ class Accumulator:
     def _note(self, event: Event) -> None:
         if isinstance(event, Run):
             self.begin = self.begin or event
-        elif isinstance(event, End):
-            self.end = event
-        elif isinstance(event, Device):
-            self.devices[event.name] = event
-            self.peaks.expect(event.name)
         elif isinstance(event, (Parameters, Origin)):
             found = parameters_of(event)
             self.parameters |= found.values if found else {}
+        elif isinstance(event, OutOfMemory):
+            self._failed.add(event.time_us)
         elif isinstance(event, Alert):
             self._list(event)
         elif isinstance(event, Artifact):
@@ -130,20 +142,6 @@ class Accumulator:
             self.labels.take_point(event)
         elif isinstance(event, Phase):
             self.phases.take(event)
-
-    def status(self, *, alive: bool) -> RunStatus:
-        """Return the run's status; ``killed`` if its process ended without an end event.
-
-        ``alive``: True if the training process was alive before the journal was read.
-        """
-        if self.end is not None:
-            return self.end.status
-        return "running" if alive else "killed"
-
-    @property
-    def last_step(self) -> int | None:
-        """Number of the last step; ``None``: there was none."""
-        return self.steps - 1 if self.steps else None
 
     @property
     def artifacts(self) -> list[Artifact]:

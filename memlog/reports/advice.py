@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
+from memlog.facts.oom_room import Cause
+from memlog.facts.traced_steps import among
 from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import FULL, GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
 from memlog.reports.step_ranking import Standing, not_the_largest
-from memlog.reports.traced_steps import among
 from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
@@ -37,8 +38,16 @@ class Prediction(NamedTuple):
     standing: Standing
 
 
-def advice(state: FinalState, growth: GrowthCauses, predicted: Prediction | None) -> list[str]:
-    """Return lines of advice, the most promising first; never empty."""
+def advice(
+    state: FinalState,
+    growth: GrowthCauses,
+    predicted: Prediction | None,
+    cause: Cause | None = None,
+) -> list[str]:
+    """Return lines of advice, the most promising first; never empty.
+
+    ``cause`` is the cause of a failure on a device; ``None``: unknown.
+    """
     failure = state.failure
     if failure is not None and failure.worker is not None:
         return list(_worker(failure))
@@ -46,11 +55,13 @@ def advice(state: FinalState, growth: GrowthCauses, predicted: Prediction | None
         return [_of_the_request(failure)]
     # If earlier growth is the cause, no change to the model helps.
     is_elsewhere = growth.failed_by_chance or (failure is not None and growth.keeps)
+    if cause is not None and not cause.is_of_the_step and cause.kind != "leak":
+        return [*cause.remedies, *(_smaller_need(state) if cause.kind == "fraction" else ())]
     found = [
         *growth.why_it_grew(),
         *growth.why_the_place_is_chance(),
-        *_fragmentation(failure),
         *(() if is_elsewhere else _of_the_model(state, predicted)),
+        *(cause.remedies if cause is not None and cause.is_of_the_step else ()),
         *_workers(state),
         *_limit(failure, only_later=growth.keeps),
     ]
@@ -81,8 +92,10 @@ def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
 
 def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
     """Return True if a training step made the failed request, or may have made it."""
-    if failure.layer or failure.phase or failure.device != "host":
+    if failure.layer or failure.phase:
         return True
+    if failure.device != "host":
+        return False  # the phase of a failure on a device is known
     peak = 0 if trace is None else trace.peak or 0
     return (
         "DefaultCPUAllocator" in failure.message
@@ -91,16 +104,9 @@ def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
     )
 
 
-def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
-    if failure is None or failure.reserved is None or failure.allocated is None:
-        return
-    unused = failure.reserved - failure.allocated
-    if failure.requested is not None and unused >= failure.requested:
-        yield (
-            f"The allocator holds {format_bytes(unused)} that no tensor uses, but not in one piece: "
-            "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: "
-            "`PYTORCH_CUDA_ALLOC_CONF`) makes it usable."
-        )
+def _smaller_need(state: FinalState) -> Iterator[str]:
+    if state.failure is not None and state.failure.phase in {"forward", "backward"}:
+        yield "A smaller batch, or gradient accumulation in place of a larger one, needs less."
 
 
 def _of_the_model(state: FinalState, predicted: Prediction | None) -> Iterator[str]:
@@ -116,7 +122,7 @@ def _of_the_model(state: FinalState, predicted: Prediction | None) -> Iterator[s
         yield from (
             _by_prediction(predicted) or list(_by_category(trace, held)) or _by_others(trace, held)
         )
-    if trace is None:
+    if trace is None and state.traced_device is None:
         yield "Tracing shows what holds the memory: `memlog.init(model=model, layers=True)`."
 
 
@@ -128,9 +134,12 @@ def _besides_activations(state: FinalState, predicted: Prediction | None) -> str
     if not state.steps and trace is None:
         return _before_any_step(failure)
     if not in_a_step(failure, trace):
+        where = (
+            "the error's traceback shows where" if failure.line is None else f"by {failure.line}"
+        )
         return (
-            "The request was made outside the model's layers: the error's traceback shows where. Request "
-            "less there, or process the data in pieces; a smaller batch may not help."
+            f"The request was made outside the model's layers: {where}. Request less there, or process the "
+            "data in pieces; a smaller batch may not help."
         )
     far_more = trace is not None and needed_far_more(failure, trace)
     if not far_more and (other := _another_step(predicted)):

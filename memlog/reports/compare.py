@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from memlog._internal.units import format_bytes
+from memlog.facts.run_fold import RunStatus
 from memlog.reports.figures import TRACE_PEAK, PeakOrigin, RunFigures
 from memlog.reports.gates import Gate, Unit, unit_of
-from memlog.reports.schema import RunStatus
 
 SCHEMA = 1
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 
 from memlog._internal.units import format_bytes, format_duration
 from memlog.errors import TraceNotFoundError
-from memlog.events import REPORT_FILE, Trace
+from memlog.events import ALLOCATED, HOST_RSS, REPORT_FILE, TREE, End, Trace
+from memlog.facts.peaks import Peak
+from memlog.findings import beyond
 from memlog.journal import RunDirectory
-from memlog.reports.aggregates import ALLOCATED, HOST_RSS, TREE
-from memlog.reports.schema import HealthFacts, Peak, Summary
+from memlog.reports.schema import HealthFacts, Summary
 from memlog.reports.summary import summarize
-from memlog.reports.verdict import beyond
 from memlog.reports.worst_step import read_worst_step
 
 _SHOWN = 4
@@ -24,13 +24,15 @@ _MAX_TEXT = 300
 """Maximum characters of a table cell. Names come from the user's program and can be long."""
 
 
-def description(run: RunDirectory, backend: str, stored: str | None = None) -> str:
+def description(
+    run: RunDirectory, backend: str, stored: str | None = None, end: End | None = None
+) -> str:
     """Return the description of a run that is over, short enough for a tracker's text field.
 
     ``stored`` is the tracker's id of the run, for the command that fetches the run's files. It is ``None`` if
-    the tracker stores no files.
+    the tracker stores no files. ``end`` is the run's end, if the journal has none yet.
     """
-    summary, traced = summarize(run), None
+    summary, traced = summarize(run, end=end), None
     with suppress(TraceNotFoundError):
         traced = read_worst_step(run).event
     remedy = summary.findings[0].remedy if summary.findings else None

@@ -10,20 +10,20 @@ import msgspec
 
 from memlog.errors import TraceNotFoundError
 from memlog.events import (
+    ALLOCATED,
+    HOST_RSS,
+    TREE,
     Batch,
-    DeviceReading,
-    End,
-    Epoch,
     Evaluation,
     Event,
-    Recorded,
+    Phase,
     Run,
     Trace,
+    main_readings,
 )
+from memlog.facts.run_fold import RunFold, RunStatus
 from memlog.journal import Entry, RunDirectory
 from memlog.metrics import fragmentation
-from memlog.reports.aggregates import ALLOCATED, HOST_RSS, TREE, PeakFold
-from memlog.reports.schema import RunStatus
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import steady_peak_of
 
@@ -61,26 +61,27 @@ class RunFigures(msgspec.Struct):
 def run_figures(run: RunDirectory) -> RunFigures:
     # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
-    fold = _Fold()
+    fold = _Fold(judge=False)  # a comparison shows no verdict
     for file in run.files():
         fold.take_all(file.read(complete=not alive))
-    status: RunStatus = "running" if alive else "killed"
+    facts = fold.facts
+    worst = facts.traces.worst
     figures = fold.figures()
     peak, origin = _trace_peak(run, fold)
     figures[TRACE_PEAK] = peak
     return RunFigures(
         id=run.id,
-        name=fold.begin.name if fold.begin else None,
-        status=fold.end.status if fold.end else status,
-        steps=fold.last_step + 1,
+        name=fold.name,
+        status=facts.status(alive=alive),
+        steps=facts.steps,
         figures=figures,
-        categories=dict(fold.worst.at_peak) if fold.worst else {},
+        categories=dict(worst.at_peak) if worst else {},
         layers={
             layer.path: layer.at_peak
-            for layer in (fold.worst.layers if fold.worst else ())
+            for layer in (worst.layers if worst else ())
             if layer.at_peak is not None
         },
-        traced_peak=fold.worst.peak if fold.worst else None,
+        traced_peak=worst.peak if worst else None,
         trace_peak_from=origin,
     )
 
@@ -91,7 +92,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
     The value is the peak of the worst traced step. If this step is the run's first step, the value is the
     steady peak (see `steady_peak_of`), because the optimizer's state did not exist during most of the step.
     """
-    worst = fold.worst
+    worst = fold.facts.traces.worst
     if worst is None or worst.peak is None:
         return None, None
     if not fold.is_first(worst):
@@ -112,14 +113,12 @@ def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
 
 
 class _Fold:
-    def __init__(self) -> None:
-        self.begin: Run | None = None
-        self.end: End | None = None
-        self.last_step = -1
-        self.worst: Trace | None = None
+    """Figures that only comparisons need, beside the facts about the run."""
+
+    def __init__(self, *, judge: bool) -> None:
+        self.facts = RunFold(judge=judge)
+        self.name: str | None = None
         self.later_traced = False
-        self._first_step: int | None = None
-        self._peaks = PeakFold()
         self._levels: dict[str, float] = {}
         self._step_times = _Times()
         self._evaluation_times = _Times()
@@ -129,48 +128,35 @@ class _Fold:
         self._step_times.begin()
         self._evaluation_times.begin()
         for entry in entries:
+            self.facts.take_entry(entry)
             self._take(entry.event)
 
     def _take(self, event: Event) -> None:
-        self._peaks.take(event)
-        if isinstance(event, (Batch, Epoch, Evaluation, Recorded)):
-            self._read_devices(event.devices)
+        if not isinstance(event, Phase):
+            self._read_devices(event)
         if isinstance(event, Batch):
-            self.last_step = max(self.last_step, event.step)
-            self._begins_with(event.step)
             self._step_times.take(event.time_us, event.step)
         elif isinstance(event, Evaluation):
             self._evaluation_times.take(event.time_us, event.evaluation)
         elif isinstance(event, Trace):
-            self._take_trace(event)
+            self.later_traced = self.later_traced or not self.is_first(event)
         elif isinstance(event, Run):
-            self.begin = self.begin or event
-        elif isinstance(event, End):
-            self.end = event
-
-    def _take_trace(self, event: Trace) -> None:
-        if event.step is not None:
-            self._begins_with(event.step)
-        self.later_traced = self.later_traced or not self.is_first(event)
-        if self.worst is None or (event.peak or 0) > (self.worst.peak or 0):
-            self.worst = event
-
-    def _begins_with(self, step: int) -> None:
-        self._first_step = step if self._first_step is None else min(step, self._first_step)
+            self.name = self.name or event.name
 
     def is_first(self, trace: Trace) -> bool:
         """Return True if the traced step is, or may be, the run's first step."""
-        return trace.step is None or self._first_step is None or trace.step <= self._first_step
+        first = self.facts.first_step
+        return trace.step is None or first is None or trace.step <= first
 
-    def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
-        for device in devices:
-            for measure, value in (
-                ("allocated", device.allocated),
-                ("fragmentation", fragmentation(device)),
-            ):
-                name = f"{device.name}.{measure}"
-                if value is not None and value >= self._levels.get(name, 0.0):
-                    self._levels[name] = value
+    def _read_devices(self, event: Event) -> None:
+        for each in main_readings(event):
+            if each.device is not None:
+                for name, value in (
+                    (each.name, each.level),
+                    (f"{each.owner}.fragmentation", fragmentation(each.device)),
+                ):
+                    if value is not None and value >= self._levels.get(name, 0.0):
+                        self._levels[name] = value
 
     def figures(self) -> dict[str, float | None]:
         """Return the figures by name. An unknown figure is ``None``.
@@ -178,7 +164,7 @@ class _Fold:
         If a figure of the control group or of a single device is unknown, the result lacks this figure.
         """
         known: dict[str, float | None] = {HOST_RSS: None, TREE: None}
-        for kind, peak in self._peaks.summary().items():
+        for kind, peak in self.facts.peaks.summary().items():
             # The peak that the summary calls `cuda0.allocated` is the figure `cuda0.peak`.
             is_device = kind.endswith(ALLOCATED)
             known[kind.removesuffix(ALLOCATED) + ".peak" if is_device else kind] = peak.bytes

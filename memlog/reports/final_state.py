@@ -9,22 +9,23 @@ import msgspec
 
 from memlog._internal.distributed import RankPosition
 from memlog.events import (
+    POSTMORTEM_KIND,
     Artifact,
     Batch,
+    Device,
     End,
     Exit,
     Finding,
     OutOfMemory,
+    RankFailure,
     Sample,
     StepInputs,
     Trace,
 )
+from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import Entry, RunDirectory
 from memlog.ranks.ends import Failure
 from memlog.ranks.registration import registration_of
-
-REPORT = "postmortem"
-"""Kind of the artifact that explains a run's end."""
 
 _MEMORY_KINDS = ("flamegraph", "snapshot")
 """Kinds of artifacts that show what held the memory."""
@@ -41,18 +42,23 @@ class FinalState(msgspec.Struct):
     end: End | None = None
     failure: OutOfMemory | None = None
     """The newest failed allocation; ``None`` if a step was completed after it."""
-    survived: int = 0
-    """Number of failed allocations after which training went on."""
+    survived_at: set[int] = set()
+    """Times of failed allocations after which training went on."""
     first: Batch | None = None
     steps: list[Batch] = []
     """The last steps, at most `_STEPS`, oldest first."""
     samples: list[Sample] = []
     """The last samples of the helper process, at most `_SAMPLES`, oldest first."""
     trace: Trace | None = None
+    """Newest traced step. If an allocation failed, only a trace of the failed device counts."""
+    traced_device: str | None = None
+    """Device of the newest traced step if ``trace`` is ``None`` because no trace is of the failed device."""
+    devices: dict[str, Device] = {}
+    """Accelerators in use, by name."""
     files: list[str] = []
     """Names of the files that show what held the memory: a flame graph, an allocator's snapshot, or both."""
     findings: list[Finding] = []
-    """Findings during the run, oldest first."""
+    """Findings in this process during the run, oldest first."""
     largest: StepInputs | None = None
     """Inputs of the newest step that is known to have raised the peak."""
     traced: Batch | None = None
@@ -66,8 +72,20 @@ class FinalState(msgspec.Struct):
     failed_with: Failure | None = None
     """Order in which the ranks ended, if the training ended badly; else ``None``. Only rank 0's helper
     process knows the order. In other processes, the value is ``None``."""
+    verdict: RunVerdict | None = None
+    """Verdict on the memory, without a word on the end; ``None``: unknown."""
     reported: bool = False
-    """True if the journal already has a report on the run's end."""
+    """True if the journal already has a report on the run's end, or names another rank as the cause."""
+
+    @property
+    def grew(self) -> str | None:
+        """Sentence on memory that grew or rose; ``None``: it did not, or that is unknown."""
+        return None if self.verdict is None else self.verdict.growth
+
+    @property
+    def survived(self) -> int:
+        """Number of failed allocations after which training went on."""
+        return len(self.survived_at)
 
     @property
     def last_step(self) -> int | None:
@@ -86,14 +104,39 @@ def final_state(run: RunDirectory) -> FinalState:
     state.position = None if registration is None else registration.position
     steps: deque[Batch] = deque(maxlen=_STEPS)
     samples: deque[Sample] = deque(maxlen=_SAMPLES)
+    traces: dict[str | None, Trace] = {}
     for file in run.files():
-        _take_all(state, file.read(), steps, samples)
+        _take_all(state, file.read(), steps, samples, traces)
     state.steps, state.samples = list(steps), list(samples)
+    _choose_trace(state, traces)
     return state
 
 
+def _choose_trace(state: FinalState, traces: dict[str | None, Trace]) -> None:
+    """Keep the newest trace of the failed device. An older memlog's traces do not tell their device."""
+    failure, trace = state.failure, state.trace
+    if trace is None or failure is None or failure.worker is not None:
+        return
+    if not is_of_device(trace, failure.device):
+        state.trace = traces.get(failure.device, traces.get(None))
+    if state.trace is None:
+        state.traced_device = trace.device
+    if state.trace is not trace:
+        step = None if state.trace is None else state.trace.step
+        state.traced = next((each for each in state.steps if each.step == step), None)
+
+
+def is_of_device(trace: Trace, device: str) -> bool:
+    """Return True if a trace may show a device's memory. ``device`` is a name as in events."""
+    return trace.device in (None, device)
+
+
 def _take_all(
-    state: FinalState, entries: Iterable[Entry], steps: deque[Batch], samples: deque[Sample]
+    state: FinalState,
+    entries: Iterable[Entry],
+    steps: deque[Batch],
+    samples: deque[Sample],
+    traces: dict[str | None, Trace],
 ) -> None:
     for entry in entries:
         event = entry.event
@@ -101,11 +144,12 @@ def _take_all(
             steps.append(event)
             state.first = state.first or event
             if state.failure is not None:
-                state.failure, state.survived = None, state.survived + 1
+                state.survived_at.add(state.failure.time_us)
+                state.failure = None
         elif isinstance(event, Sample):
             samples.append(event)
         elif isinstance(event, Trace):
-            state.trace = event
+            state.trace = traces[event.device] = event
             if event.step is not None:
                 state.traced_steps = [*state.traced_steps, event.step][-_STEPS:]
                 same = (step for step in reversed(steps) if step.step == event.step)
@@ -114,18 +158,37 @@ def _take_all(
             _note(state, event)
 
 
+def _note_failure(state: FinalState, failure: OutOfMemory) -> None:
+    if failure.caught:
+        state.survived_at.add(failure.time_us)
+    else:
+        # If the allocation failed in another thread than the training, steps came before the program's end.
+        state.survived_at.discard(failure.time_us)
+    state.failure = None if failure.caught else failure
+
+
 def _note(state: FinalState, event: object) -> None:
     if isinstance(event, OutOfMemory):
-        state.failure = event
+        _note_failure(state, event)
+    elif isinstance(event, Device):
+        state.devices[event.name] = event
     elif isinstance(event, Finding):
-        state.findings.append(event)
+        if event.rank is None:
+            state.findings.append(event)
     elif isinstance(event, StepInputs):
         state.largest = event
-    elif isinstance(event, End):
+    elif isinstance(event, (End, Exit, RankFailure)):
+        _note_end(state, event)
+    elif isinstance(event, Artifact):
+        state.reported |= event.kind == POSTMORTEM_KIND
+        if event.kind in _MEMORY_KINDS and event.name not in state.files:
+            state.files.append(event.name)
+
+
+def _note_end(state: FinalState, event: End | Exit | RankFailure) -> None:
+    if isinstance(event, End):
         state.end = event
     elif isinstance(event, Exit):
         state.exit = event
-    elif isinstance(event, Artifact):
-        state.reported |= event.kind == REPORT
-        if event.kind in _MEMORY_KINDS and event.name not in state.files:
-            state.files.append(event.name)
+    else:
+        state.reported |= event.run is not None

@@ -4,7 +4,7 @@
 
     FIGURE COMPARISON CHANGE
 
-    FIGURE      host.rss  host.tree  host.cgroup  trace.peak  step.time  evaluation.time
+    FIGURE      host.rss  host.tree  … (`memlog.events.HOST_PEAKS`)  trace.peak  step.time  evaluation.time
                 device.peak  device.allocated  device.reserved  device.fragmentation  (maximum of all devices)
                 cuda0.peak …                                                    (of one device)
     COMPARISON  >  >=  <  <=
@@ -22,16 +22,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader
-from memlog.reports.aggregates import CGROUP, HOST_RSS, TREE
+from memlog.events import HOST_PEAKS
 from memlog.reports.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
 
 Unit: TypeAlias = Literal["bytes", "ms", "ratio"]
 
 _TIMES = (STEP_TIME, EVALUATION_TIME)
 _FIGURES = (
-    HOST_RSS,
-    TREE,
-    CGROUP,
+    *HOST_PEAKS,
     *(f"device.{measure}" for measure in DEVICE_MEASURES),
     TRACE_PEAK,
     *_TIMES,

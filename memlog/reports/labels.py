@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.events import DeviceReading, PeakSource, Recorded, Scope
+from memlog.events import PeakSource, Reading, Recorded, Scope, changes, main_readings
 from memlog.reports.schema import Levels, PointFacts, ScopeDevice, ScopeFacts
 
 MAX_LABELS = 200
@@ -59,10 +59,10 @@ class _Device:
         self.peak: int | None = None
         self.source: PeakSource | None = None
 
-    def take(self, reading: DeviceReading) -> None:
-        self.change.take(reading.allocated)
+    def take(self, reading: Reading) -> None:
+        self.change.take(reading.level)
         if reading.peak is not None and (self.peak is None or reading.peak > self.peak):
-            self.peak, self.source = reading.peak, reading.peak_source
+            self.peak, self.source = reading.peak, reading.source
 
 
 class _Scopes:
@@ -75,9 +75,10 @@ class _Scopes:
         self._count += 1
         self._errors += event.error is not None
         self._duration_us += event.duration_us
-        self._rss.take(event.rss_change)
-        for reading in event.devices:
-            self._devices.setdefault(reading.name, _Device()).take(reading)
+        host, *devices = changes(event)
+        self._rss.take(host.level)
+        for each in devices:
+            self._devices.setdefault(each.owner, _Device()).take(each)
 
     def facts(self) -> ScopeFacts:
         return ScopeFacts(
@@ -104,9 +105,10 @@ class _Points:
 
     def take(self, event: Recorded) -> None:
         self._count += 1
-        self._rss.take(event.rss)
-        for reading in event.devices:
-            self._allocated.setdefault(reading.name, _Levels()).take(reading.allocated)
+        host, *devices = main_readings(event)
+        self._rss.take(host.level)
+        for each in devices:
+            self._allocated.setdefault(each.owner, _Levels()).take(each.level)
 
     def facts(self) -> PointFacts:
         return PointFacts(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memlog._internal.units import format_bytes
-from memlog.events import StepInputs, TensorInput
+from memlog.events import StepInputs, TensorInput, main_reading
 from memlog.reports.final_state import FinalState
-from memlog.reports.levels import reading
 from memlog.reports.schema import InputFacts
 
 _SHOWN = 4
@@ -38,7 +37,12 @@ def of_the_end(state: FinalState) -> Iterator[str]:
     """Yield sentences on the inputs of the failing step and of the largest earlier step."""
     failure, largest = state.failure, state.largest
     if failure is not None and failure.inputs:
-        yield f"Inputs of the step that failed: {shapes(failure.inputs)}."
+        of = "Inputs of the step that failed"
+        if failure.state is not None and failure.phase is None:
+            of = "Tensors among the program's variables at the failure"
+        elif failure.activity in {"evaluation", "generation"}:
+            of = "Inputs of the forward pass that failed"
+        yield f"{of}: {shapes(failure.inputs)}."
     if largest is None:
         return
     where = "The process's" if largest.device == "host" else f"{largest.device}'s"
@@ -53,7 +57,7 @@ def _compared(largest: StepInputs, state: FinalState) -> Iterator[str]:
     if largest.like_step is not None:
         yield like_another(largest.like_step)
     traced = state.traced
-    found = None if traced is None else reading(traced, largest.device)
+    found = None if traced is None else main_reading(traced, largest.device)
     if traced is None or found is None or found.peak is None:
         return
     if largest.step in state.traced_steps:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memlog.events import Batch, OutOfMemory, PeakSource
+from memlog.events import Batch, OutOfMemory, main_reading
 from memlog.reports.final_state import FinalState
-
-
-class Reading(NamedTuple):
-    """Memory in use after a step, the step's peak, and the source of the peak. Sizes are bytes."""
-
-    level: int
-    peak: int | None
-    source: PeakSource | None
 
 
 class StepMemory(NamedTuple):
@@ -42,22 +34,12 @@ def levels(state: FinalState) -> list[StepMemory]:
     device = "host" if state.failure is None else state.failure.device
     found: list[StepMemory] = []
     for step in state.steps:
-        read = reading(step, device)
-        if read is not None:
-            level, peak, source = read
+        read = main_reading(step, device)
+        if read is not None and read.level is not None:
+            level, peak, source = read.level, read.peak, read.source
             own = max(peak - level, 0) if peak is not None and source == "exact" else None
             found.append(StepMemory(step.step, level, own, None if source == "sampled" else peak))
     return found
-
-
-def reading(step: Batch, device: str) -> Reading | None:
-    """Return a step's reading of a device; ``None`` if unknown. The device ``host`` means the process."""
-    if device == "host":
-        return None if step.rss is None else Reading(step.rss, step.rss_peak, step.rss_peak_source)
-    for each in step.devices:
-        if each.name == device and each.allocated is not None:
-            return Reading(each.allocated, each.peak, each.peak_source)
-    return None
 
 
 def are_all(series: Sequence[StepMemory]) -> bool:
@@ -75,9 +57,10 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
         return None
     if failure.device != "host":
         return failure.allocated
-    if failure.resident is None or last is None or last.rss_peak is None:
+    before = None if last is None else main_reading(last, "host")
+    if failure.resident is None or before is None or before.peak is None:
         return None
-    if last.rss_peak_source == "sampled" or failure.resident <= last.rss_peak:
+    if before.source == "sampled" or failure.resident <= before.peak:
         return None
     return failure.resident
 

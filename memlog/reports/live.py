@@ -6,14 +6,27 @@ from collections import deque
 
 import msgspec
 
-from memlog.events import Batch, Epoch, Evaluation, Loss, PeakSource, Sample
+from memlog.events import (
+    ALLOCATED,
+    HOST_RSS,
+    TREE,
+    Batch,
+    Epoch,
+    Evaluation,
+    Loss,
+    PeakSource,
+    Sample,
+    main_readings,
+)
+from memlog.facts.peaks import UNKNOWN
+from memlog.facts.run_fold import RunStatus
+from memlog.facts.verdict import verdict
 from memlog.journal import Entry, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.journal.run_names import names_of
 from memlog.reports.accumulator import Accumulator
-from memlog.reports.aggregates import ALLOCATED, HOST_RSS, TREE, UNKNOWN
 from memlog.reports.history import History
-from memlog.reports.schema import AlertFacts, FindingFacts, RunStatus
+from memlog.reports.schema import AlertFacts, FindingFacts
 from memlog.reports.summary import alert_facts, finding_facts, iso_time
 
 SCHEMA = 1
@@ -67,7 +80,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     steps_per_s: float | None
     elapsed_s: float | None
-    """Seconds from the run's start to its newest event."""
+    """Seconds from the run's start to its end; until then, to its newest event."""
     newest_event: str | None
     """Time of the newest event, in ISO 8601."""
     memory: list[LiveMemory]
@@ -115,15 +128,14 @@ class LiveRun:
     @property
     def status(self) -> RunStatus:
         """Status of the run at the last `update`; ``killed`` if its process ended without an end event."""
-        return self._totals.status(alive=self._alive)
+        return self._totals.facts.status(alive=self._alive)
 
     def _take(self, process: str, entry: Entry) -> None:
         self._totals.take(process, entry)
         event = entry.event
         if isinstance(event, (Batch, Evaluation)):
-            self._level(HOST_RSS, event.rss)
-            for device in event.devices:
-                self._level(device.name, device.allocated)
+            for each in main_readings(event):
+                self._level(each.name if each.device is None else each.owner, each.level)
         if isinstance(event, Batch):
             self._recent.append((event.time_us, event.step))
         elif isinstance(event, Sample):
@@ -150,6 +162,7 @@ class LiveRun:
         """
         totals, header = self._totals, self.run.trainer()
         begun, newest = header.begun_us if header else None, totals.newest_us
+        last = totals.last_us
         alerts = sorted(totals.alerts, key=lambda alert: alert.time_us)
         health = [event for event, _ in totals.health.values()]
         return LiveState(
@@ -157,18 +170,16 @@ class LiveRun:
             directory=str(self.run.path),
             names=names_of(self.run),
             status=self.status,
-            step=totals.last_step,
+            step=totals.facts.last_step,
             evaluation=self._evaluation,
             epoch=self._epoch,
             loss=self._loss,
             steps_per_s=self._steps_per_s(),
-            elapsed_s=None if begun is None or newest is None else (newest - begun) / 1e6,
+            elapsed_s=None if begun is None or last is None else (last - begun) / 1e6,
             newest_event=iso_time(newest),
             memory=self._memory(),
-            verdict=totals.verdict.verdict(
-                self.status, totals.last_step, totals.peaks.summary(), totals.devices
-            ),
-            findings=[finding_facts(event) for event in totals.verdict.findings],
+            verdict=verdict(totals.facts, self.status).text,
+            findings=[finding_facts(event) for event in totals.facts.findings(self.status)],
             alerts=[alert_facts(event) for event in alerts[-ALERTS_SHOWN:]],
             alerts_total=len(alerts) + totals.omitted["alerts"],
             ranks=ranks,
@@ -185,7 +196,7 @@ class LiveRun:
             rank=rank,
             run=self.run.id,
             status=self.status,
-            step=self._totals.last_step,
+            step=self._totals.facts.last_step,
             memory=next((one for one in memory[::-1] if one.name != TREE), None),
             alerts=len(self._totals.alerts),
         )
@@ -198,9 +209,9 @@ class LiveRun:
     def _one(self, name: str) -> LiveMemory:
         kind, limit = name, self._host_limit
         if name not in (HOST_RSS, TREE):
-            device = self._totals.devices.get(name)
+            device = self._totals.facts.devices.get(name)
             kind, limit = name + ALLOCATED, None if device is None else device.capacity
-        peak = self._totals.peaks.summary().get(kind, UNKNOWN)
+        peak = self._totals.facts.peaks.of(kind, UNKNOWN)
         history = self._histories.get(name)
         return LiveMemory(
             name=name,

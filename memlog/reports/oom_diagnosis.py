@@ -8,8 +8,13 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.events import Sample
+from memlog.events import RESERVED, Finding, Sample, readings
+from memlog.facts.oom_cause import Background, DeviceLevel, cause_of
+from memlog.facts.oom_room import Cause
+from memlog.findings import ranked
 from memlog.reports.final_state import FinalState
+from memlog.reports.growth_causes import GrowthCauses
+from memlog.reports.levels import levels
 
 _NEAR = 0.9
 """If the run holds at least this share of the container's limit, the limit counts as nearly reached."""
@@ -41,6 +46,42 @@ class OutOfMemoryLikelihood(NamedTuple):
         return self.level != "none"
 
 
+def cause(state: FinalState, growth: GrowthCauses) -> Cause | None:
+    """Return the cause of the failed allocation that ended a run; ``None`` if it is unknown."""
+    failure = state.failure
+    return None if failure is None else cause_of(failure, background(state, growth))
+
+
+def background(state: FinalState, growth: GrowthCauses) -> Background:
+    """Return the memory of the failed device before the failure."""
+    failed_after = None if state.failure is None else state.failure.step
+    series = [
+        each for each in levels(state) if failed_after is not None and each.step <= failed_after
+    ]
+    kept = growth.growth if growth.keeps else None
+    return Background(
+        level=series[-1].level if series else None,
+        grown=None if kept is None else kept.size,
+        steps=0 if kept is None else kept.steps,
+        finding=_of_kept_memory(state),
+        others=list(_other_devices(state)),
+    )
+
+
+def _of_kept_memory(state: FinalState) -> Finding | None:
+    """Return the most important finding about memory that the program keeps; ``None`` if there is none."""
+    return next((each for each in ranked(state.findings) if each.kind.startswith("kept")), None)
+
+
+def _other_devices(state: FinalState) -> Iterator[DeviceLevel]:
+    failed = None if state.failure is None else state.failure.device
+    for each in readings(state.steps[-1]) if state.steps else ():
+        if each.name.endswith(RESERVED) and each.owner != failed and each.level is not None:
+            device = state.devices.get(each.owner)
+            if device is not None and device.capacity:
+                yield DeviceLevel(each.owner, each.level, device.capacity)
+
+
 def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
     failure = state.failure
     if failure is not None and failure.signal is None:
@@ -51,7 +92,11 @@ def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
             "Workers pass batches through shared memory (`/dev/shm`). If it is full, the kernel ends a "
             "process that writes there with this signal. That is the likely cause.",
         )
-    if witness.oom_kills:
+    # The ranks of a training can share a control group. The kernel kills by SIGKILL only.
+    may_be_killed = state.exit is None or (
+        state.exit.signal in (None, "SIGKILL") and not state.exit.code
+    )
+    if witness.oom_kills and may_be_killed:
         processes = "a process" if witness.oom_kills == 1 else f"{witness.oom_kills} processes"
         return OutOfMemoryLikelihood(
             "likely",
@@ -87,7 +132,9 @@ def _short(sample: Sample) -> str | None:
 
 def _nothing(state: FinalState, witness: Witness) -> Iterator[str]:
     sample = state.last_sample
-    if sample is None and witness.oom_kills is None:
+    if state.grew:
+        yield _rising(sample)
+    elif sample is None and witness.oom_kills is None:
         yield "Nothing points to memory as the cause, but memlog knows little about this run's end."
     elif sample is None or sample.available is None:
         yield "Nothing points to memory as the cause."
@@ -101,9 +148,21 @@ def _nothing(state: FinalState, witness: Witness) -> Iterator[str]:
     yield _kernel(witness)
 
 
+def _rising(sample: Sample | None) -> str:
+    if sample is None or sample.available is None:
+        return "Memory rose until the end. How much was free then is unknown, so memory may be the cause."
+    return (
+        "Memory rose until the end, but the last sample shows no shortage: the machine had "
+        f"{format_bytes(sample.available)} available. Samples are about a second apart: they do not show a "
+        "sudden jump after the last one."
+    )
+
+
 def _kernel(witness: Witness) -> str:
     if witness.oom_kills == 0:
         return "During the run the kernel killed no process of its control group because of memory."
+    if witness.oom_kills:
+        return "During the run the kernel killed another process of its control group because memory ran out."
     return (
         "It is unknown whether the kernel killed it because memory ran out: on that machine, "
         '`dmesg | grep -i "killed process"` shows that.'

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.events import PeakSource, Phase
-from memlog.reports.aggregates import UNKNOWN, peak_kind
+from memlog.events import Phase, main_readings
+from memlog.facts.peaks import UNKNOWN, Peak, peak_kind
 from memlog.reports.labels import MAX_LABELS
-from memlog.reports.schema import Peak, PhaseFacts, PhasePeak
+from memlog.reports.schema import PhaseFacts, PhasePeak
 
 
 class PhaseFold:
@@ -27,11 +27,12 @@ class PhaseFold:
             self.omitted += 1
             return
         self._by_label.setdefault(event.label, _Phases()).take(event)
-        for name, size, source in _peaks(event):
-            if size is not None and source == "exact":
-                made, known = _Maker(size, len(event.within), event.label), self._makers.get(name)
+        for each in main_readings(event):
+            if each.peak is not None and each.source == "exact":
+                made = _Maker(each.peak, len(event.within), event.label)
+                known = self._makers.get(each.owner)
                 if known is None or made[:2] > known[:2]:
-                    self._makers[name] = made
+                    self._makers[each.owner] = made
 
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
         """Return the facts about each label's phases, by label.
@@ -75,11 +76,12 @@ class _Phases:
         self._errors += event.error is not None
         self._duration_us += event.duration_us
         self.within = event.within
-        for name, size, source in _peaks(event):
+        for each in main_readings(event):
+            name, peak = each.owner, each.peak
             self._read[name] = max(event.highest.get(name, 0), self._read.get(name, 0))
             known = self._exact.get(name)
-            if source == "exact" and size is not None and (known is None or size > known[0]):
-                self._exact[name] = (size, event.step)
+            if each.source == "exact" and peak is not None and (known is None or peak > known[0]):
+                self._exact[name] = (peak, event.step)
 
     def facts(self, label: str, made: Mapping[str, str]) -> PhaseFacts:
         return PhaseFacts(
@@ -103,9 +105,3 @@ def known_peak(peak: PhasePeak) -> str:
     """Return the highest peak of a label's phases as text, with "at least" if it is only a lower bound."""
     size = format_bytes(peak.at_least_bytes)
     return size if peak.exact_bytes == peak.at_least_bytes else f"at least {size}"
-
-
-def _peaks(event: Phase) -> Iterator[tuple[str, int | None, PeakSource | None]]:
-    yield "host", event.rss_peak, event.rss_peak_source
-    for device in event.devices:
-        yield device.name, device.peak, device.peak_source

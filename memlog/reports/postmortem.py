@@ -6,22 +6,32 @@ writing process (`Witness`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, OutOfMemory, Trace
-from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
+from memlog.events import Batch, OutOfMemory, Reading, Trace, main_readings
+from memlog.facts.failure import title_with_cause
+from memlog.findings import after_step, evidence_and_remedy
+from memlog.reports.advice import Prediction, advice, in_a_step, needed, needed_far_more
+from memlog.reports.failure_figures import room, table
 from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.largest_step import of_the_end
-from memlog.reports.oom_diagnosis import OutOfMemoryLikelihood, Witness, suspect
+from memlog.reports.oom_diagnosis import (
+    OutOfMemoryLikelihood,
+    Witness,
+    background,
+    cause,
+    suspect,
+)
 from memlog.reports.rank_end import sentences_of_rank, title_of_rank
 from memlog.reports.step_ranking import held_more
-from memlog.reports.verdict import after_step, evidence_and_remedy, failure_title, ranked, sentence
 
+_SNAPSHOT = "out-of-memory."
+"""First part of the names of the files about the allocator's snapshot."""
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10
 _SHOWN_SHARE = 0.005
@@ -65,13 +75,20 @@ def report(
     if trace is not None and not telling:
         parts.append(("The newest traced step", lambda: _newest_trace(trace, state)))
     if suspicion.of_memory:
-        parts.append(("What would help", lambda: [_list(advice(state, growth, predicted))]))
+        parts.append(
+            (
+                "What would help",
+                lambda: [_list(advice(state, growth, predicted, cause(state, growth)))],
+            )
+        )
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
-    title = title_of_rank(state, _title(state, suspicion))
+    title = title_of_rank(state, _title(state, suspicion, growth))
     blocks = [f"# {title}"]
-    for finding in ranked(state.findings)[:1]:
-        blocks += [f"**{sentence(finding)}**", _list(evidence_and_remedy(finding))]
+    if state.verdict is not None:
+        blocks.append(f"**{state.verdict.text}**")
+        if state.verdict.finding is not None:
+            blocks.append(_list(evidence_and_remedy(state.verdict.finding)))
     for heading, write in parts:
         blocks += _part(heading, write, diagnostics)
     return Report(title, "\n\n".join(blocks) + "\n")
@@ -85,13 +102,13 @@ def _part(heading: str, write: Callable[[], Iterable[str]], diagnostics: Diagnos
     return [f"## {heading}", *written] if heading else written
 
 
-def _title(state: FinalState, suspicion: OutOfMemoryLikelihood) -> str:
+def _title(state: FinalState, suspicion: OutOfMemoryLikelihood, growth: GrowthCauses) -> str:
     failure, after = state.failure, after_step(state.last_step)
     if failure is not None and failure.signal is not None:
         likely = " because memory ran out" if suspicion.level == "likely" else ""
         return f"{failure.worker} was killed{likely} {after}"
     if failure is not None:
-        return failure_title(failure, state.last_step)
+        return title_with_cause(failure, state.last_step, background(state, growth))
     if suspicion.level == "likely":
         return f"Killed by the kernel because memory ran out {after}"
     scarce = ", with little memory left" if suspicion.level == "possible" else ""
@@ -123,6 +140,8 @@ def _failure(failure: OutOfMemory, *, failed_by_chance: bool) -> Iterator[str]:
             f"It happened in {failure.worker}, a separate process: its free memory and its limit are unknown."
         )
         return
+    if failure.line is not None and not (failure.layer or failure.phase):
+        yield f"{failure.line} made the request, outside the model's layers and the optimizer."
     if failure.layer or failure.phase:
         phase = _PHASES.get(failure.phase or "", "an unknown phase")
         if failed_by_chance:
@@ -131,40 +150,9 @@ def _failure(failure: OutOfMemory, *, failed_by_chance: bool) -> Iterator[str]:
                 "phase in which the earlier memory was allocated is unknown."
             )
         else:
-            yield f"It happened in {phase}, layer: {failure.layer or 'unknown'}."
-    yield from _room(failure)
-
-
-def _room(failure: OutOfMemory) -> Iterator[str]:
-    sizes = {
-        "requested": failure.requested,
-        "free": failure.free,
-        "in use": failure.allocated,
-        "limit": failure.limit,
-    }
-    if failure.reserved is not None:
-        sizes["held by the allocator"] = failure.reserved
-    yield _table(tuple(sizes), [tuple(format_bytes(size) for size in sizes.values())])
-    if failure.limited_by:
-        yield f"{_verdict(failure)}: {failure.limited_by}."
-    if failure.free_after is not None:
-        # A limit on the address space counts every reserved address, used or not.
-        of = "address space" if "address space" in (failure.limited_by or "") else "memory"
-        yield (
-            f"`free` and `in use` are those at the peak of the process's {of}. After the failed step's own "
-            f"memory was freed, {format_bytes(failure.free_after)} were free."
-        )
-
-
-def _verdict(failure: OutOfMemory) -> str:
-    if failure.requested is None:
-        return "The requested size is unknown. The tightest limit"
-    if had_room(failure):
-        return (
-            "The tightest limit that memlog knows had room for the request, so another limit must have "
-            "stopped it. The tightest known limit"
-        )
-    return "Limit"
+            by = "" if failure.line is None else f" The program was at {failure.line}."
+            yield f"It happened in {phase}, layer: {failure.layer or 'unknown'}.{by}"
+    yield from room(failure)
 
 
 def _unexpected_end(witness: Witness) -> str:
@@ -188,7 +176,12 @@ def _other_evidence() -> Iterator[str]:
 
 def _holders(state: FinalState) -> Iterator[str]:
     trace = state.trace
-    if trace is None and not state.steps:
+    if state.traced_device is not None and state.failure is not None:
+        yield (
+            f"No traced step shows the memory of {state.failure.device}: the traced steps are of "
+            f"{state.traced_device}, because memlog traces one device."
+        )
+    elif trace is None and not state.steps:
         yield "No step was complete, so the layers' shares are unknown."
     elif trace is None:
         yield (
@@ -242,11 +235,11 @@ def _shares(trace: Trace) -> Iterator[str]:
     held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
     layers = ((layer.path, layer.at_peak or 0) for layer in trace.layers[:_SHOWN_LAYERS])
     lines = ((f"`{one.line}`", one.at_peak) for one in trace.lines)
-    yield _table(("what", "bytes", "share"), _parts(held, total))
+    yield table(("what", "bytes", "share"), _parts(held, total))
     for heading, sizes in (("layer", layers), ("line outside all modules", lines)):
         rows = _parts(sizes, total)
         if rows:
-            yield _table((heading, "held at the peak", "share"), rows)
+            yield table((heading, "held at the peak", "share"), rows)
 
 
 def _parts(sizes: Iterable[tuple[str, int]], total: int) -> list[tuple[str, str, str]]:
@@ -259,12 +252,18 @@ def _parts(sizes: Iterable[tuple[str, int]], total: int) -> list[tuple[str, str,
 
 
 def _files(state: FinalState) -> Iterator[str]:
-    if state.files:
-        shown = state.files[-1]
-        names = " and ".join(f"`{name}`" for name in state.files)
+    snapshots = [name for name in state.files if name.startswith(_SNAPSHOT)]
+    # The flame graphs are of the traced device, the snapshot is of the failed one.
+    files = snapshots if state.traced_device is not None else state.files
+    if files:
+        shown = (snapshots or files)[-1]
+        names = " and ".join(f"`{name}`" for name in files)
+        command = f"`{state.open_command}` shows"
+        if state.traced_device is not None:
+            command = "`memlog open` with the file's path shows"
         yield (
-            f"More is in {names}, beside this report in the run's folder: `{state.open_command}` shows a "
-            "flame graph. On another machine, `memlog pull ID --backend mlflow -o out` downloads the run's "
+            f"More is in {names}, beside this report in the run's folder: {command} a flame graph. "
+            "On another machine, `memlog pull ID --backend mlflow -o out` downloads the run's "
             "files from the tracker (ID is the run's id there; for W&B `--backend wandb`), and "
             f"`memlog open out/{shown}` shows it."
         )
@@ -281,10 +280,14 @@ def _last_steps(state: FinalState) -> Iterator[str]:
         )
     steps = state.steps[-_SHOWN_STEPS:]
     if steps:
-        devices = (f"{device.name} in use, peak" for device in steps[-1].devices)
-        peaks = any(step.rss_peak_source == "exact" for step in steps)
+        rows = [main_readings(step) for step in steps]
+        peaks = any(host.source == "exact" for host, *_ in rows)
         process = "process (RSS), peak" if peaks else "process (RSS)"
-        yield _table(("step", process, *devices), [_row(step, peaks) for step in steps])
+        devices = (f"{each.owner} in use, peak" for each in rows[-1][1:])
+        yield table(
+            ("step", process, *devices),
+            [(str(step.step), *_row(row, peaks)) for step, row in zip(steps, rows, strict=True)],
+        )
 
 
 def _trend(state: FinalState) -> str:
@@ -301,8 +304,8 @@ def _trend(state: FinalState) -> str:
 
 def _levels(step: Batch) -> dict[str, int | None]:
     return {
-        "the process's memory": step.rss,
-        **{device.name: device.allocated for device in step.devices},
+        "the process's memory" if each.device is None else each.owner: each.level
+        for each in main_readings(step)
     }
 
 
@@ -320,25 +323,17 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
     return f"In the last {count} steps {name} {how}{since}."
 
 
-def _row(step: Batch, peaks: bool) -> tuple[str, ...]:
-    devices = (
-        f"{format_bytes(device.allocated)}, {format_bytes(device.peak)}" for device in step.devices
-    )
-    process = f"{format_bytes(step.rss)}, {_peak(step)}" if peaks else format_bytes(step.rss)
-    return (str(step.step), process, *devices)
+def _row(readings: Sequence[Reading], peaks: bool) -> Iterator[str]:
+    host, *devices = readings
+    yield f"{format_bytes(host.level)}, {_peak(host)}" if peaks else format_bytes(host.level)
+    for each in devices:
+        yield f"{format_bytes(each.level)}, {format_bytes(each.peak)}"
 
 
-def _peak(step: Batch) -> str:
+def _peak(host: Reading) -> str:
     """Format the process's peak in a step, with "at most" if only an upper bound is known."""
-    bound = {"exact": "", "watermark": "at most "}.get(step.rss_peak_source or "")
-    return "unknown" if bound is None else f"{bound}{format_bytes(step.rss_peak)}"
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a Markdown table. The caller must separate it by blank lines from the text around it."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join(lines)
+    bound = {"exact": "", "watermark": "at most "}.get(host.source or "")
+    return "unknown" if bound is None else f"{bound}{format_bytes(host.peak)}"
 
 
 def _list(lines: Iterable[str]) -> str:

@@ -6,17 +6,16 @@ A metric has the unit that its name contains. Times are ISO 8601 in UTC.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 
 from memlog.events import PeakSource
+from memlog.facts.peaks import Peak
+from memlog.facts.run_fold import RunStatus
 from memlog.sink import Axis
 
 SCHEMA = 1
-
-RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
-"""Status of a run: how it ended, or ``running``."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,17 +51,6 @@ class MetricSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Value at ``last_index``."""
     min: float
     max: float
-
-
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest value of one kind of memory over the run."""
-
-    bytes: int | None
-    source: PeakSource | None
-    step: int | None
-    """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
-    evaluation: int | None
-    """Number of the evaluation (call of a loss function) at which the peak was read; ``None``: none."""
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +100,8 @@ class FindingFacts(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str | None
     step: int | None
     """Step after which memlog found the cause."""
+    rank: int | None = None
+    """Other rank in which it was found; ``None``: in this run."""
 
 
 class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +122,9 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     worst_peak_bytes: int | None
     worst_exact: bool | None
     """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
+    worst_device: str | None
+    """Device of which the worst step's memory was traced: ``host``, or its name as in metric names; ``None``
+    in a run of an older memlog, or if no step was traced."""
     cost_ms: float | None
     """Milliseconds that tracing added to all traced steps, without ``set_up_ms``; ``None``: unknown."""
     set_up_ms: float | None
@@ -148,7 +141,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest known step that raised the run's peak. While the run goes on, rises below 5 % do not count."""
+    """Step that made the run's peak. While the run goes on, rises below 5 % do not count."""
 
     step: int
     device: str
@@ -276,12 +269,23 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
         return f"{per_step}{self.overhead_ms_total:,.1f} ms in all"
 
 
+class FailedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Rank of the training that failed first, or the end of all ranks together."""
+
+    rank: int | None
+    """``None``: no rank is the cause, or it is unknown which one is."""
+    run: str | None
+    """Id of that rank's run; ``None`` if it is this run."""
+    others: str
+    """Remark on the other ranks."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     run: RunFacts
     status: RunStatus
     steps: int
-    """Number of the last step + 1; 0: there was no step."""
+    """Number of recorded steps. Steps without an event of their own (``every``) count, too."""
     metrics: dict[str, MetricSummary]
     peaks: dict[str, Peak]
     verdict: str
@@ -292,8 +296,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     largest_step: LargestStep | None
-    """Newest step that is known to have raised the peak, with its inputs. ``None``: unknown, or no inputs
-    were found among the program's variables."""
+    """Step that made the peak, with its inputs. ``None``: unknown, or no inputs were found among the
+    program's variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]
@@ -303,3 +307,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of missing alerts, artifacts, scopes, points and phases, by these names. Usually empty."""
     phases: dict[str, PhaseFacts] = {}
     """Phases by label; the first 200 labels."""
+    first_step: int | None = None
+    last_step: int | None = None
+    """Numbers of the first and of the last step; ``None``: there was no step."""
+    outcome: Literal["finding", "steady", "unsure", "too few steps"] | None = None
+    """Kind of the verdict."""
+    host_limit_bytes: int | None = None
+    """Bytes that the training's processes may use together; ``None``: unknown."""
+    cgroup_limit_bytes: int | None = None
+    """Limit of the training's control group; ``None``: there is none, or it is unknown."""
+    failed_rank: FailedRank | None = None
+    """Rank that failed first. ``None`` if the training did not fail, or the run is not the lowest rank's."""
+    survived_failures: int = 0
+    """Number of failed allocations after which a step was completed, such as with a smaller batch."""
+    survived_first_step: int | None = None
+    survived_last_step: int | None = None
+    """First and last step that was completed after such a failure; ``None``: there was none."""
+
+    @property
+    def names(self) -> list[str]:
+        """Name passed to ``init``, followed by the names that the run has in trackers."""
+        tracked = [run.name for one in self.health.delivered.values() for run in one.runs]
+        return [name for name in dict.fromkeys([self.run.name, *tracked]) if name]

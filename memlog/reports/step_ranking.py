@@ -8,11 +8,20 @@ from typing import NamedTuple
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, Event, OutOfMemory, StepInputs, Trace
+from memlog.events import (
+    Batch,
+    Event,
+    OutOfMemory,
+    Reading,
+    StepInputs,
+    Trace,
+    main_reading,
+    main_readings,
+)
 from memlog.journal import RunDirectory
 from memlog.reports.final_state import FinalState
 from memlog.reports.largest_step import shapes
-from memlog.reports.levels import failing_peak, reading
+from memlog.reports.levels import failing_peak
 from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
@@ -91,9 +100,8 @@ class RankingFold:
         """Add an event, in the journal's order."""
         if isinstance(event, Batch):
             self._last = event
-            self._take_level("host", _level(event, "host"))
-            for device in event.devices:
-                self._take_level(device.name, _level(event, device.name))
+            for each in main_readings(event):
+                self._take_level(each.owner, _bounds(event.step, each))
             self._note(event)
         elif isinstance(event, Trace):
             self.traced.add(event.step)
@@ -254,8 +262,12 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
 
 def _level(batch: Batch, device: str) -> _Level | None:
     """Return bounds on a step's peak. A peak counter that did not rise in the step is only an upper bound."""
-    found = reading(batch, device)
-    if found is None:
+    found = main_reading(batch, device)
+    return None if found is None else _bounds(batch.step, found)
+
+
+def _bounds(step: int, found: Reading) -> _Level | None:
+    if found.level is None:
         return None
-    now, most = found.level, max(found.level, found.peak or 0)
-    return _Level(batch.step, now if found.source == "watermark" else most, most)
+    most = max(found.level, found.peak or 0)
+    return _Level(step, found.level if found.source == "watermark" else most, most)

@@ -13,7 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
-from memlog.events import Alert, Artifact, Finding, StepInputs
+from memlog.events import Alert, Artifact, End, Finding, StepInputs
+from memlog.facts.verdict import verdict
 from memlog.journal import Binding, JournalFile, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState, all_states
@@ -23,6 +24,7 @@ from memlog.reports.schema import (
     ArtifactFacts,
     Delivery,
     DeviceFacts,
+    FailedRank,
     FindingFacts,
     Forecast,
     HealthFacts,
@@ -39,17 +41,23 @@ from memlog.sink import LOCAL
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NOTHING_YET = Delivery(points=0, stage="waiting", problem=None, runs=[])
 
+_COUNTED_BY_THE_WRITER = ("journal_write", "journal_gone", "journal_queue_full")
+"""Reasons for missing events that the process which published the events has counted itself."""
+
 _T = TypeVar("_T")
 
 
-def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
+def summarize(run: RunDirectory, *, remember: bool = False, end: End | None = None) -> Summary:
     """Return the document of ``memlog show --json``. The run's journal is read once, in bounded memory.
 
     If ``remember`` is True, the summary of an ended run is cached. The cache makes a list of many runs fast.
+    ``end`` is the run's end, if the journal has none yet.
     """
     # Checked before reading: if the run ends in between, the journal has its end event when it is read.
     alive = run.is_alive()
-    summary = _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive)
+    summary = (
+        _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive, end=end)
+    )
     return _with_states(summary, all_states(run))
 
 
@@ -69,44 +77,53 @@ def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
     return summary
 
 
-def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
-    totals, files = Accumulator(), run.files()
+def _from_journal(run: RunDirectory, *, alive: bool, end: End | None = None) -> Summary:
+    totals, files = Accumulator(judge=run.end() is None), run.files()
     for file in files:
         for entry in file.read(complete=not alive):
             totals.take(file.process, entry)
-    return _of_totals(run, totals, files, alive=alive)
+    with totals.facts.ended(end):
+        return _of_totals(run, totals, files, alive=alive)
 
 
 def summary_of(
-    run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
+    run: RunDirectory,
+    totals: Accumulator,
+    files: Iterable[JournalFile],
+    *,
+    alive: bool,
+    end: End | None = None,
 ) -> Summary:
     """Return the summary of a run from ``totals``, the aggregates of all events in ``files``.
 
-    ``alive``: True if the training process was alive before the files were read.
+    ``alive``: True if the training process was alive before the files were read. ``end`` is the run's end, if
+    the journal has none yet.
     """
-    return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
+    with totals.facts.ended(end):
+        return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
 
 
 def _of_totals(
     run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
 ) -> Summary:
-    thinned = 0
+    thinned = missing = 0
     for file in files:
         totals.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
         thinned += file.thinned
         if file.thinned_undelivered:
             totals.dropped["journal_thinned"] += file.thinned_undelivered
-        if lost := totals.lost(file.process, sum(file.skipped.values()) + file.thinned):
-            totals.dropped["journal_lost"] += lost
-    status, peaks = totals.status(alive=alive), totals.peaks.summary()
+        missing += totals.lost(file.process, sum(file.skipped.values()) + file.thinned)
+    facts = totals.facts
+    status, peaks = facts.status(alive=alive), facts.peaks.summary()
+    judged, failed = verdict(facts, status), facts.rank_failure
     return Summary(
         run=_run(run, totals),
         status=status,
-        steps=totals.steps,
+        steps=facts.steps,
         metrics=totals.metrics.summary(),
         peaks=peaks,
-        verdict=totals.verdict.verdict(status, totals.last_step, peaks, totals.devices),
-        findings=[finding_facts(event) for event in totals.verdict.findings],
+        verdict=judged.text,
+        findings=[finding_facts(event) for event in facts.findings(status)],
         # The helper process's alerts are read after all of the trainer's.
         alerts=[alert_facts(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
         artifacts=[_artifact(event) for event in totals.artifacts],
@@ -114,9 +131,20 @@ def _of_totals(
         largest_step=_largest_step(totals.largest_step),
         scopes=totals.labels.scopes(),
         points=totals.labels.points(),
-        health=_health(totals, thinned),
+        health=_health(totals, thinned, missing),
         omitted=_omitted(totals),
         phases=totals.phases.facts(peaks),
+        first_step=facts.first_step,
+        last_step=facts.last_step,
+        outcome=judged.outcome,
+        host_limit_bytes=facts.host_limit,
+        cgroup_limit_bytes=facts.cgroup_limit,
+        failed_rank=None
+        if failed is None
+        else FailedRank(rank=failed.rank, run=failed.run, others=failed.text),
+        survived_failures=totals.survived.total(),
+        survived_first_step=min(totals.survived, default=None),
+        survived_last_step=max(totals.survived, default=None),
     )
 
 
@@ -160,8 +188,8 @@ def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: b
 def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
     header = run.trainer()
     begun_us = header.begun_us if header else None
-    ended_us = totals.end.time_us if totals.end else None
-    until_us = totals.newest_us if ended_us is None else ended_us
+    ended_us = totals.facts.end.time_us if totals.facts.end else None
+    until_us = totals.last_us if ended_us is None else ended_us
     begin = totals.begin
     return RunFacts(
         id=run.id,
@@ -177,7 +205,7 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         backends=list(begin.backends) if begin else [],
         devices={
             name: DeviceFacts(product=event.product, capacity_bytes=event.capacity)
-            for name, event in sorted(totals.devices.items())
+            for name, event in sorted(totals.facts.devices.items())
         },
         parameters=_sorted(totals.parameters),
     )
@@ -213,6 +241,7 @@ def finding_facts(event: Finding) -> FindingFacts:
         confidence=event.confidence,
         remedy=event.remedy,
         step=event.step,
+        rank=event.rank,
     )
 
 
@@ -227,13 +256,14 @@ def _artifact(event: Artifact) -> ArtifactFacts:
 
 
 def _traced(totals: Accumulator) -> TracedFacts:
-    fold = totals.traces
+    fold = totals.facts.traces
     worst, health = fold.worst, [event for event, _ in totals.health.values() if fold.steps]
     return TracedFacts(
         steps=fold.steps,
         worst_step=worst.step if worst else None,
         worst_peak_bytes=worst.peak if worst else None,
         worst_exact=worst.exact if worst else None,
+        worst_device=worst.device if worst else None,
         cost_ms=sum(event.tracing_ms for event in health) if health else None,
         set_up_ms=sum(event.tracing_set_up_ms for event in health) if health else None,
     )
@@ -254,7 +284,7 @@ def _largest_step(event: StepInputs | None) -> LargestStep | None:
     )
 
 
-def _health(totals: Accumulator, thinned: int) -> HealthFacts:
+def _health(totals: Accumulator, thinned: int, missing: int) -> HealthFacts:
     newest = [event for event, _ in totals.health.values()]
     dropped, faults = totals.dropped.copy(), Counter[str]()
     unjudged: dict[str, str] = {}
@@ -262,6 +292,9 @@ def _health(totals: Accumulator, thinned: int) -> HealthFacts:
         dropped.update(event.dropped)
         faults.update(event.faults)
         unjudged.update(event.unjudged)
+    missing -= sum(dropped[reason] for reason in _COUNTED_BY_THE_WRITER)
+    if missing > 0:
+        dropped["journal_lost"] += missing
     per_step, total = _overhead(totals)
     return HealthFacts(
         published=totals.published + thinned,

@@ -20,7 +20,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """Version of memlog that made the summary."""
     sizes: dict[str, int]
-    """Bytes of each of the journal's files, by name. Any change of the journal changes a size."""
+    """Bytes of the journal of each process, by its name. Any change of the journal changes a size."""
     summary: Summary
 
 
@@ -29,7 +29,7 @@ class SummaryCache:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._sizes = {path.name: path.lstat().st_size for path in run.path.glob("*.jsonl")}
+        self._sizes = {file.process: file.size for file in run.files()}
 
     def load(self, *, alive: bool) -> Summary | None:
         """Return the cached summary; ``None`` if there is none, or if the cached one is outdated."""

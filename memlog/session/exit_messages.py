@@ -1,4 +1,4 @@
-"""Messages printed when a run ends: verdict or peak, how to view the run, and what is not delivered."""
+"""Messages printed when a run ends: verdict, how to view the run, and what is not delivered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from memlog._internal import distributed
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
+from memlog.events import POSTMORTEM_FILE
+from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState, read_states
 from memlog.journal.run_names import tracker_runs
@@ -14,7 +16,6 @@ from memlog.session.run_messages import described
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
-    from memlog.session.peak_watch import PeakWatch
 
 _PRINT_AFTER = 1.0
 """Seconds after which ``finish`` prints that it waits for delivery."""
@@ -62,38 +63,23 @@ class Waiting:
 
 
 def print_end(
-    run: RunDirectory,
-    verdict: str | None,
-    peaks: PeakWatch,
-    host_limit: int | None,
-    *,
-    failed: bool,
-    silent: bool,
+    run: RunDirectory, verdict: RunVerdict | None, *, has_data: bool, silent: bool
 ) -> None:
-    """Print the last lines: the verdict or the peak, and how to view the run.
+    """Print the last lines: the verdict, what to do, and how to view the run.
 
-    This function also runs while the interpreter exits. If Ctrl-C ended the program, an import at this time
-    can make the exit code wrong, for example the import of a module that defines a named tuple. So this
-    function imports a module only if memory ran out.
-
-    ``verdict`` is the most important finding. It is printed even if ``silent``. ``host_limit`` is the number
-    of bytes that the process may use; ``None``: unknown.
+    ``verdict`` is ``None`` if it is unknown. If ``silent``, it is printed if it is a finding, and nothing
+    else is. ``has_data``: True if the run has steps or other events.
     """
-    failure = peaks.failure if failed else None
-    if silent:
-        position = distributed.rank_position()
+    found = None if verdict is None else verdict.finding
+    if verdict is not None and (has_data if not silent else found is not None):
+        position = distributed.rank_position() if silent else None
         of = "" if position is None else f"rank {position.rank}: "
-        lines = [verdict and f"{of}{verdict}"]
-    else:
-        first = verdict or peaks.sentence(host_limit)
-        if failure is not None:
-            from memlog.reports.verdict import failure_title  # noqa: PLC0415 - see above
-
-            rest = f". {first[0].upper()}{first[1:]}" if first else "."
-            first = f"{failure_title(failure, peaks.last_step)}{rest}"
-        lines = [first, *_links(run, has_data=first is not None)]
-    for line in filter(None, lines):
-        say(line)
+        say(f"{of}{verdict.text}")
+        if found is not None and found.remedy:
+            say(f"{of}what to do: {found.remedy}")
+    if not silent:
+        for line in _links(run, has_data=has_data):
+            say(line)
 
 
 def _links(run: RunDirectory, *, has_data: bool) -> list[str]:
@@ -122,7 +108,7 @@ def print_undelivered(
     ``waited``: seconds that the caller waited for delivery. ``linger``: seconds that the helper process
     continues to try.
     """
-    report = run.artifacts / "postmortem.md"
+    report = run.artifacts / POSTMORTEM_FILE
     if report.exists():
         say(f"how the run ended is explained in {report}")
     # If the run's folder no longer exists, nothing can be delivered.

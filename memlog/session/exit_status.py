@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
-from memlog.events import Status
+from memlog.events import LOST_CONNECTION, Status
+from memlog.oom.exit_calls import exiting
+
+_LOST_CONNECTION = re.compile(
+    r"Connection (?:closed|reset|refused)|Broken pipe|remote process exited|pair closure|ncclRemoteError"
+    r"|Timed out waiting \d+ms|collective operation timeout|communicator was aborted|Socket Timeout"
+    r"|failed to (?:recv|send)"
+)
+"""Messages of torch.distributed (gloo, NCCL, TCPStore) about another process that is gone."""
+
+
+def reason_of(status: Status, error: BaseException | None) -> str | None:
+    """Return `LOST_CONNECTION` or the exception's type for a failed run; ``None`` for other ends.
+
+    The exception's message is left out, because it may contain the user's data.
+    """
+    if status != "failed" or error is None:
+        return None
+    # torch.distributed raises RuntimeError and classes derived from it.
+    if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)):
+        return LOST_CONNECTION
+    return type(error).__name__
 
 
 def status_of(error: BaseException | None) -> Status:
@@ -19,10 +41,14 @@ def error_at_exit() -> BaseException | None:
     """Return the exception that ended a script that never called ``finish``.
 
     Errors in an interactive shell do not count. At exit, Python does not report ``sys.exit(1)``. A script
-    that ends with ``sys.exit(1)`` therefore counts as finished. If this ``SystemExit`` leaves a session's
-    ``with`` block, the script counts as failed.
+    that ends with ``sys.exit(1)`` therefore counts as finished. The script counts as failed if this
+    ``SystemExit`` leaves a session's ``with`` block, or if an allocation on a device has failed since the
+    last complete step (`memlog.oom.exit_calls`).
     """
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    if hasattr(sys, "ps1"):
+        return None
+    error: BaseException | None = getattr(sys, "last_value", None)
+    return exiting() if error is None else error
 
 
 def is_a_child_of_multiprocessing() -> bool:

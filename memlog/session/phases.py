@@ -10,7 +10,7 @@ import msgspec
 
 from memlog._internal import current_session
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, DeviceReading, Event, Phase, now_us
+from memlog.events import Batch, Event, Phase, main_readings, now_us
 from memlog.monitors._readings import MAX_LABEL, host
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.peaks import PeakWindow
@@ -32,22 +32,13 @@ class PhaseReader:
 
         The reading ends one period of peak measurement and begins the next.
         """
-        rss, mark = host().figures()
+        rss, mark, *_ = host().read()
         peak, source = self._window.advance(rss, mark)
         devices = self._accelerators.read()
-        phase.saw(rss, devices)
         duration_us = (time.perf_counter_ns() - phase.begun_ns) // 1000
-        return Phase(
-            now_us(),
-            phase.label,
-            phase.within,
-            duration_us,
-            rss,
-            peak,
-            source,
-            devices,
-            phase.highest,
-        )
+        event = Phase(now_us(), phase.label, phase.within, duration_us, rss, peak, source, devices)
+        phase.saw(event)
+        return msgspec.structs.replace(event, highest=phase.highest)
 
 
 class OpenPhase:
@@ -63,11 +54,11 @@ class OpenPhase:
         self.highest: dict[str, int] = {}
         self.begun_ns = time.perf_counter_ns()
 
-    def saw(self, rss: int | None, devices: tuple[DeviceReading, ...]) -> None:
-        """Update ``highest`` with a reading of memory in use."""
-        for name, size in (("host", rss), *((each.name, each.allocated) for each in devices)):
-            if size is not None:
-                self.highest[name] = max(size, self.highest.get(name, 0))
+    def saw(self, event: Batch | Phase) -> None:
+        """Update ``highest`` with the memory in use when the event was made."""
+        for each in main_readings(event):
+            if each.level is not None:
+                self.highest[each.owner] = max(each.level, self.highest.get(each.owner, 0))
 
 
 class Phases:
@@ -116,7 +107,7 @@ class Phases:
         if self._open and isinstance(event, Batch):
             for stack in list(self._open.values()):
                 for phase in stack:
-                    phase.saw(event.rss, event.devices)
+                    phase.saw(event)
 
     def _end_from(self, thread: int, depth: int, error: str | None) -> None:
         stack = self._open[thread]
@@ -126,7 +117,7 @@ class Phases:
             with self._diagnostics.contained("ending a phase"):
                 event = reader.read(phase)
                 for outer in stack:
-                    outer.saw(event.rss, event.devices)
+                    outer.saw(event)
                 self._publish(msgspec.structs.replace(event, error=error))
         if not stack:
             del self._open[thread]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.settling import Settling, settled_until
 from memlog.events import (
     End,
     Epoch,
     Evaluation,
     Event,
     Health,
+    OutOfMemory,
     Phase,
     Recorded,
     Scope,
@@ -24,6 +27,7 @@ from memlog.events import (
 )
 from memlog.journal.artifacts import Names, keep, not_kept, renamed
 from memlog.session.exit_messages import print_end, print_lost_events
+from memlog.session.exit_status import reason_of, status_of
 from memlog.session.labels import Labels
 from memlog.session.recording_parts import AlertCallback, RecordingParts
 from memlog.settings import Settings
@@ -50,8 +54,12 @@ class Recording(RecordingParts):
         self._labels = Labels(diagnostics)
         self._names = Names()
         self._published = False
+        self._told_error: tuple[int, int | None] | None = None
         self._reserve: bytearray | None = bytearray(_RESERVE)
-        super().__init__(settings, diagnostics, sinks, model, self.publish, on_alert, on_in_process)
+        connections = self.publish, on_alert, on_in_process, self.settle
+        super().__init__(settings, diagnostics, sinks, model, *connections)
+        self._ran_out = False
+        self._bus.subscribe(self._note_failure, OutOfMemory)
 
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, unless this process is a fork of the one that began the session."""
@@ -65,6 +73,9 @@ class Recording(RecordingParts):
                 event = self._labels.with_step(event, self.batches.last_or_first_step)
             self._published = True
             self._bus.publish(event)
+            reader = self._requests.reader
+            if reader is not None and reader.pending:
+                self._requests.take()
             self._check_helper_if_due(time.perf_counter_ns())
 
     def snapshot(self) -> None:
@@ -110,44 +121,96 @@ class Recording(RecordingParts):
         """
         if fork.generation != self.generation:
             return  # a forked copy: the run belongs to the parent process
-        end, health = self._close(status, error)
+        end, health = self._close(status, error, timeout)
         self._closed = True
-        self._delivery.finish(end, health, timeout)
-        verdict = self._growth.verdict(self.run)
-        with self._diagnostics.contained("printing the last lines"):
-            print_end(
-                self.run,
-                verdict,
-                self._peaks,
-                self._growth.host_limit,
-                failed=status != "finished",
-                silent=self._messages.is_silent,
-            )
+        try:
+            self._delivery.finish(end, health, timeout)
+            with self._diagnostics.contained("printing the last lines"):
+                self._print_end(end, timeout)
+        finally:
+            self._requests.close()
 
-    def _close(self, status: Status, error: BaseException | None) -> tuple[End, Health]:
+    def _note_failure(self, _event: Event) -> None:
+        self._ran_out = True
+
+    def _print_end(self, end: End, timeout: float) -> None:
+        stepped = self.batches.last_step is not None
+        has_data = stepped or self._published or self._ran_out
+        silent, verdict = self._messages.is_silent, None
+        if self.run.path.exists() and (self._requests.has_found if silent else has_data):
+            verdict = self._requests.verdict(self.run, end, self._delivery.answers_within(timeout))
+        print_end(self.run, verdict, has_data=has_data, silent=silent)
+
+    def settle(self, backend: str, run_id: str, status: Status) -> Settling | None:
+        """Settle the verdict on the steps so far, because a user's run in a tracker begins to end.
+
+        Never raises. The session goes on, and judges again if more steps follow. ``run_id`` is the tracker's
+        id of the run. ``status`` is how the tracker ends it. An exception that is being raised counts more.
+
+        Return the helper process's part of the work, for which the caller can wait. Return ``None`` if the
+        verdict can't be settled, because later events belong to another run, or memlog's run has ended.
+        """
+        if (
+            self._closed
+            or fork.generation != self.generation
+            or not self.runs.is_newest(backend, run_id)
+        ):
+            return None
+        error, last_step = sys.exc_info()[1], self.batches.last_step
+        status = status if error is None else status_of(error)
+        settling: Settling | None = None
+        end, until = End(now_us(), status, reason_of(status, error)), settled_until()
+        with self._diagnostics.contained("settling the verdict"):
+            self.runs.note_names()
+            self._inputs.finish(last_step)
+            if error is not None:
+                self._tell_of_error(error)
+            self._requests.settle(until, self._delivery.ask_to_judge)
+            self.batches.health.publish(last_step, {})
+            settling = self._delivery.settle(backend, run_id, end, until)
+        return settling  # noqa: RET504 - it stays None after an error
+
+    def _tell_of_error(self, error: BaseException | None) -> None:
+        """Publish the failed allocation that ended a run, if one did. Publish it once for each error."""
+        known = (id(error), self.batches.last_step)
+        if known != self._told_error:
+            self._told_error = known
+            self._allocator.run_ended(error)
+
+    def _close(
+        self, status: Status, error: BaseException | None, timeout: float
+    ) -> tuple[End, Health]:
         """Stop every part, and return the run's last events."""
         self._reserve = None
         contained = self._diagnostics.contained
         with contained("removing the optimizer hooks"):
             self._autolog.remove()
         self._allocator.stop()
+        self.runs.watch_no_ends()
         if self._scheduler is not None:
             with contained("ending the tracing of steps"):
                 self._scheduler.finish(failed=status != "finished")
-        self._growth.finish(self.batches.last_step)
-        self._allocator.run_ended(error)
-        self.phases.end_all()
+        self._inputs.finish(self.batches.last_step)
+        self._tell_of_error(error)
+        if self._phases is not None:
+            self._phases.end_all()
+        self._requests.finish(
+            self.batches.last_step, timeout, self._delivery.ask_to_judge, self.run
+        )
         with contained("looking for the ranks' lowest one"):
             stepped = self.batches.last_step is not None
             if self._delivery.lead_if_lowest(self._rank, has_stepped=stepped, is_final=True):
                 self.runs.join_new_runs(self.batches.next_step)
-        health, end = self._publish_summary(status), End(now_us(), status)
+        self.runs.note_names()
+        health = self._publish_summary(status)
+        end = End(now_us(), status, reason_of(status, error))
         self._bus.publish(end)
         if self._rank.may_deliver:
             self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
         self.batches.host.close()
+        self.batches.requests = None
         print_lost_events(self.run, self._diagnostics)
         return end, health
 
@@ -173,8 +236,8 @@ class Recording(RecordingParts):
         with self._diagnostics.contained("publishing the run's health"):
             self._helper.look_at_last()
             unjudged: Mapping[str, str] = {}
-            if self._alert_judge is not None:
-                unjudged = self._alert_judge.print_unjudged_rules(self._helper.is_away)
+            if self._settings.alerts:
+                unjudged = self._requests.print_unjudged_rules(self._helper.is_away)
             health = self.batches.health.publish(self.batches.last_step, unjudged)
             if status == "finished" and not self._published:
                 self.batches.warn_if_no_steps()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,14 +16,14 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.events import Alert, Event, now_us
-from memlog.in_process.writer import InProcessWriter
+from memlog.delivery.settling import Settling
+from memlog.events import Alert, Batch, Device, Event, OutOfMemory, Status, now_us
+from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import JournalWriter, new_run
 from memlog.journal.delivery_state import UploadState
 from memlog.oom.observer import AllocatorWatch
-from memlog.session.growth_watch import GrowthWatch
-from memlog.session.peak_watch import PeakWatch
-from memlog.session.phases import Phases
+from memlog.probes.host_free import host_free
+from memlog.session.helper_requests import HelperRequests
 from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
 from memlog.session.run_messages import RunMessages
@@ -30,7 +31,9 @@ from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
 if TYPE_CHECKING:
-    from memlog.session.alert_judging import AlertJudge
+    from memlog.delivery.helper.alert_pipe import AlertListener
+    from memlog.in_process.writer import InProcessWriter
+    from memlog.session.phases import Phases
     from memlog.tracer.schedule.step_scheduler import StepScheduler
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
@@ -44,8 +47,9 @@ class RecordingParts:
 
     ``sinks`` holds only the sinks that the user passed as objects. memlog calls ``publish`` with each phase
     that has ended, ``on_alert`` with every alert, and ``on_in_process`` when it begins to write to a user's
-    run from this process. If ``generation`` differs from `memlog._internal.fork.generation`, this process is
-    a fork of the process that records.
+    run from this process. When a user's run begins to end, memlog calls ``settle`` with the backend's
+    name, the run's id and the status. If ``generation`` differs from
+    `memlog._internal.fork.generation`, this process is a fork of the process that records.
 
     Raises:
         MemlogError: See `init`.
@@ -60,15 +64,17 @@ class RecordingParts:
         publish: Callable[[Event], object],
         on_alert: AlertCallback | None,
         on_in_process: Callable[[], object],
+        settle: Callable[[str, str, Status], Settling | None],
     ) -> None:
+        self._settle = settle
         self.generation = fork.generation
         self._diagnostics = diagnostics
         self._rank = SessionRank(settings, diagnostics)
         self._settings = self._rank.settings
         self._on_alert = diagnostics.contained_callback("on_alert", on_alert)
-        self._helper_check_due = 0
-        self._peaks = PeakWatch()
-        self.phases = Phases(publish, diagnostics)
+        self._publish_phase = publish
+        self._phases: Phases | None = None
+        self._scheduler: StepScheduler | None = None
         with ExitStack() as undo:
             backends = backends_to_look_in(settings.backends)
             self._begin(backends, sinks, model, on_in_process, undo)
@@ -89,7 +95,6 @@ class RecordingParts:
         self._begin_alerts(undo)
         self._begin_delivery(backends, sinks, begun_us, undo)
         self._messages = RunMessages(self.run, self._rank, self._diagnostics)
-        self._bus.subscribe(self._peaks)
         self.runs = RunDetector(
             backends,
             self._journal,
@@ -100,7 +105,9 @@ class RecordingParts:
             self._messages.joined,
             lambda: self._rank.may_deliver,
             lambda name: UploadState.load(self.run, name).own_run is not None,
+            self._before_end,
         )
+        undo.callback(self.runs.watch_no_ends)
         self._bus.publish(run_event(self._settings, begun_us))
         self._begin_steps(model, undo)
         self._begin_watches(model, undo)
@@ -117,7 +124,7 @@ class RecordingParts:
         """Create the run's folder, its journal and the event bus. The journal subscribes first."""
         settings = self._settings
         self.run = new_run(Path(settings.directory))
-        undo.callback(shutil.rmtree, self.run.path, ignore_errors=True)
+        undo.callback(_remove, self.run.path)
         self._journal = JournalWriter(
             self.run.path,
             run=self.run.id,
@@ -133,27 +140,32 @@ class RecordingParts:
         self._bus.subscribe(self._journal.append)
 
     def _begin_alerts(self, undo: ExitStack) -> None:
-        """Begin to print batch lines if the settings ask for it. Begin to judge alert rules if any exist."""
+        """Begin to print batch lines if the settings ask for it, and to receive the helper's requests."""
         settings = self._settings
         self._console: Console | None = None
-        self._alert_judge: AlertJudge | None = None
         if settings.verbose_batches or settings.alerts:
             self._console = Console(settings.verbose_batches)
             with self._diagnostics.contained("printing"):
                 self._console.announce()
-            self._bus.subscribe(self._console)
-        if settings.alerts and self._console is not None:
-            from memlog.session.alert_judging import AlertJudge  # noqa: PLC0415 - only with alert rules
-
-            self._alert_judge = AlertJudge(
-                settings.alerts,
-                self._bus,
-                self._diagnostics,
-                self._console,
-                self._on_alert,
-                lambda: self.batches.host.rss_file,
-            )
-            undo.callback(self._alert_judge.close)
+            if settings.verbose_batches:
+                self._bus.subscribe(self._console, Batch)
+        self._requests = HelperRequests(
+            self._bus,
+            self._diagnostics,
+            settings.alerts,
+            self._console,
+            self._on_alert,
+            lambda: self._scheduler is not None and self._scheduler.busy,
+            lambda: self.batches.last_or_first_step,
+            layers=settings.layers,
+        )
+        undo.callback(self._requests.close)
+        self._listener: AlertListener | None = None
+        if settings.alerts:
+            with self._diagnostics.contained("listening for the helper process's alerts"):
+                self._listener = self._requests.listener()
+            if self._listener is not None:
+                undo.callback(self._listener.close)
 
     def _begin_delivery(
         self,
@@ -162,18 +174,25 @@ class RecordingParts:
         begun_us: int,
         undo: ExitStack,
     ) -> None:
-        self._writers = {
-            name: InProcessWriter(self.run, name, self._bus.subscribe, self._diagnostics)
-            for name, backend in backends.items()
-            if writes_in_process(backend)
-        }
+        self._writers: dict[str, InProcessWriter] = {}
+        for name, backend in backends.items():
+            if writes_in_process(backend):
+                # Imported here: most backends write from the helper process.
+                from memlog.in_process.writer import InProcessWriter  # noqa: PLC0415
+
+                self._writers[name] = InProcessWriter(
+                    self.run,
+                    name,
+                    self._bus.subscribe,
+                    self._diagnostics,
+                    partial(self._settle_written, name),
+                )
         self._delivery = RunDelivery(
             self.run, self._settings, self._journal, self._diagnostics, self._writers, sinks
         )
         self._helper = self._delivery.helper
         undo.callback(self._helper.abandon)
-        listener = None if self._alert_judge is None else self._alert_judge.listener
-        self._delivery.start_helper(begun_us, listener, self._rank)
+        self._delivery.start_helper(begun_us, self._listener, self._requests.reader, self._rank)
 
     def _begin_steps(self, model: Any, undo: ExitStack) -> None:
         self.batches = BatchRecorder(
@@ -186,20 +205,13 @@ class RecordingParts:
             self._rank.look_again,
         )
         self.batches.check_helper = self._check_helper_if_due
-        self.batches.after_step = self._after_step
+        self._follow_steps()
+        self._requests.searches.follow_steps = self._follow_steps
+        self.batches.requests = self._requests.reader
         undo.callback(self.batches.host.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
         """Watch memory growth, failed allocations and phases. Trace steps if the setting ``layers`` is on."""
-        self._scheduler: StepScheduler | None = None
-        self._growth = GrowthWatch(
-            self._bus,
-            self._diagnostics,
-            self._on_alert,
-            lambda: (self.batches.host.rss_anon, self.batches.host.rss_shared),
-            lambda: self._scheduler is not None and self._scheduler.busy,
-            layers=self._settings.layers,
-        )
         self._allocator = AllocatorWatch(
             self._bus.publish,
             lambda: self.batches.last_step,
@@ -207,12 +219,27 @@ class RecordingParts:
             self.run,
             lambda: self._scheduler is not None and self._scheduler.tracing,
         )
-        self._bus.subscribe(self._allocator)
+        self._inputs = self.batches.inputs = StepInputsWatch(
+            self._bus.publish, self._diagnostics, self._settings.every, _own_free
+        )
+        self._bus.subscribe(self._inputs.device_found, Device)
+        self._bus.subscribe(self._allocator, Device)
         undo.callback(self._allocator.stop)
-        self._bus.subscribe(self.phases.receive)
+        self._allocator.begin()
         if self._settings.layers:
             self._scheduler = self._begin_tracing(self._settings.budget, model)
             undo.callback(self._scheduler.finish)
+
+    def _settle_written(self, backend: str, run_id: str) -> Settling | None:
+        """Settle the verdict before a user's run ends, to which this process writes."""
+        return self._settle(backend, run_id, "finished")
+
+    def _before_end(self, backend: str, run_id: str, status: Status) -> None:
+        """Settle the verdict before a user's run ends, and wait until the tracker has it."""
+        with self._diagnostics.contained("settling the verdict"):
+            settling = self._settle(backend, run_id, status)
+            if settling is not None:
+                settling.wait()
 
     def abandon(self) -> None:
         """Stop every part and delete the run's folder, because `init` was interrupted before it returned."""
@@ -220,8 +247,8 @@ class RecordingParts:
 
     def _check_helper_if_due(self, now_ns: int) -> None:
         """Check about once a second whether the helper process has ended, because no event reports that."""
-        if now_ns >= self._helper_check_due:
-            self._helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
+        if now_ns >= self.batches.helper_check_due:
+            self.batches.helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
             with self._diagnostics.contained("checking the helper process"):
                 helper, process = self._helper, self._helper.current.process
                 ended = process is not None and not helper.is_away and process.poll() is not None
@@ -233,9 +260,26 @@ class RecordingParts:
 
     def _after_step(self, step: int) -> None:
         """Pass a step's end to the growth search and to the tracer. While the search runs, trace no step."""
-        self._growth.after_step(step)
+        if self._requests.follows_steps:
+            self._requests.after_step(step, self.batches.last)
         if self._scheduler is not None:
-            self._scheduler.after_step(step, may_trace=not self._growth.searching)
+            self._scheduler.after_step(step, may_trace=not self._requests.searches.searching)
+        elif not self._requests.follows_steps:
+            self.batches.after_step = None  # `_follow_steps` sets it again
+
+    @property
+    def phases(self) -> Phases:
+        """Phases of the program. Steps are read for them from the first phase on."""
+        if self._phases is None:
+            from memlog.session.phases import Phases  # noqa: PLC0415 - most programs mark no phases
+
+            self._phases = Phases(self._publish_phase, self._diagnostics)
+            self._bus.subscribe(self._phases.receive, Batch)
+        return self._phases
+
+    def _follow_steps(self) -> None:
+        """Call `_after_step` after each step, because a search or the tracing of steps has begun."""
+        self.batches.after_step = self._after_step
 
     def _begin_tracing(self, budget: float, model: Any) -> StepScheduler:
         from memlog.tracer.schedule.step_scheduler import StepScheduler  # noqa: PLC0415 - needed only for tracing
@@ -244,5 +288,18 @@ class RecordingParts:
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
         self._bus.subscribe(scheduler.larger_steps)
+        self._follow_steps()
+        self._bus.subscribe(scheduler.allocation_failed, OutOfMemory)
         self.batches.health.tracing_cost = scheduler.costs.seconds
         return scheduler
+
+
+def _own_free() -> int | None:
+    """Return the bytes that this process can still take; ``None`` if unknown."""
+    return host_free(os.getpid())
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # noqa: PLC0415 - takes 2 ms, and only a failed `init` needs it
+
+    shutil.rmtree(folder, ignore_errors=True)

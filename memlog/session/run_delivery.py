@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import Outcome
 from memlog.delivery.helper.node import HELD_WITHIN, hand_over, is_held
-from memlog.delivery.helper.protocol import Begin, Finish, Lead
+from memlog.delivery.helper.protocol import Begin, Finish, JudgeNow, Lead, Settle
+from memlog.delivery.helper.requests import RequestReader
 from memlog.delivery.helper.supervisor import SupervisedHelper
+from memlog.delivery.settling import Settling
 from memlog.events import End, Health
-from memlog.in_process.writer import InProcessWriter
 from memlog.journal import JournalWriter, RunDirectory
 from memlog.session.exit_messages import Waiting, print_undelivered
 from memlog.session.rank import SessionRank
@@ -24,10 +25,14 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL, Sink
 
 if TYPE_CHECKING:
+    from memlog.delivery.helper.alert_pipe import AlertListener
     from memlog.delivery.uploader.retrying_worker import UploadWorker
+    from memlog.in_process.writer import InProcessWriter
 
 _STARTED_WITHIN = 5.0
 """Maximum seconds that the end of a run waits for the start of its helper process."""
+_TOLD_WITHIN = 1.0
+"""Maximum seconds that the end of a run waits for the verdict of another rank's helper process."""
 
 
 class RunDelivery:
@@ -54,28 +59,54 @@ class RunDelivery:
         self.helper = SupervisedHelper(diagnostics)
         self._writers = in_process
         self.threads: list[UploadWorker] = []
+        self._settlings = 0
+        self.has_shared_helper = False
 
     def start_helper(
-        self, begun_us: int, listener: AlertListener | None, rank: SessionRank
+        self,
+        begun_us: int,
+        listener: AlertListener | None,
+        requests: RequestReader | None,
+        rank: SessionRank,
     ) -> None:
         """Start the helper process, or leave the run to the helper of another rank on this machine.
 
-        ``listener`` receives the helper's alerts; ``None``: the helper judges no rule.
+        ``listener`` receives alerts about what the helper samples; ``None``: no rule is about that.
         """
+        self.helper.requests = requests
         rank.begin(self._run, begun_us, self.helper.send)
         begin = Begin(
             str(self._run.path),
             begun_us,
             os.getpid(),
             self._settings,
+            requests_fd=None if requests is None else requests.descriptor,
             registration=rank.registration,
         )
+        self.has_shared_helper = rank.has_shared_helper
         if rank.has_shared_helper:
             with self._diagnostics.contained("leaving the run to another rank's helper process"):
                 hand_over(self._run, begin)
             self.helper.start_unless(lambda: is_held(self._run), HELD_WITHIN, begin, listener)
         else:
             self.helper.start(begin, listener)
+
+    def ask_to_judge(self) -> bool:
+        """Ask the helper process to judge the steps so far. Return False if none can judge them."""
+        helper = self.helper.current
+        if self.helper.is_away or (helper.process is not None and helper.has_ended_early):
+            return False
+        self.helper.current.send(JudgeNow())
+        return helper.process is not None or self.has_shared_helper
+
+    def answers_within(self, timeout: float) -> float:
+        """Return the maximum seconds to wait for the verdict of another rank's helper after `finish`.
+
+        The run's own helper has told its verdict before `finish` returns.
+        """
+        helper = self.helper.current
+        is_served = helper.has_handed_over or (self.has_shared_helper and helper.process is None)
+        return min(timeout, _TOLD_WITHIN) if is_served else 0.0
 
     def start_threads(self) -> None:
         if self._sinks:
@@ -113,6 +144,17 @@ class RunDelivery:
             raise
         self.print_undelivered(outcome, timeout)
 
+    def settle(self, backend: str, run_id: str, end: End, until: float) -> Settling:
+        """Let the helper process settle a user's run that begins to end. The caller waits for the result.
+
+        ``run_id`` is the tracker's id of the run. ``until``: see `Settling`.
+        """
+        self._settlings += 1
+        settling = Settling(self._run, self._settlings, end, until, partial(_is_gone, self.helper))
+        in_process = backend in self._writers
+        self.helper.send(Settle(self._settlings, backend, run_id, end, in_process))
+        return settling
+
     @property
     def _has_trackers(self) -> bool:
         return bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
@@ -140,3 +182,8 @@ class RunDelivery:
             if not self._has_trackers and (outcome == "dead" or not self.threads):
                 outcome = "delivered"  # no tracker lacks data
             print_undelivered(self._run, outcome, waited, self._settings.linger, self._diagnostics)
+
+
+def _is_gone(helper: SupervisedHelper) -> bool:
+    """Return True if no helper process of this run will handle a message now."""
+    return helper.is_away or helper.current.process is None or helper.current.has_ended

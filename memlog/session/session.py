@@ -259,13 +259,14 @@ def init(
         every: Number of steps from one batch event to the next.
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
             `memlog.alerts.rules` describes the grammar.
-        on_alert: Function called with each `memlog.events.Alert`. For alerts about the process or its
-            devices, memlog calls the function on the thread that ended the step. Alerts of ``host.tree`` and
-            ``host.available`` come from the helper process. For these alerts, memlog calls the function on a
-            separate thread. If the function raises an exception, even from ``sys.exit``, memlog counts the
-            exception and training continues. Ctrl-C during the call ends an ordinary loop as usual. If Ctrl-C
-            comes inside `watch_loss`, memlog prints a message and does not raise the interruption, because
-            some optimisers hang on an exception in their loss.
+        on_alert: Function called with each `memlog.events.Alert`. The helper process judges the rules. For
+            alerts about the process or its devices, memlog calls the function at one of the next steps, on
+            the thread that ended the step, or in ``finish``. For alerts of ``host.tree`` and
+            ``host.available``, memlog calls the function on a separate thread. If the function raises an
+            exception, even from ``sys.exit``, memlog counts the exception and training continues. Ctrl-C
+            during the call ends an ordinary loop as usual. If Ctrl-C comes inside `watch_loss`, memlog prints
+            a message and does not raise the interruption, because some optimisers hang on an exception in
+            their loss.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping. The keys are the fields of `memlog.settings.Settings`,
             ``backend``, ``dir``, or the keys of the monitors that memlog replaces
@@ -368,10 +369,22 @@ def _finish_at_exit() -> None:
             error = error_at_exit()
             with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait, and nothing is left to do
                 session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
+            if type(error) is KeyboardInterrupt:
+                _end_by_interrupt()
     finally:
         client = sys.modules.get("memlog.delivery.helper.client")
         if client is not None:
             client.let_go()
+
+
+def _end_by_interrupt() -> None:
+    """Let Python end this process by SIGINT again, as after any ``KeyboardInterrupt`` that nothing caught.
+
+    Python notes whether the last code compiled from text ended with this exception. Compiling more text, as
+    modules with dataclasses do when they are imported, makes Python exit with status 1.
+    """
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
 
 
 def _finish_first_at_exit() -> None:

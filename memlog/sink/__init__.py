@@ -15,6 +15,7 @@ from memlog.sink.protocols import (
     ArtifactStore,
     Backend,
     DescribingSink,
+    EndingBackend,
     JoinableBackend,
     Sink,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Backend",
     "Connection",
     "DescribingSink",
+    "EndingBackend",
     "Fold",
     "InProcessBackend",
     "InProcessRun",

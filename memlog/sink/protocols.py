@@ -80,7 +80,10 @@ class DescribingSink(Protocol):
     """
 
     def wants_description(self) -> bool:
-        """Return True if this sink (and not the user) opened the run, and the run has no description."""
+        """Return True if the run has no description, or one that this sink may replace.
+
+        A sink never replaces a text that the user has written or changed.
+        """
 
     def log_description(self, text: str) -> None:
         """Show a text about the run.
@@ -170,4 +173,17 @@ class JoinableBackend(Backend, Protocol):
             uri: Address of the tracker as its client expects it; ``None``: the address that the client uses
                 now.
             name: Display name; ``None``: unknown.
+        """
+
+
+@runtime_checkable
+class EndingBackend(Backend, Protocol):
+    """Backend that notices when the user's program ends a run, so that memlog settles the verdict first."""
+
+    def watch_ends(self, before: Callable[[str, Status], object]) -> Callable[[], object]:
+        """Call ``before`` each time the program is about to end a run. Return a function that stops this.
+
+        Args:
+            before: Function called on the program's thread with the tracker's id of the run, and how the run
+                ends. It does not raise.
         """

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memlog._internal.credential_scope import CredentialScope, secret_names
 from memlog._internal.diagnostics import warn
 from memlog.errors import MissingExtraError, UnknownBackendError
 from memlog.sink.protocols import Backend
@@ -14,6 +13,8 @@ from memlog.sink.records import LOCAL
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
+
+    from memlog._internal.credential_scope import CredentialScope
 
 ENTRY_POINT_GROUP = "memlog.sinks"
 
@@ -28,6 +29,9 @@ def home_of(backend: Backend) -> CredentialScope:
     if (own := getattr(backend, "home", None)) is not None:
         scope: CredentialScope = own()
         return scope
+    # Imported here: a training process does not need it.
+    from memlog._internal.credential_scope import CredentialScope, secret_names  # noqa: PLC0415
+
     connection = backend.connection()
     return CredentialScope(connection.uri, secret_names(connection.environment))
 

@@ -29,11 +29,15 @@ from memlog.trace.encoding import (
     RECOMPUTED,
     TEMPORARY,
     UNDECIDED,
+    WORKSPACE,
     StreamEvent,
 )
 
 PIECE = 8192
 """Number of events in a piece."""
+_OF_THE_ALLOCATOR = (WORKSPACE, OTHER)
+"""Categories of bytes that count for no layer if an ALLOC in the trace has them. torch makes a workspace in
+the first module that needs one, and keeps it for all others. OTHER is the end of an unsplit block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,14 +83,18 @@ class LayerPhase:
 
 
 class _Frame:
-    """A module that is running, or a sequence of operations outside all modules."""
+    """A module that is running, or a sequence of operations outside all modules.
 
-    def __init__(self, layer: int, phase: int, began_ns: int, live: int) -> None:
+    ``peak`` is the highest number of live bytes. ``own_peak`` and ``own_at_entry`` exclude the categories in
+    `_OF_THE_ALLOCATOR`.
+    """
+
+    def __init__(self, layer: int, phase: int, began_ns: int, live: int, own: int) -> None:
         self.layer = layer
         self.phase = phase
         self.began_ns = began_ns
-        self.live_at_entry = live
         self.peak = live
+        self.own_peak = self.own_at_entry = own
         self.storages: list[LiveStorage] = []
 
     def add(self, storage: LiveStorage) -> None:
@@ -96,18 +104,24 @@ class _Frame:
 
     def mark_activations(self) -> None:
         for storage in self.storages:
-            if storage.alive and storage.category == UNDECIDED:
+            undecided = storage.alive and storage.category == UNDECIDED
+            if undecided and storage.phase != BACKWARD:
                 storage.category = ACTIVATION
         self.storages = []
 
 
 class _Frames:
-    """The running modules of each thread. `Accountant` describes the attribute ``added``."""
+    """The running modules of each thread. `Accountant` describes the attribute ``added``.
+
+    Attributes:
+        of_no_layer: Live bytes of the categories in `_OF_THE_ALLOCATOR`, minus those at the trace's start.
+    """
 
     def __init__(
         self, rows: defaultdict[tuple[int, int], LayerPhase], layers_around: LayersAround
     ) -> None:
         self.added: dict[int, int] = {}
+        self.of_no_layer = 0
         self._rows = rows
         self._stacks: dict[int, list[_Frame]] = {}
         self._backward = defaultdict[int, BackwardParts](
@@ -120,18 +134,24 @@ class _Frames:
         self.raise_peaks(live)
 
     def raise_peaks(self, live: int) -> None:
+        own = live - self.of_no_layer
         for stack in self._stacks.values():
-            stack[-1].peak = max(stack[-1].peak, live)
+            frame = stack[-1]
+            frame.peak = max(frame.peak, live)
+            frame.own_peak = max(frame.own_peak, own)
 
     def _stack(self, thread: int, live: int) -> list[_Frame]:
         """Return a thread's frames. The first one stands for work outside all modules and is never closed."""
         stack = self._stacks.get(thread)
         if stack is None:
-            stack = self._stacks[thread] = [_Frame(OUTSIDE, FORWARD, 0, live)]
+            stack = self._stacks[thread] = [self._frame(OUTSIDE, FORWARD, 0, live)]
         return stack
 
+    def _frame(self, layer: int, phase: int, began_ns: int, live: int) -> _Frame:
+        return _Frame(layer, phase, began_ns, live, live - self.of_no_layer)
+
     def enter(self, event: StreamEvent, live: int) -> None:
-        frame = _Frame(event.layer, event.phase, event.time_ns, live)
+        frame = self._frame(event.layer, event.phase, event.time_ns, live)
         self._stack(event.thread, live).append(frame)
 
     def exit(self, event: StreamEvent, live: int) -> None:
@@ -155,14 +175,15 @@ class _Frames:
             self._close_innermost(event.thread, event.time_ns, live)
         elif event.phase == BACKWARD:
             # A backward pass begins. Undecided storages that are still live are activations: the loss holds
-            # them for this pass.
-            stack[-1].mark_activations()
+            # them for this pass. On a device, the pass runs on a thread of autograd.
+            for waiting in (stack, *self._stacks.values()):
+                waiting[-1].mark_activations()
         if event.phase == BACKWARD:
-            parts.begin(event.layer, live)
+            parts.begin(event.layer, live - self.of_no_layer)
         else:
             parts.end()
         if event.phase != FORWARD:
-            stack.append(_Frame(event.layer, event.phase, event.time_ns, live))
+            stack.append(self._frame(event.layer, event.phase, event.time_ns, live))
 
     def close_all(self, time_ns: int, live: int) -> None:
         for thread, stack in self._stacks.items():
@@ -180,15 +201,17 @@ class _Frames:
         row = self._rows[frame.layer, frame.phase]
         row.calls += 1
         row.time_ns += time_ns - frame.began_ns
-        row.kept += live - frame.live_at_entry
+        row.kept += live - self.of_no_layer - frame.own_at_entry
         row.raise_peak(frame.peak)
         if frame.phase == BACKWARD:
-            self._backward[thread].reach(frame.peak)
+            self._backward[thread].reach(frame.own_peak)
         elif frame.phase != OPTIMIZER:
-            self._raise_added(frame.layer, frame.peak - frame.live_at_entry)
+            self._raise_added(frame.layer, frame.own_peak - frame.own_at_entry)
         if frame.phase == FORWARD:
             frame.mark_activations()
-        stack[-1].peak = max(stack[-1].peak, frame.peak)
+        around = stack[-1]
+        around.peak = max(around.peak, frame.peak)
+        around.own_peak = max(around.own_peak, frame.own_peak)
 
 
 class Accountant:
@@ -283,6 +306,9 @@ class Accountant:
         if event.phase == BEFORE:
             self.before_bytes += event.size
             return
+        if event.category in _OF_THE_ALLOCATOR:
+            self._alloc_outside_layers(event)
+            return
         row = self.rows[event.layer, event.phase]
         row.allocations += 1
         row.allocated += event.size
@@ -290,6 +316,13 @@ class Accountant:
         row.raise_peak(self.live_bytes)
         self._raise_peak(event.time_ns)
         self._frames.add(storage, event.thread, self.live_bytes)
+
+    def _alloc_outside_layers(self, event: StreamEvent) -> None:
+        """Count bytes as live, but not as allocated by a module or by the program."""
+        self._frames.of_no_layer += event.size
+        self.live_bytes += event.size
+        self._raise_peak(event.time_ns)
+        self._frames.raise_peaks(self.live_bytes)
 
     def _raise_peak(self, time_ns: int) -> None:
         live = self.live_bytes
@@ -303,7 +336,9 @@ class Accountant:
             return
         storage.alive = False
         self.live_bytes -= storage.size
-        if storage.phase != BEFORE:
+        if storage.category in _OF_THE_ALLOCATOR:
+            self._frames.of_no_layer -= storage.size
+        elif storage.phase != BEFORE:
             self.rows[storage.layer, storage.phase].frees += 1
 
     def _classify(self, event: StreamEvent) -> None:

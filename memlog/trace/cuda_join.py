@@ -10,26 +10,40 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from memlog.trace.allocator_blocks import LiveBlock, in_private_pool
 from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
     BEFORE,
     CLASSIFY,
     ENTER,
+    EXIT,
     FORWARD,
     FREE,
     OTHER,
     OUTSIDE,
+    PRIVATE_POOL,
     READING,
     UNDECIDED,
+    WORKSPACE,
     pack,
 )
+from memlog.trace.unsplit_blocks import UnsplitBytes
 
 _BLOCK = 512
 """CUDA's and XPU's allocators round sizes up to a multiple of this number of bytes (``kMinBlockSize``)."""
+
+_NO_ADDRESS = -1
+"""Address of bytes that no event names one by one."""
+
+_ALL_SPLIT = UnsplitBytes({}, {})
+_OTHER_THREAD = 255
+"""Number of a thread that has made no mark in the trace."""
+NO_EVENT = -1
+"""Kind of a mark that changes only the owner of its thread's later allocations."""
 
 _NOTE = re.compile("ml([0-9a-f]+)")
 
@@ -39,7 +53,7 @@ class HookMark(NamedTuple):
 
     time_ns: int
     kind: int
-    """ENTER, EXIT, PHASE_CHANGE, or CLASSIFY."""
+    """ENTER, EXIT, PHASE_CHANGE, CLASSIFY, or `NO_EVENT`."""
     layer: int
     phase: int
     thread: int
@@ -47,6 +61,8 @@ class HookMark(NamedTuple):
     """Layer and phase to which the thread's allocations after this mark belong."""
     address: int = 0
     """Address of the storage that a CLASSIFY mark classifies."""
+    size: int = 0
+    """Bytes of this storage."""
     inputs: tuple[int, int] = (0, 0)
     """Addresses of a module's inputs. In the stream of events, the inputs' serials replace the addresses (see
     ENTER in `memlog.trace.encoding`)."""
@@ -56,7 +72,7 @@ class HookMark(NamedTuple):
 
 
 class ExistingStorage(NamedTuple):
-    """Storage whose layer and category are known. It was allocated before the trace or during the trace."""
+    """Storage whose layer and category were known when the trace began, or became known without a mark."""
 
     address: int
     size: int
@@ -82,6 +98,11 @@ def rounded(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
+def _end_of(address: int) -> int:
+    """Return a number that stands for the unsplit end of the block at an address."""
+    return -address
+
+
 def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
     """Return the first allocation or free at each address.
 
@@ -98,16 +119,17 @@ class HistoryJoin:
     """Builder of the stream of events from a device's history and the marks.
 
     Args:
-        marks: Marks by number.
+        marks: Marks in the order of their numbers.
+        first_number: Number of the first mark. A thread's note can be from an earlier trace, so numbers are
+            never used twice in a process.
         existing: Storages whose layers and categories are known. A storage is ignored if the history contains
-            the allocation of the storage.
+            the allocation of the storage, or if ``blocks`` has no block for it (memory of another allocator).
+        blocks: Blocks in use when the trace ended, by address; empty if unknown.
+        workspaces: Addresses of the workspaces in use when the trace ended.
+        unsplit: Bytes that blocks have beyond their requested sizes. They belong to no layer.
         opening: Allocated bytes when the trace began; ``None``: unknown.
         started_us: Unix time in microseconds at which the trace began.
         by_time: True if the history holds no notes (see `label`). Marks are then found by time.
-
-    Attributes:
-        unattributed: Number of allocations that have a note of an earlier backward pass. The layer of these
-            allocations is unknown.
     """
 
     def __init__(
@@ -115,12 +137,20 @@ class HistoryJoin:
         marks: Sequence[HookMark],
         existing: Iterable[ExistingStorage],
         *,
+        first_number: int = 0,
+        blocks: Mapping[int, LiveBlock] | None = None,
+        workspaces: Collection[int] = (),
+        unsplit: UnsplitBytes = _ALL_SPLIT,
         opening: int | None,
         started_us: int,
         by_time: bool = False,
     ) -> None:
         self._marks = marks
+        self._first_number = first_number
         self._existing = list(existing)
+        self._blocks = blocks or {}
+        self._workspaces = workspaces
+        self._unsplit = unsplit
         self._opening = opening
         self._started_us = started_us
         # A CLASSIFY mark changes no layer or phase. Allocations after it belong to the change before it.
@@ -131,7 +161,7 @@ class HistoryJoin:
         self._now = 0
         self._next_mark = 0
         self._last_forward = -1
-        self.unattributed = 0
+        self._running = 0
 
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
         """Yield the encoded events.
@@ -139,39 +169,96 @@ class HistoryJoin:
         ``history`` holds the device's entries in a snapshot's ``device_traces``. Entries with an unknown
         action are skipped.
         """
-        yield from self._before(history)
-        for entry in history:
+        yield from self._before(_first_entries(history))
+        made_here = self._workspaces_made_in(history)
+        for index, entry in enumerate(history):
             action = entry.get("action")
             if action not in {"alloc", "free_requested"}:
                 continue
             number = self._mark_number(entry)
             yield from self._marks_until(-1 if number is None else number)
             if action == "alloc":
-                yield self._alloc(entry, number)
+                yield self._alloc(entry, number, is_workspace=made_here.get(entry["addr"]) == index)
+                if index in self._unsplit.made:
+                    end = self._unsplit.made[index]
+                    yield self._add(_end_of(entry["addr"]), end, OUTSIDE, FORWARD, OTHER)
             else:
                 yield from self._free(entry)
         yield from self._marks_until(len(self._marks) - 1)
 
-    def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield an ALLOC for each known storage older than the trace. Yield one ALLOC for all other bytes.
+    def _before(self, first: Mapping[int, Any]) -> Iterator[bytes]:
+        """Yield an ALLOC for each storage older than the trace that is classified or freed in the trace.
 
-        A storage is known if it is in ``existing``, or if the history has its free but not its allocation.
+        Yield one ALLOC for all other bytes of private pools, and one for all remaining bytes.
+
+        ``first``: The first entry of the history at each address.
         """
-        known = 0
-        first = _first_entries(history)
-        allocated = {address for address, entry in first.items() if entry["action"] == "alloc"}
-        for storage in self._existing:
-            if storage.address not in self._live and storage.address not in allocated:
-                size = rounded(storage.size)
-                yield self._add(storage.address, size, storage.layer, BEFORE, storage.category)
+        known = pools = 0
+        for storage in self._older(first):
+            yield self._add(storage.address, storage.size, storage.layer, BEFORE, storage.category)
+            known += storage.size
+        for address, size in self._unsplit.older.items():
+            if address in self._live:
+                yield self._add(_end_of(address), size, OUTSIDE, BEFORE, OTHER)
                 known += size
-        for address, entry in first.items():
-            if address not in allocated and address not in self._live:
+        for address, block in self._blocks.items():
+            if block.private and address not in first and address not in self._live:
+                pools += block.size
+        if pools:
+            yield self._add(_NO_ADDRESS, pools, OUTSIDE, BEFORE, PRIVATE_POOL)
+        others = (self._opening or 0) - known - pools
+        if others > 0:
+            yield self._add(_NO_ADDRESS, others, OUTSIDE, BEFORE, OTHER)
+
+    def _older(self, first: Mapping[int, Any]) -> list[ExistingStorage]:
+        """Return the storages that are older than the trace and are classified or freed in the trace.
+
+        A mark names a storage that is live at that moment. So the storage is older than the trace, unless
+        the first entry at its address is an allocation. If the address was used again before the mark, the
+        mark finds the newer storage, and the older one stays in the category that it gets here.
+        """
+        found: dict[int, ExistingStorage] = {}
+        marked = dict.fromkeys(
+            (mark.address, mark.size) for mark in self._marks if mark.kind == CLASSIFY
+        )
+        later = (ExistingStorage(*storage, OUTSIDE, OTHER) for storage in marked)
+        for storage in (*self._existing, *later):
+            entry, block = first.get(storage.address), self._blocks.get(storage.address)
+            if storage.address in found or (entry is not None and entry["action"] == "alloc"):
+                continue
+            if entry is not None:
                 size = rounded(entry["size"])
-                yield self._add(address, size, OUTSIDE, BEFORE, OTHER)
-                known += size
-        if self._opening is not None and self._opening > known:
-            yield self._add(-1, self._opening - known, OUTSIDE, BEFORE, OTHER)
+            elif block is None and self._blocks:
+                size = 0
+            else:
+                # Not the block's size: a parameter and its gradient have equal sizes, their blocks may not.
+                size = rounded(storage.size) or (block.size if block is not None else 0)
+            if size:
+                found[storage.address] = self._in_pool(storage._replace(size=size), entry)
+        for address, entry in first.items():
+            if entry["action"] != "alloc" and address not in found:
+                freed = ExistingStorage(address, rounded(entry["size"]), OUTSIDE, OTHER)
+                found[address] = self._in_pool(freed, entry)
+        return list(found.values())
+
+    def _in_pool(self, storage: ExistingStorage, entry: Any) -> ExistingStorage:
+        """Put a storage of unknown category into the category of private pools if it is in such a pool."""
+        block = self._blocks.get(storage.address)
+        pool = entry.get("pool_id") if entry is not None else None
+        private = in_private_pool(pool) or (entry is None and block is not None and block.private)
+        return (
+            storage._replace(category=PRIVATE_POOL)
+            if private and storage.category == OTHER
+            else storage
+        )
+
+    def _workspaces_made_in(self, history: Sequence[Any]) -> dict[int, int]:
+        """Return the index of the allocation of each workspace that was made in the trace, by address."""
+        return {
+            entry["addr"]: index
+            for index, entry in enumerate(history)
+            if entry.get("action") == "alloc" and entry["addr"] in self._workspaces
+        }
 
     def _mark_number(self, entry: Any) -> int | None:
         """Return the number of the last change of layer or phase before an entry; ``None`` if unknown."""
@@ -180,14 +267,18 @@ class HistoryJoin:
             before = bisect_right(self._changes, time_ns, key=lambda n: self._marks[n].time_ns)
             return self._changes[before - 1] if before else None
         noted = number_of(entry.get("user_metadata"))
-        return noted if noted is not None and noted < len(self._marks) else None
+        if noted is None or not 0 <= noted - self._first_number < len(self._marks):
+            return None
+        return noted - self._first_number
 
     def _marks_until(self, last: int) -> Iterator[bytes]:
         """Yield the events of all marks up to number ``last`` that are not yet in the stream."""
         while self._next_mark <= last:
             mark = self._marks[self._next_mark]
-            if mark.kind == ENTER and mark.phase == FORWARD and mark.thread == 0:
-                self._last_forward = self._next_mark
+            if mark.thread == 0:
+                self._running += (mark.kind == ENTER) - (mark.kind == EXIT)
+                if mark.kind == ENTER and mark.phase == FORWARD:
+                    self._last_forward = self._next_mark
             self._next_mark += 1
             self._now = max(self._now, mark.time_ns)
             yield from self._mark(mark)
@@ -200,6 +291,8 @@ class HistoryJoin:
                     serial, 0, self._now, mark.layer, CLASSIFY, 0, mark.category, mark.thread
                 )
             return
+        if mark.kind == NO_EVENT:
+            return
         if mark.reading is not None:
             allocated, reserved = mark.reading
             yield pack(
@@ -208,25 +301,40 @@ class HistoryJoin:
         key, size = (self._live.get(one, 0) if one > 0 else one for one in mark.inputs)
         yield pack(key, size, self._now, mark.layer, mark.kind, mark.phase, 0, mark.thread)
 
-    def _alloc(self, entry: Any, number: int | None) -> bytes:
+    def _alloc(self, entry: Any, number: int | None, *, is_workspace: bool) -> bytes:
         self._now = max(self._now, self._time_of(entry))
         thread, (layer, phase) = 0, (OUTSIDE, FORWARD)
-        if number is not None:
+        if number is None:
+            thread, phase = self._owner_without_mark()
+        else:
             mark = self._marks[number]
             thread, (layer, phase) = mark.thread, mark.owner
             if phase == BACKWARD and thread != 0 and number < self._last_forward:
-                # This mark of an autograd thread is from an earlier backward pass. The layer is unknown.
+                # This mark of an autograd thread is from an earlier backward pass. Now the thread computes
+                # the gradients of the loss, before it reaches a module.
                 layer = OUTSIDE
-                self.unattributed += 1
-        return self._add(
-            entry["addr"], rounded(entry["size"]), layer, phase, UNDECIDED, thread=thread
-        )
+        category = UNDECIDED
+        if is_workspace:
+            layer, category = OUTSIDE, WORKSPACE
+        size = rounded(entry["size"])
+        return self._add(entry["addr"], size, layer, phase, category, thread=thread)
+
+    def _owner_without_mark(self) -> tuple[int, int]:
+        """Return the thread and the phase of an allocation whose thread has made no mark in the trace.
+
+        The thread that began the trace makes a mark at once. So the other thread is one of autograd's, which
+        computes the gradients of the loss before it reaches a module, unless a module is running.
+        """
+        if self._changes is not None or not self._marks:
+            return 0, FORWARD
+        return _OTHER_THREAD, FORWARD if self._running else BACKWARD
 
     def _free(self, entry: Any) -> Iterator[bytes]:
         self._now = max(self._now, self._time_of(entry))
-        serial = self._live.pop(entry["addr"], None)
-        if serial is not None:
-            yield pack(serial, 0, self._now, 0, FREE, 0, 0, 0)
+        for address in (entry["addr"], _end_of(entry["addr"])):
+            serial = self._live.pop(address, None)
+            if serial is not None:
+                yield pack(serial, 0, self._now, 0, FREE, 0, 0, 0)
 
     def _add(
         self, address: int, size: int, layer: int, phase: int, category: int, *, thread: int = 0

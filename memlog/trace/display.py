@@ -22,6 +22,8 @@ _COLOURS = {
     "temporaries": "#8a94a0",
     "inputs": "#2f9e5f",
     "buffers": "#33b0ad",
+    "workspaces": "#7f8c1f",
+    "private pools": "#c6529a",
 }
 """Colours of the categories. A run's report uses the same colours."""
 _OTHER = "#a9b4c2"

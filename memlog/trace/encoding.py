@@ -63,6 +63,8 @@ RECOMPUTED: Final = 6
 TEMPORARY: Final = 7
 INPUT: Final = 8
 OTHER: Final = 9
+WORKSPACE: Final = 10
+PRIVATE_POOL: Final = 11
 CATEGORIES: Final = (
     "undecided",
     "parameters",
@@ -74,7 +76,10 @@ CATEGORIES: Final = (
     "temporaries",
     "inputs",
     "other",
+    "workspaces",
+    "private pools",
 )
+"""Names of the categories. Traces in files number them, so a new category goes to the end."""
 
 OUTSIDE: Final = 0
 """Layer number of events that happen in no module."""

@@ -1,6 +1,6 @@
 """Fragmentation of a caching allocator: bytes that the allocator reserves but no tensor uses.
 
-The ratio is ``(reserved - allocated) / reserved``.
+The ratio is ``(reserved - allocated) / reserved``. Free blocks in private pools do not count.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from memlog.trace.allocator_blocks import in_private_pool
 from memlog.trace.records import Fragmentation
 
 
@@ -25,7 +26,7 @@ def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
     The result's ``inactive_split`` counts the free blocks of segments that are partly in use. No other pool
     of the allocator and no other process can use these blocks.
     """
-    reserved = allocated = inactive = 0
+    reserved = allocated = inactive = in_pools = 0
     for segment in segments:
         if segment.get("device", 0) != device:
             continue
@@ -34,8 +35,11 @@ def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
         allocated += sum(
             block["size"] for block in segment["blocks"] if block["state"] == "active_allocated"
         )
-        if free < segment["total_size"]:
+        if in_private_pool(segment.get("segment_pool_id")):
+            in_pools += free
+        elif free < segment["total_size"]:
             inactive += free
     if not reserved:
         return None
-    return Fragmentation(reserved, allocated, inactive, (reserved - allocated) / reserved, "blocks")
+    ratio = (reserved - allocated - in_pools) / reserved
+    return Fragmentation(reserved, allocated, inactive, ratio, "blocks", in_pools)

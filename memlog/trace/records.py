@@ -126,8 +126,11 @@ class Fragmentation(msgspec.Struct, frozen=True):
     inactive_split: int | None
     """Free bytes in segments that are partly in use; ``None`` if the allocator's blocks are unknown."""
     ratio: float
-    """``(reserved - allocated) / reserved``, 0 to 1."""
+    """``(reserved - allocated - unused_in_pools) / reserved``, 0 to 1."""
     source: Literal["blocks", "statistics"]
+    unused_in_pools: int = 0
+    """Free bytes in private pools. A captured CUDA graph works in them when it is replayed, so they are not
+    fragmentation. 0 if the allocator's blocks are unknown."""
 
 
 class TraceResult(msgspec.Struct, frozen=True):

@@ -83,7 +83,9 @@ def _foot(result: TraceResult) -> Iterator[str]:
         )
     if result.fragmentation is not None:
         reserved = format_bytes(result.fragmentation.reserved)
-        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {reserved}"
+        unused = result.fragmentation.unused_in_pools
+        pools = f"; {format_bytes(unused)} more are free in private pools (CUDA graphs)"
+        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {reserved}{pools if unused else ''}"
     elif result.fragmentation_reason:
         yield f"Fragmentation unknown: {result.fragmentation_reason}"
     if result.truncated:

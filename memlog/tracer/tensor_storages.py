@@ -66,9 +66,9 @@ def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, dict):
-            waiting.extend(value.values())
+            waiting.extend(reversed(value.values()))
         elif isinstance(value, (tuple, list)):
-            waiting.extend(value)
+            waiting.extend(reversed(value))
     return found
 
 

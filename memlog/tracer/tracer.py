@@ -36,7 +36,8 @@ class MemoryTracer(LastTrace):
     Args:
         max_events: Maximum number of events to keep individually, 32 bytes each. If there are more events,
             totals and peaks stay complete, and ``result.truncated`` is true.
-        device: Device to trace, as torch writes it (``"cpu"``, ``"cuda:0"``). ``None``: the model's device.
+        device: Device to trace, as torch writes it (``"cpu"``, ``"cuda:0"``). ``None``: the device that holds
+            most of the model.
         enable_fragmentation_tracking: On a GPU, True to read the allocator's reserved bytes at every
             module entry and exit (about 20 µs each).
         engine: ``"auto"``, ``"native"`` (CUDA, XPU), ``"dispatch"`` (CPU) or ``"sampler"`` (any device).

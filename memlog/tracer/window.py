@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from memlog.trace.result import TraceFacts, build
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.engines import selection
+from memlog.tracer.engines.cpu.engine import DispatchEngine
 from memlog.tracer.event_log import EventLog
 
 _COMPILED = "The model is compiled: there are no layers inside it."
@@ -46,7 +47,7 @@ class TraceWindow:
             modules when they are called.
         optimizers: Optimizers whose state exists already. The window finds all other optimizers when they
             step.
-        device: Device as torch writes it. ``None``: the model's device.
+        device: Device as torch writes it. ``None``: the device that holds most of the model.
         engine: ``"auto"``, or the name of an engine.
         max_events: Maximum number of events to keep individually.
         readings: On a GPU, True to read the allocator's statistics at every change of layer.
@@ -55,6 +56,8 @@ class TraceWindow:
             about a fifth slower.
         most_events: Number of events after which the window stops recording and waits to be closed. ``None``:
             no limit.
+        read_users_history: False if an allocator history that the user's program records would take too long
+            to read. The sampler then runs.
 
     Attributes:
         health: Counter of the tracer's own errors.
@@ -78,12 +81,19 @@ class TraceWindow:
         diagnostics: Diagnostics | None = None,
         types: bool = False,
         most_events: int | None = None,
+        read_users_history: bool = True,
     ) -> None:
         self.health = diagnostics if diagnostics is not None else Diagnostics()
         models = [module for module in (model, *others) if module is not None]
         self.torch_device = selection.device_of(models, device)
+        self._other_devices = selection.other_devices(models, self.torch_device)
         self._compiled = selection.are_compiled(models)
-        self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
+        self.choice = selection.choose(
+            self.torch_device,
+            engine,
+            compiled=self._compiled,
+            read_users_history=read_users_history,
+        )
         self._names = ModuleNames(model, others)
         self._accountant = Accountant(
             by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
@@ -151,7 +161,7 @@ class TraceWindow:
                 events=self._log.events,
                 kept_events=kept,
                 dropped=self._dropped(report.dropped),
-                unseen=(*((_COMPILED,) if self._compiled else ()), *report.unseen),
+                unseen=(*self._limitations(), *report.unseen),
                 fragmentation=report.fragmentation,
                 fragmentation_reason=report.fragmentation_reason,
                 lines=report.lines,
@@ -168,6 +178,14 @@ class TraceWindow:
             )
         return self._trace
 
+    def serials(self, tensors: Iterable[Any]) -> dict[int, int]:
+        """Return the serial numbers of the tensors' storages by the storages' identity.
+
+        Storages that are not tracked are left out. Only the engine ``dispatch`` tracks storages.
+        """
+        engine = self._engine
+        return engine.serials(tensors) if isinstance(engine, DispatchEngine) else {}
+
     def abandon(self) -> None:
         """Close the window without analysing it."""
         self._engine.stop()
@@ -178,6 +196,16 @@ class TraceWindow:
         Return True if nothing of the window is left in torch.
         """
         return self._engine.leave()
+
+    def _limitations(self) -> Iterator[str]:
+        if self._compiled:
+            yield _COMPILED
+        if self._other_devices:
+            others = ", ".join(self._other_devices)
+            yield (
+                f"The model also has parameters on {others}. This trace is of {self.torch_device} alone: "
+                "`memlog.MemoryTracer(device=…)` traces another device."
+            )
 
     def _dropped(self, dropped: dict[str, int]) -> dict[str, int]:
         counts = dict(dropped)

@@ -31,7 +31,48 @@ NURSERY = """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)   # a child that is killed is gone at once
     mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
 
+    def train_busily():
+        # Traced steps, while five threads publish, and two compute.
+        import threading
+
+        import torch
+
+        from memlog.events import Loss
+
+        def report(thread, number):
+            os.write(progress, b"%d %d\\n" % (thread, number))   # only after the call has returned
+
+        def publish(thread):
+            number = 0
+            while True:
+                session._live.publish(Loss(1, number, float(thread)))
+                report(thread, number)
+                number += 1
+
+        def compute():
+            while True:
+                sum(range(1_000))
+
+        torch.set_num_threads(1)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        options = {"memlog": {"segment_bytes": 65_536}}
+        session = memlog.init("local", dir="runs", config=options, model=model, layers=True)
+        progress = os.open("progress", os.O_WRONLY)
+        os.write(progress, b"%d\\n" % session._live._helper.pid)
+        for target in (*(lambda n=n: publish(n) for n in range(1, 6)), compute, compute):
+            threading.Thread(target=target, daemon=True).start()
+        step = 0
+        while True:
+            model(torch.ones(8, 64)).sum().backward()
+            optimizer.step()   # memlog's hook records the step before the call returns
+            optimizer.zero_grad()
+            report(0, step)
+            step += 1
+
     def train(kind):
+        if kind == "busy":
+            train_busily()
         options = {"memlog": {"segment_bytes": 4096, "bind_grace": 1000}}
         backend = "local" if kind == "segments" else "mlflow"
         for user in users if kind == "bindings" else ():
@@ -49,6 +90,8 @@ NURSERY = """
             step += 1
 
     users = sys.argv[1].split(",")
+    if users == ["none"]:   # of busy trainers: import once what each of them needs
+        import torch, memlog.session.recording, memlog.tracer.schedule.step_scheduler
     for line in open("wanted"):
         directory, kind = line.split()
         pid = os.fork()
@@ -66,6 +109,8 @@ class Killed(NamedTuple):
     run: RunDirectory
     last: int
     """Number of the last step whose call had returned before the kill."""
+    returned: list[tuple[int, ...]]
+    """Numbers that the trainer reported, in order: a step's number, or a thread's and its event's."""
 
 
 class Nursery:
@@ -97,8 +142,8 @@ class Nursery:
         while run.is_alive():
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        whole = [line for line in lines if line.endswith("\n")]
-        return Killed(directory, run, int(whole[-1]))
+        whole = [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
+        return Killed(directory, run, whole[-1][-1], whole)
 
     def close(self) -> None:
         self._wanted.close()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -71,6 +73,49 @@ class UNet(nn.Module):
         fine = self.first(x)
         coarse = self.down(functional.max_pool2d(fine, 2))
         return self.out(self.last(torch.cat([self.up(coarse), fine], dim=1)))
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with batch norms, whose result is added to the input, or to a convolution of it."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.beside: nn.Module = nn.Identity()
+        if stride > 1:
+            shorter = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.beside = nn.Sequential(shorter, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.first_norm(self.first(x)), inplace=True)
+        out = self.second_norm(self.second(out)) + self.beside(x)
+        return functional.relu(out, inplace=True)
+
+
+class ResidualNetwork(nn.Module):
+    """A small ResNet for images with three colours. ``again``: The blocks are checkpointed."""
+
+    def __init__(self, width: int = 32, again: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        sizes = [width, width, 2 * width, 2 * width, 4 * width, 4 * width]
+        self.blocks = nn.ModuleList(
+            ResidualBlock(before, after, 1 + (after > before))
+            for before, after in itertools.pairwise(sizes)
+        )
+        self.head = nn.Linear(sizes[-1], 10)
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(self.stem(x), 3, 2, 1)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 def text(batch: int = 8, length: int = 32, words: int = 40) -> Tensor:

@@ -168,9 +168,11 @@ def masked(text: str) -> list[str]:
     """Return lines without numbers, ids, times and sources of peaks, which differ between runs."""
     text = re.sub(r"\b[0-9a-f]{32}\b", "RUN", _ID.sub("RUN", text))
     text = re.sub(r"/\S*/(?=memlog_runs)", "", text)
-    text = re.sub(r", and memory runs out at step [\d,]+( to [\d,]+)? \(.*?\)", "", text)
+    text = re.sub(
+        r", and memory (?:runs|would have run) out at step [\d,]+( to [\d,]+)? \(.*?\)", "", text
+    )
     # With some twenty steps, the load of the machine decides whether memlog calls the program steady.
-    text = re.sub(r"^No (lasting )?growth.*$", "No growth", text, flags=re.MULTILINE)
+    text = re.sub(r"^(No growth|Unsure: ).*$", "No growth", text, flags=re.MULTILINE)
     text = re.sub(r"\b(exact|watermark \(upper bound\)|sampled \(lower bound\))", "SOURCE", text)
     text = re.sub(r"\b(peak [\d.,]+ MB) \(watermark\)", r"\1", text)
     text = re.sub(r"[-+\u2212]?\d[\d.,:]*(e-?\d+)?", "#", text)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = ("torch", "wandb", "mlflow", "numpy", "pandas", "click", "rich")
 
@@ -48,5 +49,17 @@ def test_the_helper_process_samples_before_it_loads_what_trackers_and_reports_ne
 import sys, memlog.delivery.helper.__main__
 late = ("alerts", "reports", "trace", "tracer", "delivery.uploader.uploader", "delivery.helper.postmortem")
 print([name for name in late if "memlog." + name in sys.modules])
+"""
+    assert printed(program).split() == ["[]"]
+
+
+def test_a_healthy_run_loads_nothing_of_the_reports(tmp_path: Path) -> None:
+    program = f"""
+import sys, memlog
+session = memlog.init("local", dir={str(tmp_path)!r})
+for _ in range(60):
+    session.step()
+memlog.finish()
+print([name for name in sys.modules if name.startswith(("memlog.reports", "memlog.artifacts"))])
 """
     assert printed(program).split() == ["[]"]

@@ -12,7 +12,7 @@ class Evaluator:
         self.scores = np.zeros((0, classes), dtype=np.float32)
 
     def update(self, logits):
-        self.scores = np.append(self.scores, logits.detach().numpy(), axis=0)  # leak
+        self.scores = np.append(self.scores, logits.detach().cpu().numpy(), axis=0)  # leak
 
 
 torch.manual_seed(int(os.environ.get("SEED", "0")))

@@ -37,9 +37,10 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     images = np.random.default_rng(0).random((256, 3, 48, 48), dtype=np.float32)
     for step in range(200):
-        rows = torch.randint(0, 256, (48,)).numpy()
-        batch = torch.from_numpy(blurred(images[rows]))
-        loss = nn.functional.cross_entropy(model(batch), torch.from_numpy(rows) % 10)
+        rows = torch.randint(0, 256, (48,)).cpu().numpy()
+        batch = torch.as_tensor(blurred(images[rows]), device=torch.get_default_device())
+        labels = torch.as_tensor(rows % 10, device=torch.get_default_device())
+        loss = nn.functional.cross_entropy(model(batch), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -13,7 +13,7 @@ class Patches(Dataset):
         return 5000
 
     def __getitem__(self, index):
-        noise = torch.Generator().manual_seed(index)
+        noise = torch.Generator(torch.get_default_device()).manual_seed(index)
         return torch.randn(3, 64, 64, generator=noise), index % 10
 
 
@@ -27,7 +27,9 @@ def main():
         nn.Linear(128, 10),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    batches = itertools.cycle(DataLoader(Patches(), batch_size=16, shuffle=True))  # leak
+    order = torch.Generator(torch.get_default_device())
+    loader = DataLoader(Patches(), batch_size=16, shuffle=True, generator=order)
+    batches = itertools.cycle(loader)  # leak
     for step in range(250):
         x, y = next(batches)
         loss = nn.functional.cross_entropy(model(x), y)

@@ -17,7 +17,7 @@ class Cached(Dataset):
         return self.size
 
     def decode(self, index):
-        generator = torch.Generator().manual_seed(index)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(index)
         return torch.rand(3, 64, 64, generator=generator)
 
     def __getitem__(self, index):
@@ -29,7 +29,8 @@ class Cached(Dataset):
 
 def main():
     torch.manual_seed(int(os.environ.get("SEED", "0")))
-    loader = DataLoader(Cached(1200), batch_size=24, shuffle=True)
+    order = torch.Generator(torch.get_default_device())
+    loader = DataLoader(Cached(1200), batch_size=24, shuffle=True, generator=order)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 5, stride=2),
         nn.ReLU(),

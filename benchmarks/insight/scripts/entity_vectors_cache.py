@@ -19,7 +19,9 @@ class EntityVectors:
     def __getitem__(self, name):
         vector = self.vectors.get(name)
         if vector is None:
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            generator = torch.Generator(torch.get_default_device()).manual_seed(
+                zlib.crc32(name.encode())
+            )
             vector = torch.randn(self.width, generator=generator)
             self.vectors[name] = vector  # leak
         return vector

@@ -56,5 +56,5 @@ for step in range(200):
     loss.backward()
     optimizer.step()
     if step % 2 == 0:
-        figure().plot(prediction[0, :, 0].detach().numpy())
+        figure().plot(np.array(prediction[0, :, 0].detach().cpu()))
 print(loss.item(), len(_open_figures), "figures open")

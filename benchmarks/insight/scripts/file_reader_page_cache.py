@@ -21,7 +21,7 @@ def write_shards(folder, count=240):
 def read(folder, number):
     raw = (folder / f"shard-{number:04d}.rec").read_bytes()
     pixels = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    return pixels.view(-1, 1024)[:256].float() / 255
+    return pixels.view(-1, 1024)[:256].to(torch.get_default_device()).float() / 255
 
 
 with tempfile.TemporaryDirectory() as name:

@@ -22,7 +22,7 @@ class Residual(nn.Module):
 
 def collect(model, history):
     for name, parameter in model.named_parameters():
-        history[name].append(parameter.grad.detach().numpy().copy())  # leak
+        history[name].append(parameter.grad.detach().cpu().numpy().copy())  # leak
 
 
 model = nn.Sequential(*[Residual(256) for _ in range(4)], nn.Linear(256, 1))

@@ -27,7 +27,8 @@ def endless(loader):
 def main():
     torch.manual_seed(int(os.environ.get("SEED", "0")))
     data = TensorDataset(torch.rand(1024, 3, 40, 40), torch.randint(0, 5, (1024,)))
-    loader = DataLoader(data, batch_size=96, shuffle=True, drop_last=True)
+    order = torch.Generator(torch.get_default_device())
+    loader = DataLoader(data, batch_size=96, shuffle=True, drop_last=True, generator=order)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2),
         nn.ReLU(),

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def loader(data, batch_size):
-    return DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True)
+    order = torch.Generator(torch.get_default_device())
+    return DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True, generator=order)
 
 
 def main():

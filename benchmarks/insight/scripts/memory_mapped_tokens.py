@@ -40,6 +40,7 @@ with tempfile.TemporaryDirectory() as folder:
         at = torch.randint(0, len(data) - 500_000, (8,)).tolist()
         frequencies = [np.bincount(data[i : i + 400_000 : 997], minlength=1000).max() for i in at]
         batch = torch.stack([torch.from_numpy(data[i : i + 33].astype(np.int64)) for i in at])
+        batch = batch.to(torch.get_default_device())
         logits = model(batch[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()

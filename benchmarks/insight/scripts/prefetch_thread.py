@@ -44,7 +44,9 @@ def main():
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for x, y in Prefetcher(batches(240, seed)):
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = nn.functional.cross_entropy(
+            model(x.to(torch.get_default_device())), y.to(torch.get_default_device())
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -27,7 +27,8 @@ class Replay:
 
     def sample(self, count):
         frames, actions, rewards = zip(*random.choices(self.items, k=count), strict=True)
-        return torch.from_numpy(np.stack(frames)), torch.tensor(actions), torch.tensor(rewards)
+        frames = torch.as_tensor(np.stack(frames), device=torch.get_default_device())
+        return frames, torch.tensor(actions), torch.tensor(rewards)
 
 
 q = nn.Sequential(nn.Flatten(), nn.Linear(3 * 48 * 48, 128), nn.ReLU(), nn.Linear(128, 4))

@@ -36,10 +36,10 @@ class ReplayBuffer:
             *random.choices(self.transitions, k=size), strict=True
         )
         return (
-            torch.from_numpy(np.stack(states)),
+            torch.as_tensor(np.stack(states), device=torch.get_default_device()),
             torch.tensor(actions),
             torch.tensor(rewards),
-            torch.from_numpy(np.stack(nexts)),
+            torch.as_tensor(np.stack(nexts), device=torch.get_default_device()),
         )
 
 

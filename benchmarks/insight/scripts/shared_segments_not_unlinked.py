@@ -56,6 +56,6 @@ for step in range(160):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    frame = canvas.detach().repeat(2, 2, 1).numpy()
+    frame = canvas.detach().repeat(2, 2, 1).cpu().numpy()
     show(frame)
 print(loss.item(), len(segments), "segments")

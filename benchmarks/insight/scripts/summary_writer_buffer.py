@@ -30,7 +30,7 @@ class SummaryWriter:
         self._add("scalar", tag, float(value), step)
 
     def add_histogram(self, tag, values, step):
-        array = values.detach().double().numpy().ravel()
+        array = values.detach().double().cpu().numpy().ravel()
         counts, edges = np.histogram(array, bins=64)
         self._add("histogram", tag, (array, counts, edges), step)
 

@@ -6,7 +6,6 @@ console and the user's callback, because the journal has these alerts already.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -16,8 +15,6 @@ import msgspec
 from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Alert, Event
-
-logger = logging.getLogger("memlog.delivery")
 
 _decode = msgspec.json.Decoder(Alert).decode
 
@@ -88,6 +85,9 @@ def alert_sender(fd: int) -> Callable[[Event], None]:
             try:
                 os.write(fd, encode(event) + b"\n")
             except OSError as error:  # the trainer has ended, or does not read
+                import logging  # noqa: PLC0415 - the training process needs it not
+
+                logger = logging.getLogger("memlog.delivery")
                 logger.warning("an alert could not be sent to the trainer: %s", error)
 
     return send

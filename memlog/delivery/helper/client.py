@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -18,7 +18,9 @@ from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.safe_files import open_to_append
 from memlog.delivery.helper import protocol
-from memlog.delivery.helper.alert_pipe import AlertListener
+
+if TYPE_CHECKING:
+    from memlog.delivery.helper.alert_pipe import AlertListener
 
 ARGUMENTS = ("-m", "memlog.delivery.helper")
 """Arguments to the interpreter that start the helper."""
@@ -74,13 +76,14 @@ class HelperProcess:
         _outliving[:] = [process for process in _outliving if process.poll() is None]
         # If this fails, training goes on without a helper, and `memlog sync` delivers the journal.
         with diagnostics.contained("starting the helper process"):
-            theirs, ours = os.pipe()
-            self._pipe = Descriptor(ours)
+            # In one line: an interruption before the descriptors have owners would leave them open.
+            theirs, self._pipe = map(Descriptor, os.pipe())
             folder = Path(begin.run_directory)
             self._done = folder / protocol.DONE
             os.set_blocking(self._pipe.number, False)
             fd = None if listener is None else listener.fd
-            self.process = _start(folder, Descriptor(theirs), () if fd is None else (fd,))
+            shared = [each for each in (fd, begin.requests_fd) if each is not None]
+            self.process = _start(folder, theirs, shared)
             self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with diagnostics.contained("listening for the helper process's alerts"):
@@ -165,6 +168,7 @@ class HelperProcess:
                 can be reached. The waiting then ends.
         """
         if self.process is None:
+            self._close_pipe()
             return "dead"
         try:
             return self._send_and_wait(self.process, finish, timeout, on_wait)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from memlog._internal.diagnostics import Diagnostics
@@ -27,14 +28,24 @@ _LONGEST = 2000
 def read_origin(trainer: int, folder: Path) -> Origin:
     """Return where a run came from. ``folder`` is the trainer's working directory when the run began."""
     within, commit = _repository(folder)
+    return msgspec.structs.replace(
+        command_and_host(trainer),
+        git_commit=commit,
+        git_uncommitted_changes=None if commit is None else _is_changed(folder),
+        working_directory=within,
+    )
+
+
+def command_and_host(trainer: int) -> Origin:
+    """Return where a run came from, without the commit, whose search can take long."""
     return Origin(
         time_us=now_us(),
         command=_command(trainer),
         python=platform.python_version(),
         host=platform.node(),
-        git_commit=commit,
-        git_uncommitted_changes=None if commit is None else _is_changed(folder),
-        working_directory=within,
+        git_commit=None,
+        git_uncommitted_changes=None,
+        working_directory=None,
     )
 
 
@@ -121,8 +132,8 @@ class OriginReader:
         """Let `look` publish the origin again. Call it when the user opens another run."""
         self._is_published = False
 
-    def finish(self) -> None:
-        """Wait at most `_END_WAIT` seconds for git, and publish the origin."""
+    def finish(self, wait: float = _END_WAIT) -> None:
+        """Wait at most ``wait`` seconds for git, and publish the origin."""
         if self._thread.is_alive():
-            self._thread.join(_END_WAIT)
+            self._thread.join(wait)
         self.look()

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Literal
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.helper import snapshot_page
-from memlog.delivery.helper.training_news import UNEXPECTED_END
 from memlog.delivery.run_report import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
-from memlog.events import Alert, now_us
+from memlog.events import POSTMORTEM_FILE, POSTMORTEM_KIND, Alert, now_us
+from memlog.facts.failure import OUT_OF_MEMORY, UNEXPECTED_END, WORKER_KILLED
+from memlog.facts.finding_alerts import FindingAlerts
+from memlog.facts.reading import facts_of
+from memlog.facts.run_fold import RunFold
+from memlog.facts.verdict import of_memory
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import keep_text
-from memlog.journal.delivery_state import HelperLock
+from memlog.journal.delivery_state import HelperLock, read_states
 from memlog.ranks.ends import Failure
 from memlog.reports.advice import Prediction
-from memlog.reports.final_state import REPORT, FinalState, final_state
+from memlog.reports.final_state import FinalState, final_state, is_of_device
 from memlog.reports.oom_diagnosis import Witness, suspect
 from memlog.reports.postmortem import report
 from memlog.reports.step_ranking import advise_on
 from memlog.reports.worst_step import read_worst_step
-
-FILE = "postmortem.md"
-OUT_OF_MEMORY = "out of memory"
-WORKER_KILLED = "worker killed"
-"""Value of `Alert.rule` if a worker process was killed."""
 
 
 def explain(
@@ -34,17 +34,42 @@ def explain(
     witness: Witness,
     diagnostics: Diagnostics,
     failure: Failure | None = None,
-) -> None:
-    """Publish a report and an alert about a run that is over, if the run ended badly.
+) -> str | None:
+    """Publish a report and an alert about a run that is over, if the run ended badly. Return the title.
 
     ``witness`` holds what this process has observed about the training process. ``diagnostics`` counts the
     parts of the report that fail; the other parts are written. ``failure`` tells which ranks ended badly.
     ``failure`` is ``None`` if all ranks ended well, if their end is unknown, or if the run trained alone.
+    With a ``failure``, the caller publishes the alert, which is about all ranks. If another rank failed
+    first, there is no report on this rank's end, and the result is ``None``.
     """
+    facts = judge_growth(run, bus, diagnostics)
     state = final_state(run)
     state.failed_with = failure
-    if _wants_explanation(state):
-        _publish(run, bus, state, witness, diagnostics)
+    if not _wants_explanation(state) or _is_of_another_rank(failure, state):
+        return None
+    return _publish(run, bus, state, witness, diagnostics, facts)
+
+
+def _is_of_another_rank(failure: Failure | None, state: FinalState) -> bool:
+    own = None if state.position is None else state.position.rank
+    return failure is not None and failure.first is not None and failure.first.rank != own
+
+
+def judge_growth(run: RunDirectory, bus: EventBus, diagnostics: Diagnostics) -> RunFold | None:
+    """Publish findings about growth that lasted until a run ended without an end event.
+
+    The findings are those that the training process would have published at a normal end. Return the facts
+    about the run; ``None`` if they can't be read.
+    """
+    facts: RunFold | None = None
+    with diagnostics.contained("judging growth a last time"):
+        facts = facts_of(run)
+        if facts.end is None:
+            for finding in facts.at_the_end():
+                facts.take(finding)
+                bus.publish(finding)
+    return facts
 
 
 def _predicted(run: RunDirectory, state: FinalState, diagnostics: Diagnostics) -> Prediction | None:
@@ -52,6 +77,8 @@ def _predicted(run: RunDirectory, state: FinalState, diagnostics: Diagnostics) -
     found: Prediction | None = None
     with diagnostics.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
+        if state.failure is not None and not is_of_device(event, state.failure.device):
+            return None
         if state.trace is None:
             # The trainer was killed in its second step, before it could publish the first one's trace.
             state.trace = event
@@ -66,25 +93,32 @@ def _publish(
     state: FinalState,
     witness: Witness,
     diagnostics: Diagnostics,
-) -> None:
+    facts: RunFold | None,
+) -> str:
     predicted = _predicted(run, state, diagnostics)
+    if facts is not None:
+        state.verdict = of_memory(facts, facts.status(alive=False))
     written = report(state, witness, predicted, diagnostics)
     if snapshot_page.SNAPSHOT in state.files:
         with diagnostics.contained("drawing the allocator's snapshot"):
             page = snapshot_page.keep_page(run)
             if page is not None:
                 bus.publish(page)
-    bus.publish(keep_text(run, written.text, FILE, REPORT))
-    bus.publish(
-        Alert(
-            time_us=now_us(),
-            step=state.last_step,
-            level="error",
-            rule=_rule(state, witness),
-            title=written.title,
-            text=f"{FILE} explains it",
+    bus.publish(keep_text(run, written.text, POSTMORTEM_FILE, POSTMORTEM_KIND))
+    if state.failed_with is None:
+        bus.publish(
+            Alert(
+                time_us=now_us(),
+                step=state.last_step,
+                level="error",
+                rule=_rule(state, witness),
+                title=written.title,
+                text=f"{state.grew} {POSTMORTEM_FILE} explains it"
+                if state.grew
+                else f"{POSTMORTEM_FILE} explains it",
+            )
         )
-    )
+    return written.title
 
 
 def _rule(state: FinalState, witness: Witness) -> str:
@@ -93,29 +127,39 @@ def _rule(state: FinalState, witness: Witness) -> str:
     return UNEXPECTED_END if state.failure is None else WORKER_KILLED
 
 
-def explain_afterwards(run: RunDirectory) -> None:
+def explain_afterwards(
+    run: RunDirectory,
+    writer: Literal["helper", "sync"] = "sync",
+    diagnostics: Diagnostics | None = None,
+    failure: Failure | None = None,
+) -> bool:
     """Publish the report on a bad end if the helper process died with the trainer, as in a killed container.
 
     If the helper process still lives, it writes the report itself. Errors are logged, and delivery continues.
+    ``failure``: see `explain`. Return False if another process still works for the run, or the run goes on.
     """
-    if run.trainer() is None or run.is_alive():
-        return
     end = run.end()  # a cheap check before the whole journal is read
     if end is not None and end.status == "finished":
-        return
-    diagnostics = Diagnostics()
+        return True
+    if run.trainer() is None or (end is None and run.is_alive()):
+        return False
+    if any(state.ended and state.ended.status == "finished" for state in read_states(run)):
+        return True  # the journal lacks the end, for example because its disk was full
+    diagnostics = diagnostics or Diagnostics()
     with (
         diagnostics.contained("explaining how the run ended"),
         HelperLock(run) as is_free,
     ):
         if not is_free:
-            return
-        state = final_state(run)
-        if not _wants_explanation(state):
-            return
+            return False
+        if not _wants_explanation(final_state(run)):
+            return True
         with late_events(run, diagnostics) as bus:
-            _publish(run, bus, state, Witness("sync"), diagnostics)
-            HelpersReport(run, bus.publish, diagnostics).publish()
+            bus.subscribe(FindingAlerts(bus.publish))
+            explain(run, bus, Witness(writer), diagnostics, failure)
+            if writer == "sync":
+                HelpersReport(run, bus.publish, diagnostics).publish()
+    return True
 
 
 def _wants_explanation(state: FinalState) -> bool:

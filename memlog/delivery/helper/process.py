@@ -14,9 +14,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -24,6 +25,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.bus import EventBus
 from memlog.delivery.helper import protocol
+from memlog.delivery.helper.judging import HelperJudge
 from memlog.delivery.helper.line_reader import LineReader, NoMessages, StopTime, first_message
 from memlog.delivery.helper.origin import OriginReader
 from memlog.delivery.helper.rank_work import RankWork
@@ -34,7 +36,7 @@ from memlog.delivery.helper.training_process import TrainingProcess
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import ChildReading, End, Health, now_us
+from memlog.events import End, Health, now_us
 from memlog.journal import JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
@@ -49,6 +51,8 @@ ANOTHER_PROGRAM = (
     "its process runs another program now (exec), and memlog.finish() was not called before"
 )
 """Reason for the status ``killed`` of a run whose process lives on as another program."""
+_SETTLE_WAIT = 0.3
+"""Maximum seconds that the end of a user's run waits for git."""
 _WORTH_A_REPORT_US = 10_000_000
 """If a run without a tracker lasted less than these microseconds, the helper makes no report of the run.
 
@@ -56,19 +60,8 @@ Making a report takes half a second.
 """
 
 
-class Judging(NamedTuple):
-    """Functions that judge the samples of a run."""
-
-    finish: Callable[[], dict[str, str]] = dict
-    """Function that judges the samples a last time. It returns the rules that were never judged, each with
-    the reason."""
-    take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
-    """Function that takes a step's number, and readings of child processes at that step. memlog calls it only
-    with readings that are in no sample of the process tree."""
-
-
-Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
-"""Function that subscribes the run's alert rules, and the detector of growth, to the bus."""
+Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], HelperJudge]
+"""Function that makes the judge of a run."""
 
 
 class Helper:
@@ -86,10 +79,8 @@ class Helper:
         self._journal = _writer(self._run, begin, self._diagnostics)
         self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
-        self._judging = Judging()
-        with self._diagnostics.contained("reading the alert rules"):
-            self._judging = judge(begin, self._bus, self._diagnostics)
-        self._training = TrainingProcess(begin, self._run)
+        self._judging = judge(begin, self._bus, self._diagnostics)
+        self._training = TrainingProcess(begin, self._run, self._judging.take)
         self._follower = self._training.follower
         self._sampler = Sampler(
             begin.trainer_pid,
@@ -109,7 +100,9 @@ class Helper:
         self._uploaders = RunUploaders(self._run, self._settings, begin.begun_us)
         self._unwritten_ms = 0.0
         self._stop = stop
-        self.ranks = RankWork(self._run, begin, self._help_with, self._diagnostics)
+        self.ranks = RankWork(
+            self._run, begin, self._help_with, self._judging.note, self._diagnostics
+        )
 
     def begin(self) -> None:
         """Take the first sample, and then start the uploaders.
@@ -131,6 +124,7 @@ class Helper:
             for line in lines.read(min(TICK, self._sampler.pause)):
                 self.handle(line)
             self._sampler.sample_if_due()
+            self._judge_new_events()
             self._worst_step.look()
             self._origin.look()
             if self._has_trackers:
@@ -143,13 +137,30 @@ class Helper:
             self._sampler.sample_short_run()
         self._worst_step.look()
         self._origin.finish()
+        unjudged: dict[str, str] = {}
+        with self._diagnostics.contained("judging the run a last time"):
+            self._follower.look()
+            # If only this process has to end, the next helper process judges the run.
+            if not lines.open or self._training.has_told_its_end or self._training.is_gone_soon():
+                unjudged = self._judging.finish()
+        self._judging.tell_verdict()  # now, because an explanation can take seconds
         self._explain_a_bad_end(pipe_is_closed=not lines.open)
-        unjudged = self._judging.finish()
+        self._judging.tell_verdict()
         self._publish_health(unjudged)
-        self.ranks.finish()
         self._publish_report(unjudged)
         self._journal.close()
         return self._uploaders.deliver_rest(self._stop)
+
+    def _judge_new_events(self) -> None:
+        """Judge the training process's new events. If it waits for a judgement, judge the steps so far."""
+        with self._diagnostics.contained("judging the run"):
+            asked = self._judging.asked  # before the newest events are read
+            self._follower.look()
+            self._judging.look()
+            if asked is not None:
+                if not self._training.is_gone:
+                    self._sampler.sample_short_run()
+                self._judging.finish(asked)
 
     @property
     def _is_over(self) -> bool:
@@ -179,13 +190,14 @@ class Helper:
 
     def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
+        title: str | None = None
         with self._diagnostics.contained("explaining how the run ended"):
             if self._training.has_told_its_end or self._training.is_gone_soon():
                 self._follower.look()
                 self._write_what_is_missing()
                 if self._follower.end is None:
                     self.ranks.publish_exit(self._bus.publish)
-                self.ranks.finish()
+                self.ranks.follow_to_the_end()
                 if self._follower.ended_badly:
                     # Imported here: few runs end badly, and the import would delay the first sample.
                     from memlog.delivery.helper.postmortem import explain  # noqa: PLC0415
@@ -193,12 +205,14 @@ class Helper:
 
                     witness = Witness("helper", self._oom_kills.count())
                     failure = self.ranks.failure
-                    explain(self._run, self._bus, witness, self._diagnostics, failure)
+                    title = explain(self._run, self._bus, witness, self._diagnostics, failure)
             elif pipe_is_closed:
                 # The trainer is alive and did not report its end. So `exec` closed the pipe.
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
+        self.ranks.follow_to_the_end()
+        self.ranks.finish(title)
 
     def _write_what_is_missing(self) -> None:
         """If the journal lacks data after a full disk, take the data from the trainer's last message.
@@ -249,8 +263,31 @@ class Helper:
             self._journal.bind(message.backend, binding_of(message.run, message.offset))
         elif isinstance(message, (protocol.Ranked, protocol.Lead)):
             self._take_rank(message)
+        elif isinstance(message, protocol.Settle):
+            self._settle(message)
         elif isinstance(message, protocol.Finish):
             self._training.finish = message
+
+    def _settle(self, message: protocol.Settle) -> None:
+        """Publish what is known of the steps so far, and a report, because a user's run begins to end."""
+        settled = self._run.path / protocol.SETTLED
+        with self._diagnostics.contained("settling a run"):
+            # A helper that replaces another one gets all earlier messages.
+            if settled.exists() and int(settled.read_text()) >= message.number:
+                return
+        self._sampler.sample_now()
+        self._worst_step.look()
+        self._origin.finish(_SETTLE_WAIT)
+        self._report.publish_for(message.run_id, message.end)
+        on_settled = partial(self._write_settled, message.number)
+        if message.in_process:
+            on_settled()
+        else:
+            self._uploaders.settle(message.backend, message.run_id, message.end, on_settled)
+
+    def _write_settled(self, number: int) -> None:
+        with self._diagnostics.contained("settling a run"):
+            (self._run.path / protocol.SETTLED).write_text(str(number))
 
     def _take_rank(self, message: protocol.Ranked | protocol.Lead) -> None:
         if isinstance(message, protocol.Lead):

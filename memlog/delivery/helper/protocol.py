@@ -21,6 +21,8 @@ DONE = "helper-done"
 
 The process may still work for the runs of other ranks.
 """
+SETTLED = "helper-settled"
+"""Name of a file in a run's folder: the number of the last `Settle` message that the helper has handled."""
 ALL_DELIVERED = b"1"
 """Content of the file `DONE` if all data of the run is delivered. Otherwise the content is ``b"0"``."""
 HANDED_OVER = 5
@@ -36,6 +38,9 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     settings: Settings
     alerts_fd: int | None = None
     """Descriptor of the pipe for the helper's alerts; ``None``: the trainer does not read them."""
+    requests_fd: int | None = None
+    """Descriptor of the memory for requests to the trainer, which has the same number in both processes. If
+    ``shared``, it is the trainer's alone. ``None``: there is no such memory."""
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
@@ -77,6 +82,28 @@ class Lead(msgspec.Struct, frozen=True, tag="lead"):
     """Name of the run that memlog opens; ``None``: the tracker chooses one."""
 
 
+class JudgeNow(msgspec.Struct, frozen=True, tag="judge_now"):
+    """Message that wakes the helper, because the trainer waits for the judgement of the steps so far."""
+
+
+class Settle(msgspec.Struct, frozen=True, tag="settle"):
+    """Message that a run of the user's begins to end, while memlog's run may go on.
+
+    The helper process publishes what it still knows of the steps so far, and the run's report. After that it
+    writes ``number`` to the file `SETTLED`.
+    """
+
+    number: int
+    """Number of this message, counted from 1."""
+    backend: str
+    run_id: str
+    """The tracker's id of the user's run."""
+    end: End
+    """How the user's run ends."""
+    in_process: bool
+    """True if the training process writes to the run. Otherwise an uploader delivers to the run."""
+
+
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The last message: the run is over. The helper process then delivers the remaining data."""
 
@@ -86,7 +113,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The trainer's last health event. The journal lacks it if the disk was full."""
 
 
-Message: TypeAlias = Begin | Connect | Join | Ranked | Lead | Finish
+Message: TypeAlias = Begin | Connect | Join | Ranked | Lead | JudgeNow | Settle | Finish
 
 encode = msgspec.json.Encoder().encode
 

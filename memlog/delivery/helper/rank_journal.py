@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.rank_reader import ROLE, RankReader
 from memlog.delivery.helper.training_news import TrainingNews
-from memlog.events import Alert, Batch, End, Event, Exit, Ranks
+from memlog.events import (
+    Alert,
+    Artifact,
+    Batch,
+    End,
+    Event,
+    Exit,
+    Finding,
+    RankDoubt,
+    RankFailure,
+    Ranks,
+)
 from memlog.journal import Binding, Header, JournalWriter, RunDirectory
+from memlog.journal.artifacts import postmortem_title
 from memlog.journal.delivery_state import HelperLock
+from memlog.ranks.ends import Failure
 from memlog.ranks.registration import Registration, Training, last_step, registration_of
 from memlog.ranks.spreads import RankSpreads
 
@@ -21,6 +34,8 @@ _SHARE = 0.05
 """Maximum fraction of one processor's time for reading. The pauses become longer if there are many ranks."""
 _SEARCH = 2.0
 """Seconds between searches for ranks, and for new files of known ranks."""
+_MOST_JUDGED = 64
+"""Maximum number of ranks in whose memory a rise without a known cause is noticed."""
 _ENDING = 5.0
 """Maximum seconds that the end of rank 0's run waits for the other ranks' last steps."""
 
@@ -29,6 +44,8 @@ class RankJournal:
     """Reader of all ranks' journals while they are written. It writes a journal of its own in rank 0's run.
 
     A helper process that replaces an earlier one writes only steps and alerts that the journal lacks.
+
+    ``note`` gets what the journal tells about the training, except the steps.
     """
 
     def __init__(
@@ -38,8 +55,10 @@ class RankJournal:
         begun_us: int,
         initial_step: int,
         diagnostics: Diagnostics,
+        note: Callable[[Event], object] = lambda _: None,
     ) -> None:
         self._run = run
+        self._note = note
         self._begun_us, self._initial_step = begun_us, initial_step
         self._diagnostics = diagnostics
         self._training = Training(run, registration)
@@ -48,7 +67,13 @@ class RankJournal:
         self._spreads = RankSpreads(
             registration.position.world_size, initial_step, max(steps, default=None)
         )
-        self._told = {_identity(event) for event in published if isinstance(event, Alert)}
+        self._told = {
+            _identity(event) for event in published if isinstance(event, (Alert, Finding))
+        }
+        self._has_told_failure = any(isinstance(event, RankFailure) for event in published)
+        for event in published:
+            if not isinstance(event, Ranks):
+                note(event)
         self._readers: dict[int, RankReader] = {}
         self.news = TrainingNews(registration, self._readers)
         self._journal: JournalWriter | None = None
@@ -61,19 +86,38 @@ class RankJournal:
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self) -> None:
-        """Wait at most `_ENDING` seconds for the other ranks' last steps, and publish these steps."""
+    def follow_to_the_end(self) -> None:
+        """Wait for the other ranks' last steps and ends, and publish the steps."""
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join(2 * _ENDING)
+            self._thread.join(4 * _ENDING)
+
+    def finish(self, title: str | None) -> None:
+        """Publish how the training ended, if it ended badly. Call it after `follow_to_the_end`.
+
+        ``title`` is the title of the report on the end of this rank; ``None``: there is no report.
+        """
+        self._tell_failure(title)
+        self._tell_doubt()
         if self._journal is not None:
             self._journal.close()
+
+    def explain(self) -> str | None:
+        """Write the report on the end of this rank, unless another rank failed first. Return its title."""
+        from memlog.delivery.helper.postmortem import explain_afterwards  # noqa: PLC0415 - see `_tell_failure`
+
+        failure = self.news.failure
+        if failure is None or self._another_failed(failure):
+            return None
+        explain_afterwards(self._run, "sync", self._diagnostics, failure)
+        return postmortem_title(self._run)
 
     def publish_rest(self) -> None:
         """Publish the steps and alerts that the journal lacks. Call it when the training is over."""
         self.look(search=True, final=True)
-        if self._journal is not None:
-            self._journal.close()
+        for rank, reader in self._readers.items():
+            if not reader.has_ended:
+                self.news.lost(rank)
 
     def _follow(self) -> None:
         pause = _PAUSE
@@ -105,10 +149,62 @@ class RankJournal:
         self._look(search=search)
         for event in self._spreads.take(final=final):
             self._write(event, event.step)
-        for alert in self.news.alerts(final=final):
-            # An earlier helper process may have published the alert.
-            if _identity(alert) not in self._told:
-                self._write(alert, alert.step)
+        self._publish_news(final=final)
+        if self.news.has_settled and self._another_failed(self.news.failure):
+            self._tell_failure(None)
+
+    def _another_failed(self, failure: Failure | None) -> bool:
+        return (
+            failure is not None
+            and failure.first is not None
+            and failure.first.rank != self._own_rank
+        )
+
+    def _tell_failure(self, title: str | None) -> None:
+        """Publish which rank failed first, once. Nothing else waits for this rank if it hangs."""
+        failure = self.news.failure
+        if failure is None or self._has_told_failure:
+            return
+        self._has_told_failure = True
+        with self._diagnostics.contained("telling which rank failed first"):
+            # Imported here: few trainings fail, and the import would delay the helper's start.
+            from memlog.delivery.helper.rank_failure import (  # noqa: PLC0415
+                about_another_rank,
+                about_failure,
+            )
+
+            events: Iterator[RankFailure | Alert | Artifact]
+            if failure.first is None or failure.first.rank == self._own_rank:
+                events = about_failure(self._run, failure, title, self._diagnostics)
+            else:
+                reader = self._readers[failure.first.rank]
+                events = about_another_rank(
+                    self._run, failure, reader, self._look_for_more, self._diagnostics
+                )
+            for event in events:
+                self._write(event, failure.step)
+
+    def _tell_doubt(self) -> None:
+        """If the run ended well, publish that another rank's memory rose for an unknown reason."""
+        own = self._readers.get(self._own_rank)
+        if self.news.failure is not None or own is None or not own.is_over:
+            return
+        from memlog.delivery.helper.rank_failure import doubt_about  # noqa: PLC0415 - see `_tell_failure`
+
+        doubt = doubt_about(self._own_rank, self._readers, self._diagnostics)
+        if doubt is not None:
+            self._write(doubt, doubt.step)
+
+    def _look_for_more(self) -> None:
+        """Read what the helper process of the rank that failed first has found."""
+        self._look(search=True)
+        self._publish_news(final=True)
+
+    def _publish_news(self, *, final: bool) -> None:
+        for told in self.news.news(final=final):
+            # An earlier helper process may have published the event.
+            if _identity(told) not in self._told:
+                self._write(told, told.step)
 
     def _look(self, *, search: bool) -> None:
         now = time.monotonic()
@@ -116,7 +212,8 @@ class RankJournal:
             self._search_due = now + _SEARCH
             for rank, run in self._training.search().items():
                 if rank not in self._readers:
-                    self._readers[rank] = RankReader(run)
+                    is_judged = rank != self._own_rank and len(self._readers) < _MOST_JUDGED
+                    self._readers[rank] = RankReader(run, is_judged=is_judged)
                     self._spreads.know(rank)
             for rank, reader in self._readers.items():
                 reader.look_again()
@@ -136,7 +233,9 @@ class RankJournal:
             self._spreads.end(rank)
         self.news.take(rank, event)
 
-    def _write(self, event: Ranks | Alert, step: int | None) -> None:
+    def _write(
+        self, event: Ranks | Alert | Finding | Artifact | RankFailure | RankDoubt, step: int | None
+    ) -> None:
         """Write an event to the journal. Each tracker's run that has rank 0's step ``step`` gets the event.
 
         If ``step`` is ``None``, the event goes to the same runs as the previous event.
@@ -146,6 +245,8 @@ class RankJournal:
                 if self._writer.bindings.get(backend) != binding:
                     self._writer.bind(backend, binding)
         self._writer.append(event)
+        if not isinstance(event, Ranks):
+            self._note(event)
 
     @property
     def _writer(self) -> JournalWriter:
@@ -185,20 +286,38 @@ class _OwnRuns:
 def publish_afterwards(run: RunDirectory) -> None:
     """Publish the missing steps and alerts of all ranks, if the helper process died with the trainer.
 
-    Do nothing if a rank still lives, or if the run is not the lowest rank's. Errors are logged.
+    Explain how the training ended, if it ended badly. Do nothing if a rank still lives, or if the run is not
+    the lowest rank's. Errors are logged.
     """
     own, header, diagnostics = registration_of(run), run.trainer(), Diagnostics()
     if own is None or header is None:
         return
-    with diagnostics.contained("combining the ranks' memory"), HelperLock(run) as is_free:
-        found = Training(run, own).search()
-        if not is_free or min(found) != own.position.rank:
-            return
-        steps = (event.step for event in run.events(ROLE) if isinstance(event, Ranks))
-        if max(steps, default=None) == last_step(run) or any(r.is_alive() for r in found.values()):
-            return
-        RankJournal(run, own, header.begun_us, header.initial_step, diagnostics).publish_rest()
+    with diagnostics.contained("combining the ranks' memory"):
+        with HelperLock(run) as is_free:
+            found = Training(run, own).search()
+            if not is_free or min(found) != own.position.rank or _is_complete(run, found):
+                return
+            journal = RankJournal(run, own, header.begun_us, header.initial_step, diagnostics)
+            journal.publish_rest()
+        # Without the lock, which it takes itself.
+        title = journal.explain()
+        journal.finish(title)
 
 
-def _identity(alert: Alert) -> tuple[str, str, int | None]:
-    return alert.rule, alert.title, alert.step
+def _is_complete(run: RunDirectory, found: Mapping[int, RunDirectory]) -> bool:
+    """Return True if the journal about all ranks is complete, or can't be completed yet."""
+    if any(each.is_alive() for each in found.values()):
+        return True
+    events = list(run.events(ROLE))
+    steps = max((event.step for event in events if isinstance(event, Ranks)), default=None)
+    if any(isinstance(event, RankFailure) for event in events):
+        return True
+    ends = [each.end() for each in found.values()]
+    are_good = all(end is not None and end.status == "finished" for end in ends)
+    return are_good and steps == last_step(run)
+
+
+def _identity(event: Alert | Finding) -> tuple[str, str, int | None]:
+    if isinstance(event, Finding):
+        return event.kind, event.title, event.step
+    return event.rule, event.title, event.step

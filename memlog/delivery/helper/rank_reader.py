@@ -7,7 +7,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from memlog.events import Batch, End, Event, Exit
+from memlog.events import (
+    POSTMORTEM_KIND,
+    Artifact,
+    Batch,
+    End,
+    Event,
+    Exit,
+    Finding,
+    OutOfMemory,
+    readings,
+)
+from memlog.facts.levels import LevelFold
 from memlog.journal import Header, RunDirectory
 from memlog.journal.follower import Follower
 from memlog.journal.format import Role
@@ -20,17 +31,26 @@ the rank counts as lost (`RankReader.is_lost`)."""
 
 
 class RankReader:
-    """Reader of one rank's journal.
+    """Reader of one rank's journal. ``is_judged``: True if `levels` is wanted, which costs time.
 
     Attributes:
         step: Last completed step of the rank; ``None``: no step is completed.
+        failure: Failed allocation after this step; ``None``: none.
+        levels: Memory in use after the rank's steps.
+        has_ended: True if the rank's journal tells its end.
+        has_report: True if the rank's journal has a report on the rank's bad end.
+        has_finding: True if the cause of the rank's growth is known.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, *, is_judged: bool = False) -> None:
         self.run = run
+        self._is_judged = is_judged
         self.step: int | None = None
+        self.failure: OutOfMemory | None = None
+        self.levels = LevelFold()
+        self.has_report = self.has_finding = False
         self._follower = Follower(run, lambda _: run.id)
-        self._ended = False
+        self.has_ended = False
         self._gone_since: float | None = None
 
     def look_again(self) -> None:
@@ -42,16 +62,27 @@ class RankReader:
         for _, header, event in self._follower.news():
             if header.role == ROLE:
                 continue
-            if isinstance(event, Batch):
-                self.step = event.step
-            elif isinstance(event, (End, Exit)):
-                self._ended = True
+            self._note(event)
             yield header, event
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Batch):
+            self.step, self.failure = event.step, None
+            if self._is_judged:
+                self.levels.take(event.step, list(readings(event)))
+        elif isinstance(event, Finding):
+            self.has_finding |= bool(event.rate)
+        elif isinstance(event, OutOfMemory):
+            self.failure = None if event.caught else event
+        elif isinstance(event, Artifact):
+            self.has_report |= event.kind == POSTMORTEM_KIND
+        elif isinstance(event, (End, Exit)):
+            self.has_ended = True
 
     @property
     def is_over(self) -> bool:
         """True if the journal tells the rank's end, or the process has been gone for `_WRITTEN_WITHIN` s."""
-        if self._ended:
+        if self.has_ended:
             return True
         if self.run.is_alive():
             self._gone_since = None
@@ -62,7 +93,7 @@ class RankReader:
     @property
     def is_lost(self) -> bool:
         """True if the rank has ended, and its journal does not say how it ended."""
-        return self.is_over and not self._ended
+        return self.is_over and not self.has_ended
 
     @property
     def state(self) -> str | None:

@@ -26,7 +26,8 @@ _SEARCH = 1.0
 class RankWork:
     """Work for the other ranks. It does nothing for a run that trains alone. No method raises.
 
-    ``help_with`` runs a helper for the run of another rank of this machine.
+    ``help_with`` runs a helper for the run of another rank of this machine. ``note`` gets what is published
+    about the training.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class RankWork:
         run: RunDirectory,
         begin: protocol.Begin,
         help_with: Callable[[protocol.Begin], object],
+        note: Callable[[Event], object],
         diagnostics: Diagnostics,
     ) -> None:
         self._run = run
         self._begin = begin
         self._help_with = help_with
+        self._note = note
         self._diagnostics = diagnostics
         self._journal: RankJournal | None = None
         self._node: NodeRuns | None = None
@@ -83,6 +86,7 @@ class RankWork:
                     self._begin.begun_us,
                     self._begin.settings.initial_step,
                     self._diagnostics,
+                    self._note,
                 )
                 self._journal.start()
 
@@ -101,10 +105,17 @@ class RankWork:
         if self._exit is not None:
             publish(self._exit.result())
 
-    def finish(self) -> None:
+    def follow_to_the_end(self) -> None:
+        """Read the other ranks' last events."""
         if self._journal is not None:
             with self._diagnostics.contained("publishing the ranks' last steps"):
-                self._journal.finish()
+                self._journal.follow_to_the_end()
+
+    def finish(self, title: str | None = None) -> None:
+        """Publish how the training ended. ``title`` is the title of the report on the end of this rank."""
+        if self._journal is not None:
+            with self._diagnostics.contained("publishing how the ranks ended"):
+                self._journal.finish(title)
 
     @property
     def failure(self) -> Failure | None:

@@ -27,6 +27,9 @@ from memlog.events import (
     Recorded,
     Sample,
     Scope,
+    changes,
+    main_readings,
+    readings,
 )
 from memlog.journal import JournalFile, RunDirectory
 from memlog.journal.compaction import compact, is_compactable
@@ -160,12 +163,13 @@ def _levels(event: Event) -> dict[str, float] | None:
             if value is not None
         }
     if isinstance(event, Phase):
-        peaks = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
         return {
-            f"{event.label} {name}": float(size) for name, size in peaks.items() if size is not None
+            f"{event.label} {each.name}": float(each.peak)
+            for each in readings(event)
+            if each.peak is not None
         }
     if isinstance(event, (Recorded, Scope)):
-        rss = event.rss if isinstance(event, Recorded) else event.rss_change
-        sizes = {"rss": rss, **{device.name: device.peak for device in event.devices}}
+        found = changes(event) if isinstance(event, Scope) else main_readings(event)
+        sizes = {each.name: each.level if each.device is None else each.peak for each in found}
         return {name: float(size) for name, size in sizes.items() if size is not None}
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,6 +54,14 @@ class RunUploaders:
         for name in self._settings.backends if self._delivers else ():
             if name in self._workers:
                 self._workers[name].uploader.may_open_own = True
+
+    def settle(self, backend: str, run_id: str, end: End, on_settled: Callable[[], object]) -> None:
+        """Deliver and describe a user's run that ends, and then call ``on_settled``, on another thread."""
+        worker = self._workers.get(backend) if self._delivers else None
+        if worker is None:
+            on_settled()
+        else:
+            worker.settle(run_id, end, on_settled)
 
     def set_end(self, end: End) -> None:
         for worker in self._workers.values():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import ARGUMENTS
 from memlog.events import (
+    RESERVED,
     Batch,
     ChildReading,
     Device,
@@ -19,18 +20,14 @@ from memlog.events import (
     OutOfMemory,
     Sample,
     now_us,
+    readings,
 )
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
+from memlog.probes.machine import available_memory, machine_memory, memory_limit
 from memlog.probes.nvml import Nvml
-from memlog.probes.tree import (
-    ProcessTree,
-    available_memory,
-    machine_memory,
-    memory_limit,
-    read_again,
-)
+from memlog.probes.tree import ProcessTree, read_again
 
 _STEPS = 5
 """Number of steps after which a sample is due. After a run's first 500 steps, the number grows (`_PART`)."""
@@ -64,9 +61,10 @@ class DevicesInUse:
 
     def take_step(self, event: Batch) -> None:
         """Store the bytes that the trainer's allocator holds on each device at the end of a step."""
-        for reading in event.devices:
-            _, before = self._reserved.get(reading.name, (None, None))
-            self._reserved[reading.name] = before, reading.reserved
+        for each in readings(event):
+            if each.name.endswith(RESERVED):
+                _, before = self._reserved.get(each.owner, (None, None))
+                self._reserved[each.owner] = before, each.level
 
     def read(self, nvml: Nvml) -> tuple[DeviceUse, ...]:
         """Return the memory in use on each device, except devices that the driver does not report."""
@@ -85,10 +83,16 @@ class DevicesInUse:
 
 
 class StepFollower:
-    """Reader of the trainer's journal. It keeps the newest step, health event, end event and devices."""
+    """Reader of the trainer's journal. It keeps the newest step, health event, end event and devices.
 
-    def __init__(self, file: JournalFile) -> None:
+    ``on_event`` is called with each event, in order.
+    """
+
+    def __init__(
+        self, file: JournalFile, on_event: Callable[[Event], object] = lambda _: None
+    ) -> None:
         self._file = file
+        self._on_event = on_event
         self._at: Position = START
         self.step: int | None = None
         self.since: float | None = None
@@ -110,6 +114,7 @@ class StepFollower:
         """Read new events, and return the newest step in the journal; ``None`` before the first step."""
         for entry in self._file.read(self._at):
             self._at = entry.end
+            self._on_event(entry.event)
             if isinstance(entry.event, Batch):
                 self.step = entry.event.step
                 self._failed = False
@@ -117,7 +122,7 @@ class StepFollower:
             elif isinstance(entry.event, Device):
                 self.devices.take(entry.event)
             elif isinstance(entry.event, OutOfMemory):
-                self._failed = True
+                self._failed = not entry.event.caught
             elif isinstance(entry.event, Health):
                 self.health = entry.event
             elif isinstance(entry.event, End):
@@ -190,6 +195,13 @@ class Sampler:
             if self._follower.look() is not None and not self._step_rate.has_begun:
                 self._publish(self._read())
 
+    def sample_now(self) -> None:
+        """Publish a sample, unless the newest step already has one. Never raises."""
+        with self._diagnostics.contained("sampling the process tree"):
+            if self._step_rate.is_new(self._follower.look()):
+                self._publish(self._read())
+                self._step_rate.sampled()
+
     def _read_children(self, now: float) -> None:
         """Read the child processes again if enough steps have passed."""
         before = time.thread_time()
@@ -222,6 +234,7 @@ class Sampler:
             children_shared=tree.children_shared,
             host_limit=memory_limit(group.limit, self._machine),
             devices=self._follower.devices.read(self._nvml),
+            tree_swap=tree.swap,
         )
 
 
@@ -251,6 +264,13 @@ class _StepRate:
     def has_begun(self) -> bool:
         """True if `update` has got a step. The first step always makes a sample due."""
         return self._first is not None
+
+    def is_new(self, step: int | None) -> bool:
+        """Return whether ``step``, the newest step, has no sample yet. Later steps count from there."""
+        if step is None or (self._first is not None and step == self._sampled):
+            return False
+        self._first, self._newest = step if self._first is None else self._first, step
+        return True
 
     def sampled(self) -> None:
         """Note that a sample of the newest step was taken."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper import protocol
-from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
+from memlog.delivery.helper.requests import RequestReader
+
+if TYPE_CHECKING:
+    from memlog.delivery.helper.alert_pipe import AlertListener
 
 PAUSES = (1.0, 10.0, 60.0)
 """Seconds to wait before the helper is started again for the first, the second and the third (last) time."""
@@ -30,6 +34,7 @@ class SupervisedHelper:
         current: The helper that runs, or ran last. The training loop polls its process.
         changed: True if the helper has ended, or was started again, since the last call of `look`.
         is_away: True if the helper has ended, and no new one runs yet.
+        requests: Memory for the helper's requests; ``None``: the helper can't make any.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -44,12 +49,13 @@ class SupervisedHelper:
         self._waits = threading.Event()
         self._waiting: threading.Thread | None = None
         self._starts = 0
+        self.requests: RequestReader | None = None
         self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None) -> None:
         """Start the helper. Raise only exceptions from the user's own signal handlers."""
         self._begin, self._listener = begin, listener
-        self.current.start(begin, listener, self._on_pipe_closed)
+        self.current.start(self._first_message(), listener, self._on_pipe_closed)
 
     def start_unless(
         self,
@@ -135,6 +141,10 @@ class SupervisedHelper:
             self._over.set()
             return self.current
 
+    def _first_message(self) -> protocol.Begin:
+        descriptor = None if self.requests is None else self.requests.descriptor
+        return msgspec.structs.replace(self._begin, again=self._starts > 0, requests_fd=descriptor)
+
     def _on_pipe_closed(self) -> None:
         """Wait for the end of a helper that has closed its pipe, and handle an early end."""
         deadline = time.monotonic() + _REAPED_WITHIN
@@ -179,7 +189,7 @@ class SupervisedHelper:
         try:
             listener = None if self._listener is None else self._listener.another()
             helper.start(
-                msgspec.structs.replace(self._begin, again=self._starts > 0),
+                self._first_message(),
                 listener,
                 self._on_pipe_closed,
             )
@@ -209,7 +219,7 @@ class SupervisedHelper:
 def _report_end(helper: HelperProcess, meaning: str, diagnostics: Diagnostics) -> None:
     """Close the pipe to a helper and count its early end. Print a warning at the first early end."""
     code = helper.close()
-    diagnostics.count_fault(f"the helper process: ended with {code}")
+    diagnostics.count_fault(f"the helper process: ended ({_cause(code)})")
     diagnostics.say_once("helper", f"the helper process has ended ({_cause(code)}): {meaning}")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.sampler import StepFollower
+from memlog.events import Event
 from memlog.journal import JournalFile, RunDirectory
 
 _REPARENTED_WITHIN = 2.0
@@ -16,15 +18,20 @@ _REPARENTED_WITHIN = 2.0
 class TrainingProcess:
     """The training process of a run.
 
+    ``on_event`` is called with each event of the training process's journal, in order.
+
     Attributes:
         follower: Reads the training process's journal.
         finish: The training process's last message; ``None`` until it arrives.
     """
 
-    def __init__(self, begin: protocol.Begin, run: RunDirectory) -> None:
+    def __init__(
+        self, begin: protocol.Begin, run: RunDirectory, on_event: Callable[[Event], object]
+    ) -> None:
         self._begin = begin
         self._run = run
-        self.follower = StepFollower(JournalFile(run.path, f"trainer-{begin.trainer_pid}"))
+        file = JournalFile(run.path, f"trainer-{begin.trainer_pid}")
+        self.follower = StepFollower(file, on_event)
         self.finish: protocol.Finish | None = None
 
     @property

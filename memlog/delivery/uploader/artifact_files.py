@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import open_artifact
+from memlog.journal.artifacts import open_artifact, safe_name
 
 _CHUNK = 1024**2
 _SHARE = 2
@@ -52,14 +52,15 @@ class ArtifactFiles:
 
     def _copy(self, file: BinaryIO, artifact: Artifact) -> Path | None:
         status = os.fstat(file.fileno())
-        known = (artifact.path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        known = (artifact.path, artifact.name, *identity)
         if self._made is not None and self._made[0] == known:
             return self._made[1]
         self.drop()
         try:
             folder = tempfile.mkdtemp(prefix="memlog-")
             self._removed = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            path = Path(folder) / Path(artifact.path).name
+            path = Path(folder) / safe_name(artifact.name)
             if status.st_size <= shutil.disk_usage(folder).free // _SHARE:
                 with path.open("xb") as copy:
                     shutil.copyfileobj(file, copy, _CHUNK)

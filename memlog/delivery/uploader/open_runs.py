@@ -116,8 +116,23 @@ class OpenRuns:
             with suppress(Exception):
                 sink.close(None)
 
-    def close(self, end: End | None, description: Callable[[str | None], str]) -> None:
+    def describe(self, target: str, description: Callable[[str | None], str]) -> None:
+        """Store a description of a user's run, unless the run has one of the user's.
+
+        ``description`` is the function that `close` has.
+        """
+        _describe(self.sink(target), description)
+
+    def close(
+        self,
+        end: End | None,
+        description: Callable[[str | None], str],
+        newest: str | None = None,
+    ) -> None:
         """Describe and end the runs that sinks opened, except those that the tracker refuses.
+
+        Of the user's runs, describe only the one that memlog joined last. Earlier ones were described when
+        they ended.
 
         If a restarted training continues memlog's own run, memlog does not end this run.
 
@@ -125,6 +140,7 @@ class OpenRuns:
             end: How the run ended; ``None``: the run has not ended.
             description: Function that takes the run's id in the tracker, and returns a text about the run.
                 If the tracker stores no files of the run, the function gets ``None``.
+            newest: Id of the user's run that memlog joined last; ``None``: memlog joined none.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
@@ -133,7 +149,7 @@ class OpenRuns:
         for target, sink in self._sinks.items():
             its_end = end if target or self._state.continued_by is None else None
             try:
-                if its_end is not None:
+                if its_end is not None and target in (None, newest):
                     _describe(sink, description)
                 sink.close(
                     its_end.status if its_end else None, its_end.time_us if its_end else None

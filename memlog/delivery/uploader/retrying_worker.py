@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from memlog._internal.diagnostics import warn
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError
+from memlog.events import End
 from memlog.journal.delivery_state import UploadLock, is_wanted
 
 logger = logging.getLogger("memlog.delivery")
@@ -35,6 +38,7 @@ class UploadWorker:
         self._complete = threading.Event()
         self._gives_up = threading.Event()
         self._wake = threading.Event()
+        self._settling: deque[Callable[[], object]] = deque()
         self._thread = threading.Thread(
             target=self._run, name=f"memlog-{uploader.backend}", daemon=True
         )
@@ -46,6 +50,18 @@ class UploadWorker:
         """Tell the thread that the journal is complete. The thread delivers the remaining data and ends."""
         self._complete.set()
         self._wake.set()
+
+    def settle(self, run_id: str, end: End, on_settled: Callable[[], object]) -> None:
+        """Deliver what is ready, describe a user's run that ends, and then call ``on_settled``.
+
+        The thread does this. ``end`` is how the user's run ends.
+        """
+        self._settling.append(partial(self._settle, run_id, end, on_settled))
+        self._wake.set()
+
+    def _settle(self, run_id: str, end: End, on_settled: Callable[[], object]) -> None:
+        self.uploader.describe(run_id, end)
+        on_settled()
 
     def stop_if_wanted(self) -> None:
         """After a call of `complete`, end the thread if another process waits to deliver the remaining data.
@@ -90,7 +106,11 @@ class UploadWorker:
                 # The user waits in `finish`: after a failure, the next attempt comes soon.
                 complete, pause = True, INTERVAL
             try:
+                settling = list(self._settling)
                 self.uploader.deliver(complete=complete)
+                for settle in settling:
+                    settle()
+                    self._settling.remove(settle)
                 logged = self._log_refusals(logged)
                 if complete:
                     self.uploader.close()

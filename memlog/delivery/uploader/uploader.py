@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from memlog._internal.redact import remember, without_credentials
@@ -132,6 +133,11 @@ class Uploader:
         self._progress.note_refusals(complete=complete)
         return self.state.delivered - before
 
+    def describe(self, run_id: str, end: End) -> None:
+        """Describe a user's run that ends, while memlog's run may go on. ``end`` is how the run ends."""
+        with suppress(RunRefusedError):
+            self._open_runs.describe(run_id, partial(_description, self.run, self.backend, end=end))
+
     @property
     def refused(self) -> str | None:
         """Message with the refused runs, the reasons and the remedy; ``None`` if no run is refused."""
@@ -142,9 +148,11 @@ class Uploader:
 
         Data for runs that the tracker refuses stays in the journal.
         """
-        end = _end_of(self.run, self.end)
+        end = _end_of(self.run, self.end, self.state.ended)
         try:
-            self._open_runs.close(end, partial(_description, self.run, self.backend))
+            self._open_runs.close(
+                end, partial(_description, self.run, self.backend), self._newest_run()
+            )
         except Exception as error:
             if not self._open_runs.are_durable:
                 self._progress.go_back()
@@ -152,6 +160,7 @@ class Uploader:
             self._progress.note_failure(error)
             raise
         self._open_runs.forget()
+        self.state.ended = end
         self._progress.mark_safe()
         self._open_runs.refused_runs.end()
         if self.refused:
@@ -159,6 +168,14 @@ class Uploader:
         elif self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
+
+    def _newest_run(self) -> str | None:
+        """Return the id of the user's run that memlog joined last; ``None``: memlog joined none."""
+        newest = None
+        for file in self.run.files("trainer"):
+            for header in file.headers():
+                newest = _run_id(header.bindings.get(self.backend)) or newest
+        return newest
 
     def _deliver_deferred(self, key: str, deferred: DeferredRange, file: JournalFile) -> None:
         """Deliver skipped segments if the tracker now accepts the run to which they belong."""
@@ -311,6 +328,14 @@ class Uploader:
                 self._progress.save()
 
 
+def _description(
+    run: RunDirectory, backend: str, stored: str | None, end: End | None = None
+) -> str:
+    from memlog.reports.description import description  # noqa: PLC0415 - needed only at the end
+
+    return description(run, backend, stored, end)
+
+
 def _run_id(binding: Binding | None) -> str | None:
     return None if binding is None else binding.run_id
 
@@ -328,17 +353,18 @@ def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Bindin
     return None
 
 
-def _description(run: RunDirectory, backend: str, stored: str | None) -> str:
-    from memlog.reports.description import description  # noqa: PLC0415 - needed only at the end
+def _end_of(run: RunDirectory, reported: End | None, known: End | None) -> End | None:
+    """Return how a run ended. A trainer that died without an end event counts as killed at its last write.
 
-    return description(run, backend, stored)
-
-
-def _end_of(run: RunDirectory, reported: End | None) -> End | None:
-    """Return how a run ended. A trainer that died without an end event counts as killed at its last write."""
-    end = run.end()
+    If another rank of the training failed first, its end counts. If the journal lacks the end, for example
+    because its disk was full, the end that the trainer has ``reported`` counts, or the end that the tracker
+    already knows (``known``).
+    """
+    end, failure = run.end(), run.rank_failure()
+    if failure is not None and failure.run is not None and (end is not None or not run.is_alive()):
+        return End(max(failure.time_us, 0 if end is None else end.time_us), failure.status)
     if end is not None:
         return end
     if reported is not None or run.is_alive():
         return reported
-    return End(int(run.last_write() * 1e6), "killed")
+    return known or End(int(run.last_write() * 1e6), "killed")

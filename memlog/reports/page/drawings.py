@@ -31,6 +31,8 @@ CATEGORIES = (
     "temporaries",
     "inputs",
     "buffers",
+    "workspaces",
+    "private pools",
     "other",
     "undecided",
 )

@@ -8,6 +8,11 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from memlog.events import (
+    ALLOCATED,
+    DEVICE_USED,
+    HOST_RSS,
+    RESERVED,
+    TREE,
     Alert,
     Artifact,
     Batch,
@@ -21,10 +26,11 @@ from memlog.events import (
     Sample,
     Scope,
     Trace,
+    readings,
 )
+from memlog.findings import failure_title
 from memlog.journal import RunDirectory
 from memlog.reports.page.series import MOST_POINTS, Chart, CurveFold
-from memlog.reports.verdict import failure_title
 from memlog.sink import Axis
 
 MarkKind: TypeAlias = Literal[
@@ -101,13 +107,15 @@ class SeriesFold:
         # An older memlog recorded the container's limit only.
         limit = event.cgroup_limit if event.host_limit is None else event.host_limit
         self._limit = self._limit if limit is None else limit
-        if event.step is not None and (event.tree_processes or 1) > 1:
-            fold = self._fold("step", _HOST)
-            fold.add("with child processes", "tree", event.step, event.tree_pss)
-        for device in event.devices:
-            if event.step is not None and device.name in self._axes["step"]:
-                fold = self._fold("step", device.name)
-                fold.add("all processes", "tree", event.step, device.used)
+        if event.step is None:
+            return
+        for each in readings(event):
+            if each.name == TREE and (event.tree_processes or 1) > 1:
+                fold = self._fold("step", _HOST)
+                fold.add("with child processes", "tree", event.step, each.level)
+            elif each.name.endswith(DEVICE_USED) and each.owner in self._axes["step"]:
+                fold = self._fold("step", each.owner)
+                fold.add("all processes", "tree", event.step, each.level)
 
     def _take_rare(self, event: Event, step: int | None) -> None:
         if isinstance(event, Device):
@@ -141,15 +149,16 @@ class SeriesFold:
             self._mark("step", _kind_of("block", event.label), event.step, event.label)
 
     def _read(self, axis: Axis, index: int, event: Batch | Epoch | Evaluation) -> None:
-        host = self._fold(axis, _HOST)
-        host.add("resident set", "level", index, event.rss)
-        if not isinstance(event, Evaluation):
-            host.add("peak so far", "peak", index, event.rss_peak)
-        for device in event.devices:
-            fold = self._fold(axis, device.name)
-            fold.add("allocated", "level", index, device.allocated)
-            fold.add("peak", "peak", index, device.peak)
-            fold.add("reserved", "reserved", index, device.reserved)
+        for each in readings(event):
+            name, fold = each.name, self._fold(axis, each.owner)
+            if name == HOST_RSS:
+                fold.add("resident set", "level", index, each.level)
+                fold.add("peak so far", "peak", index, each.peak)
+            elif name.endswith(ALLOCATED):
+                fold.add("allocated", "level", index, each.level)
+                fold.add("peak", "peak", index, each.peak)
+            elif name.endswith(RESERVED):
+                fold.add("reserved", "reserved", index, each.level)
 
     def _fold(self, axis: Axis, name: str) -> CurveFold:
         known = self._axes[axis]

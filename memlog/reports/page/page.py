@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
-from memlog.events import Trace
+from memlog.events import End, Trace
+from memlog.facts.peaks import peak_kind
 from memlog.journal import RunDirectory
-from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
 from memlog.reports.page.facts import RunSeries
 from memlog.reports.page.layer_sections import ShownStep, step_title
@@ -39,7 +39,10 @@ prediction would take more than about a second."""
 
 
 def html(
-    what: RunDirectory | RunReader | RecordedTrace, *, announce: Announce | None = None
+    what: RunDirectory | RunReader | RecordedTrace,
+    *,
+    announce: Announce | None = None,
+    end: End | None = None,
 ) -> str:
     """Return the report as one HTML document, for ``memlog report`` and for notebooks.
 
@@ -52,11 +55,14 @@ def html(
         announce: Function that is called with one line of text before uPlot is fetched. uPlot is fetched
             only if this installation lacks it. ``None``: uPlot is never fetched. Without uPlot, the charts
             can't be zoomed.
+        end: End of a user's run in a tracker, for a report that this run gets; ``None``: the end in the
+            journal, if any.
     """
     library = load_library(announce)
     if isinstance(what, RecordedTrace):
         return _trace_page(what, library)
-    return _run_page(RunReader(what) if isinstance(what, RunDirectory) else what, library)
+    reader = RunReader(what) if isinstance(what, RunDirectory) else what
+    return _run_page(reader, library, end)
 
 
 def comparison_html(
@@ -74,8 +80,8 @@ def comparison_html(
     )
 
 
-def _run_page(reader: RunReader, library: Library) -> str:
-    summary = reader.summary()
+def _run_page(reader: RunReader, library: Library, end: End | None) -> str:
+    summary = reader.summary(end)
     series = reader.series.series()
     step = _traced_step(reader)
     series = replace(series, charts=[_with_peak(chart, summary) for chart in series.charts])
@@ -87,7 +93,7 @@ def _run_page(reader: RunReader, library: Library) -> str:
         sections.tiles(sections.key_figures(summary, series)),
         sections.bad_end(reader.run),
         sections.memory(series, library.missing),
-        sections.traced(series.traces),
+        sections.traced(series.traces, summary.traced),
         None if step is None else layer_sections.icicle(step),
         None if step is None else layer_sections.largest(step),
         run_sections.phases(summary),
@@ -97,12 +103,13 @@ def _run_page(reader: RunReader, library: Library) -> str:
         run_sections.health(summary),
     ]
     about: list[Child] = [
-        el("strong", summary.run.name or f"run {summary.run.id}"),
+        el("strong", ", ".join(summary.names) or f"run {summary.run.id}"),
         el("span", summary.status, class_=f"pill {summary.status}"),
-        el("span", f"run {summary.run.id}") if summary.run.name else None,
+        el("span", f"run {summary.run.id}") if summary.names else None,
         el("span", sections.moment(summary.run.begun)),
     ]
-    return _document(summary.run.name or summary.run.id, about, parts, _data(series, step), library)
+    title = ", ".join(summary.names) or summary.run.id
+    return _document(title, about, parts, _data(series, step), library)
 
 
 def _with_peak(chart: Chart, summary: Summary) -> Chart:
@@ -142,7 +149,7 @@ def _traced_step(reader: RunReader) -> ShownStep | None:
     try:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
-        return _step_of_journal(reader.totals.traces.worst)
+        return _step_of_journal(reader.totals.facts.traces.worst)
     model = trace.paths[1] if len(trace.paths) > 1 else ""
     predicted, remark = None, None
     if _is_cheap(trace):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from memlog.events import End
 from memlog.journal import Entry, JournalFile, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.reports.accumulator import Accumulator
@@ -41,10 +42,13 @@ class RunReader:
                 self._files[file.process] = (file, entry.end)
                 yield file.process, entry
 
-    def summary(self) -> Summary:
-        """Read the unread part of the journal, and return the run's summary."""
+    def summary(self, end: End | None = None) -> Summary:
+        """Read the unread part of the journal, and return the run's summary.
+
+        ``end`` is the run's end, if the journal has none yet.
+        """
         # Checked before reading: if the run ends in between, the journal has its end event when it is read.
         alive = self.run.is_alive()
         self.read(complete=not alive)
         files = [file for file, _ in self._files.values()]
-        return summary_of(self.run, self.totals, files, alive=alive)
+        return summary_of(self.run, self.totals, files, alive=alive, end=end)

@@ -8,17 +8,16 @@ from xml.etree.ElementTree import Element
 
 from memlog._internal.safe_files import read_plain
 from memlog._internal.units import format_bytes, format_duration
-from memlog.events import Trace
+from memlog.events import POSTMORTEM_FILE, Trace
+from memlog.facts.peaks import Peak, peak_kind
 from memlog.journal import RunDirectory
-from memlog.reports.aggregates import peak_kind
 from memlog.reports.page import drawings
 from memlog.reports.page.facts import UNLISTED, RunSeries
 from memlog.reports.page.markup import Child, el, prose, rendered, table
 from memlog.reports.page.series import Chart
-from memlog.reports.schema import FindingFacts, Peak, Summary
+from memlog.reports.schema import FindingFacts, Summary, TracedFacts
 
 _TABLE_ROWS = 20
-_POSTMORTEM = "postmortem.md"
 _HELPS = "\n## What would help\n"
 _MOST_TEXT = 256 * 1024
 LISTED = 100
@@ -34,9 +33,11 @@ def section(name: str, title: str, *content: Child | list[Child]) -> Element:
 def verdict(summary: Summary) -> list[Child]:
     """Return the verdict as the page's headline, with the remedy and the evidence."""
     finding = summary.findings[0] if summary.findings else None
-    tone = "bad" if finding is not None or summary.status in ("failed", "killed") else "good"
+    tone = "good" if summary.outcome in ("steady", "too few steps") else ""
+    if finding is not None or summary.status in ("failed", "killed"):
+        tone = "bad"
     headline, rest = _first_sentence(summary.verdict)
-    parts: list[Child] = [el("h1", *prose(headline), class_=f"verdict {tone}")]
+    parts: list[Child] = [el("h1", *prose(headline), class_=f"verdict {tone}".strip())]
     if rest:
         parts.append(el("p", *prose(rest), class_="lead"))
     if finding is not None and finding.remedy:
@@ -89,7 +90,8 @@ def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str
     if worst.worst_peak_bytes is not None:
         step = worst.worst_step
         at = "of a step that did not end" if step is None else f"step {step:,}"
-        remark = f"{at}{_mostly(series, step)}"
+        where = "" if worst.worst_device in (None, "host") else f" on {worst.worst_device}"
+        remark = f"{at}{where}{_mostly(series, step)}"
         name = "Peak in tensors" if worst.worst_exact else "Peak in tensors, at least"
         shown.append((name, format_bytes(worst.worst_peak_bytes), remark))
     seconds = summary.run.duration_s
@@ -141,7 +143,7 @@ def _count(summary: Summary, series: RunSeries) -> int:
 def bad_end(run: RunDirectory) -> Element | None:
     """Return memlog's explanation of a bad end; ``None`` if there is none."""
     try:
-        text = read_plain(run.path, f"{run.artifacts.name}/{_POSTMORTEM}", _MOST_TEXT)
+        text = read_plain(run.path, f"{run.artifacts.name}/{POSTMORTEM_FILE}", _MOST_TEXT)
     except OSError:
         return None
     _, _, body = text.decode("utf-8", "replace").partition("\n")  # the first line is the verdict
@@ -231,7 +233,7 @@ def _marks(series: RunSeries) -> Element | None:
     return el("details", heading, el("ul", items), open=True, class_="as-table")
 
 
-def traced(traces: Sequence[Trace]) -> Element | None:
+def traced(traces: Sequence[Trace], facts: TracedFacts) -> Element | None:
     """Return the section with the categories of the traced steps; ``None`` if no step was traced."""
     known = [
         trace for trace in traces if trace.peak is not None and sum(trace.at_peak.values()) > 0
@@ -239,7 +241,14 @@ def traced(traces: Sequence[Trace]) -> Element | None:
     if not known:
         return None
     bars = [(_step_label(trace), trace.at_peak) for trace in known]
-    worst = max(known, key=lambda trace: trace.peak or 0)
+    worst = next(
+        (
+            trace
+            for trace in reversed(known)
+            if (trace.step, trace.peak) == (facts.worst_step, facts.worst_peak_bytes)
+        ),
+        known[-1],
+    )
     caption = f"Memory at the peak of {len(known):,} traced steps, by category"
     held = ", ".join(
         f"{name} {format_bytes(size)}"
@@ -258,12 +267,12 @@ def traced(traces: Sequence[Trace]) -> Element | None:
         "categories", "What the memory is, in the traced steps",
         el(
             "p",
-            f"Largest at {_step_label(worst)}: {held}. "
+            f"Worst at {_step_label(worst)}: {held}. "
             "Only tensors are counted, without those that earlier steps kept.",
         ),
         el(
             "figure",
-            drawings.stacked_bars(bars, f"{caption}. Largest at {_step_label(worst)}: {held}"),
+            drawings.stacked_bars(bars, f"{caption}. Worst at {_step_label(worst)}: {held}"),
             drawings.legend(names),
             as_table(table(caption, ["step", *names, "all"], rows, numbers=range(1, len(names) + 2))),
         ),

@@ -24,6 +24,8 @@ _COLOURS = {
     "[recompute]": "#bd9274",
     "[temporaries]": "#98a3b0",
     "[inputs]": "#5cc48c",
+    "[workspaces]": "#b5bf5a",
+    "[private pools]": "#e58bc0",
 }
 """Colours of the categories, the same as in a run's report in dark mode. Black text is legible on them."""
 _OTHER_COLOUR = "#b9bdc4"

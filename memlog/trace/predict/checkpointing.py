@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from memlog.trace.encoding import BACKWARD, FORWARD, RECOMPUTE
 from memlog.trace.predict.lifetimes import (
-    Call,
+    LayerCall,
     SizedInterval,
     StorageLifetime,
     TracedStep,
@@ -172,14 +172,14 @@ def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
     return found
 
 
-def _transients(traced: TracedStep, call: Call) -> list[StorageLifetime]:
+def _transients(traced: TracedStep, call: LayerCall) -> list[StorageLifetime]:
     return [storage for storage in traced.allocated_during(call) if storage.transient]
 
 
 def _recomputed_call(
     traced: TracedStep,
     forward_ends: dict[StorageLifetime, int],
-    call: Call,
+    call: LayerCall,
     later: RecomputedCall | None,
 ) -> RecomputedCall | None:
     """Return the figures of a call under checkpointing; ``None`` if checkpointing would drop nothing.
@@ -222,7 +222,7 @@ def _recomputed_call(
     )
 
 
-def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) -> int:
+def _last_reader_end(traced: TracedStep, call: LayerCall, result: StorageLifetime) -> int:
     """Return the end of the last forward that reads the result; ``call.end`` if no forward reads it."""
     ends = (
         later.end
@@ -239,7 +239,7 @@ def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
     )
 
 
-def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
+def _backward_entry(traced: TracedStep, call: LayerCall, first_free: int) -> int:
     """Return the last moment before ``first_free`` at which the backward pass entered the module."""
     inside = traced.subtree(call.layer)
     entry = first_free

@@ -20,6 +20,7 @@ from memlog.trace.encoding import (
     PARAMETER,
     TEMPORARY,
     UNDECIDED,
+    WORKSPACE,
     StreamEvent,
 )
 from memlog.trace.records import RecordedTrace
@@ -61,7 +62,7 @@ class StorageLifetime:
         return ParameterKey(self.layer, self.size)
 
 
-class Call(NamedTuple):
+class LayerCall(NamedTuple):
     """One run of a module's ``forward``."""
 
     layer: int
@@ -98,14 +99,14 @@ class SizedInterval(NamedTuple):
 class _StreamReader:
     def __init__(self, length: int) -> None:
         self.storages: list[StorageLifetime] = []
-        self.calls: list[Call] = []
+        self.calls: list[LayerCall] = []
         self.phase_changes: list[PhaseChange] = []
         self.optimizer_steps: list[Interval] = []
         self.serials: list[int] = []
         self.allocated_at: list[int] = []
         self._length = length
         self._live: dict[int, StorageLifetime] = {}
-        self._running: dict[int, list[Call]] = {}
+        self._running: dict[int, list[LayerCall]] = {}
 
     def apply(self, at: int, event: StreamEvent) -> None:
         if event.kind == encoding.ALLOC:
@@ -160,7 +161,7 @@ class _StreamReader:
         serials = (event.key, event.size)
         known = tuple(self._live[serial] for serial in serials if serial in self._live)
         inputs = None if event.key < 0 else known
-        call = Call(event.layer, event.phase, at, self._length, event.thread, inputs)
+        call = LayerCall(event.layer, event.phase, at, self._length, event.thread, inputs)
         self._running.setdefault(event.thread, []).append(call)
 
     def _exit(self, at: int, event: StreamEvent) -> None:
@@ -232,14 +233,14 @@ class TracedStep:
         following = bisect_right(self._serials, serial)
         return self._allocated_at[following] if following < len(self._allocated_at) else self.length
 
-    def allocated_during(self, call: Call) -> list[StorageLifetime]:
+    def allocated_during(self, call: LayerCall) -> list[StorageLifetime]:
         """Return the storages that a call's thread allocates during the call, in order."""
         first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
         return [storage for storage in self._by_begin[first:last] if storage.thread == call.thread]
 
-    def outermost_calls(self) -> list[Call]:
+    def outermost_calls(self) -> list[LayerCall]:
         """Return the outermost calls of the forward passes, the last call first."""
-        found: list[Call] = []
+        found: list[LayerCall] = []
         for call in reversed(self.calls):
             inside = any(
                 other.begin < call.begin < other.end and other.thread == call.thread
@@ -300,7 +301,7 @@ class TracedStep:
         sizes: Mapping[StorageLifetime, float] | None = None,
         ends: Mapping[StorageLifetime, int] | None = None,
     ) -> list[SizedInterval]:
-        """Return each storage's interval and bytes. Optimizer state counts from the step's start.
+        """Return each storage's interval, which begins at `steady_begin`, and its bytes.
 
         ``sizes`` holds new bytes for some storages, and ``ends`` holds new ends for some storages.
         """
@@ -319,8 +320,11 @@ _moment = attrgetter("at")
 
 
 def steady_begin(storage: StorageLifetime) -> int:
-    """Return the moment at which a storage begins. Optimizer state counts from the step's start."""
-    return BEFORE_TRACE if storage.category == OPTIMIZER_STATE else storage.begin
+    """Return the moment at which a storage begins.
+
+    Optimizer state and workspaces count from the step's start, because they exist from the second step on.
+    """
+    return BEFORE_TRACE if storage.category in (OPTIMIZER_STATE, WORKSPACE) else storage.begin
 
 
 def highest(

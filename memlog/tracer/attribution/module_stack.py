@@ -37,6 +37,7 @@ class ThreadState:
 
     Attributes:
         number: Number of the thread; 0 for the thread that began the window.
+        is_autograds: True if the thread took part first by running a backward pass.
         stack: Running modules, the innermost last. An item has the layer, the number of the backward pass in
             which the module began, and the module's ``id``. The first item stands for "outside all modules".
         optimizing: ``id`` of the optimizer that is stepping; ``None`` if there is none.
@@ -52,6 +53,7 @@ class ThreadState:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.is_autograds = False
         self.stack: list[tuple[int, int, int]] = [(OUTSIDE, torch_private.NO_TASK, 0)]
         self.optimizing: int | None = None
         self.outside_owner = (OUTSIDE, FORWARD)
@@ -109,6 +111,7 @@ class ModuleStack:
         thread_state = self._thread_states.get(identity)
         if thread_state is None and join and len(self._thread_states) < _MAX_THREADS:
             thread_state = self._thread_states[identity] = ThreadState(len(self._thread_states))
+            thread_state.is_autograds = torch_private.backward_task() != torch_private.NO_TASK
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
@@ -123,6 +126,8 @@ class ModuleStack:
         if task == torch_private.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
             self._backward_ends(thread_state, thread_state.stack[-1][0])
             self.set_phase(thread_state, OUTSIDE, FORWARD)
+        if task == torch_private.NO_TASK:
+            self._autograds_threads_rest()
         layer = self._names.layer_of(module, thread_state.stack[-1][0])
         thread_state.stack.append((layer, task, id(module)))
         if thread_state.number == 0:
@@ -152,6 +157,7 @@ class ModuleStack:
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing is None:
             thread_state.optimizing = id(optimizer)
+            self._autograds_threads_rest()
             if len(thread_state.stack) == 1:
                 self.set_phase(thread_state, OUTSIDE, OPTIMIZER)
                 if len(self._names.optimizers) < _MAX_STEPS:
@@ -162,6 +168,12 @@ class ModuleStack:
         if thread_state is not None and thread_state.optimizing == id(optimizer):
             thread_state.optimizing = None
             self.set_phase(thread_state, OUTSIDE, FORWARD)
+
+    def _autograds_threads_rest(self) -> None:
+        """End the backward passes of autograd's threads. No hook tells when they end."""
+        for thread_state in list(self._thread_states.values()):
+            if thread_state.is_autograds and len(thread_state.stack) == 1:
+                self.set_phase(thread_state, OUTSIDE, FORWARD)
 
     def set_phase(self, thread_state: ThreadState, layer: int, phase: int) -> None:
         """Set the layer and phase to which later operations outside ``forward`` belong."""

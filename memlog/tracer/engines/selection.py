@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError
@@ -36,35 +38,60 @@ class ChosenEngine(NamedTuple):
 def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """Return the device to trace.
 
-    ``named``: Device as torch writes it. ``None``: the device of the models' first parameter or buffer. If
-    there is no parameter or buffer, return a CUDA device that is in use, or else the CPU.
+    ``named``: Device as torch writes it. ``None``: the device on which the models' parameters and buffers
+    have most bytes. If there is no parameter or buffer, return a CUDA device that is in use, or else the CPU.
 
     Raises:
         ConfigurationError: The device does not exist.
     """
-    if named is None:
-        tensors = (itertools.chain(model.parameters(), model.buffers()) for model in models)
-        first = next(itertools.chain.from_iterable(tensors), None)
-        device = first.device if first is not None else _in_use()
-    else:
-        device = _parsed(named)
-    if device.index is None and device.type in ("cuda", "xpu"):
-        module: Any = getattr(torch, device.type)
-        device = torch.device(device.type, module.current_device())
+    if named is not None:
+        return _with_index(_parsed(named))
+    sizes = _bytes_by_device(models)
+    return max(sizes, key=lambda device: sizes[device]) if sizes else _with_index(_in_use())
+
+
+def other_devices(models: Sequence[Any], traced: torch.device) -> list[str]:
+    """Return the accelerators, other than the traced one, that hold parameters or buffers of the models."""
+    devices = {str(device) for device in _bytes_by_device(models) if device != traced}
+    return sorted(devices - {"cpu", "meta"})
+
+
+def _bytes_by_device(models: Sequence[Any]) -> Counter[torch.device]:
+    """Return the bytes of the models' parameters and buffers by device, the device of the first one first."""
+    sizes = Counter[torch.device]()
+    for model in models:
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            nothing = is_lazy(tensor) or tensor.device.type == "meta"
+            sizes[_with_index(tensor.device)] += 0 if nothing else tensor.nbytes
+    return sizes
+
+
+def _with_index(device: torch.device) -> torch.device:
+    kind = device.type
+    if kind in ("cuda", "xpu") and str(device) == kind:
+        module: Any = getattr(torch, kind)
+        return torch.device(kind, module.current_device())
     return device
 
 
-def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> ChosenEngine:
+def choose(
+    device: torch.device,
+    wanted: EngineChoice,
+    *,
+    compiled: bool,
+    read_users_history: bool = True,
+) -> ChosenEngine:
     """Return the engine for a device.
 
-    ``compiled``: True if a part of the models was passed to ``torch.compile``.
+    ``compiled``: True if a part of the models was passed to ``torch.compile``. ``read_users_history``: False
+    to leave an allocator history that the user's program records unread.
 
     Raises:
         ConfigurationError: The engine that the user asked for (``wanted``) can't trace the device.
     """
     best: EngineName
     if device.type in ("cuda", "xpu"):
-        best, refusal = "native", AllocatorHistory(device).refusal()
+        best, refusal = "native", AllocatorHistory(device).refusal(read_users=read_users_history)
     elif device.type == "cpu":
         best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
     else:

@@ -11,7 +11,7 @@ import msgspec
 
 from memlog._internal.safe_files import replacing
 from memlog.events import Event, Trace
-from memlog.reports.traced_steps import WORSE
+from memlog.facts.traced_steps import WORSE
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.iteration import OptimizerRefs
 
@@ -66,6 +66,7 @@ class KeptTrace:
         self._file = kept
         self._publish = publish
         self._rank = self._peak = -1
+        self._kept_us: int | None = None
         self._undecided: tuple[StepTrace, bool] | None = None
 
     def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
@@ -75,8 +76,8 @@ class KeptTrace:
         """
         if outdated:
             self._rank = -1
-        self._keep_if_more_representative(step_trace)
-        self._publish(step_trace.event)
+        kept = self._keep_if_more_representative(step_trace)
+        self._publish(msgspec.structs.replace(step_trace.event, kept=kept))
 
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace of a session, and publish it later.
@@ -124,10 +125,12 @@ class KeptTrace:
         decided = step_trace if whole else step_trace.as_partial()
         if whole != assumed:
             self._keep(decided)
-        self._publish(decided.event)
+        event = decided.event
+        kept = self._kept_us == event.time_us
+        self._publish(msgspec.structs.replace(event, kept=kept))
 
-    def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
-        """Keep a trace if it is more representative than the kept one.
+    def _keep_if_more_representative(self, step_trace: StepTrace) -> bool:
+        """Keep a trace if it is more representative than the kept one. Return True if it is kept.
 
         If the new trace has a higher `StepTrace.rank`, keep it. Exception: the kept trace covers a whole
         iteration and has a clearly higher peak. If both ranks are equal, or if the new trace is of a failed
@@ -135,17 +138,20 @@ class KeptTrace:
         """
         peak = step_trace.event.peak
         if peak is None:
-            return
+            return False
         larger = peak > self._peak * WORSE
         failed = step_trace.event.step is None and step_trace.event.exact
         same = step_trace.rank == self._rank or failed
         fuller = step_trace.rank > self._rank and (self._rank < 1 or peak > self._peak / WORSE)
         if (same and larger) or fuller:
             self._keep(step_trace)
+            return True
+        return False
 
     def _keep(self, step_trace: StepTrace) -> None:
         """Write a trace to the file. The helper process makes the flame graph, a slow task."""
         self.members = step_trace.members
         self._rank, self._peak = step_trace.rank, step_trace.event.peak or 0
+        self._kept_us = step_trace.event.time_us
         with replacing(self._file.parent, self._file.name) as file:
             file.write(msgspec.msgpack.encode((step_trace.event, step_trace.trace)))

@@ -5,7 +5,7 @@ After such a step, the tracer traces another step as soon as the budget allows.
 
 from __future__ import annotations
 
-from memlog.events import Batch, Event
+from memlog.events import Batch, Event, peak_readings
 
 _LARGER = 1.1
 """Factor. The peak of a larger step is at least this factor times the reference peak (see `LargerSteps`)."""
@@ -32,27 +32,14 @@ class LargerSteps:
     def __call__(self, event: Event) -> None:
         if not isinstance(event, Batch):
             return
-        for name, peak, rose in _peaks(event):
-            self._marks[name] = peak
-            level = self._traced.setdefault(name, peak)
-            self.seen |= rose and peak >= max(_LARGER * level, level + _LEAST)
+        for each in peak_readings(event):
+            if each.peak is not None:
+                self._marks[each.name] = each.peak
+                level = self._traced.setdefault(each.name, each.peak)
+                rose = each.source == "exact"
+                self.seen |= rose and each.peak >= max(_LARGER * level, level + _LEAST)
 
     def step_was_traced(self) -> None:
         """Record that a step was traced. Compare later steps with the highest peak so far."""
         self._traced = dict(self._marks)
         self.seen = False
-
-
-def _peaks(batch: Batch) -> list[tuple[str, int, bool]]:
-    """Return each device's name, its highest peak so far, and whether this step reached that peak.
-
-    If no device has a peak, return the process as the only device, named ``host``.
-    """
-    devices = [
-        (each.name, each.peak, each.peak_source == "exact")
-        for each in batch.devices
-        if each.peak is not None
-    ]
-    if devices or batch.rss_peak is None:
-        return devices
-    return [("host", batch.rss_peak, batch.rss_peak_source == "exact")]

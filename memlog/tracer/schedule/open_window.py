@@ -19,6 +19,7 @@ _MOST_STEPS: Final = 30.0
 LIMITS: Final = (
     f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
 )
+ATTEMPT_FAILED: Final = "an allocation failed in it, and the program went on"
 
 
 class OpenWindow:
@@ -30,6 +31,7 @@ class OpenWindow:
     Attributes:
         thread: Traced thread. This thread opened the window.
         opened: Value of `time.perf_counter` when the window opened.
+        allocation_failed: True if an allocation on a device failed in the window.
     """
 
     def __init__(
@@ -53,11 +55,20 @@ class OpenWindow:
             diagnostics=diagnostics,
             types=True,
             most_events=MOST_EVENTS,
+            read_users_history=False,
         )
+        choice, device = self.window.choice, self.window.torch_device
+        if choice.engine == "sampler" and device.type in ("cuda", "xpu"):
+            diagnostics.say_once(
+                "traced_by_statistics",
+                "traced steps show neither categories nor what a layer allocated, and their peaks are lower "
+                f"bounds: {choice.why}",
+            )
         self.window.start()
         self.window.module_begins(module, inputs)
         self.thread = threading.current_thread()
         self.opened = time.perf_counter()
+        self.allocation_failed = False
         self._module, self._calls = id(module), 0
         self._deadline = self.opened + (
             1.0 + _MOST_STEPS * usual_step if usual_step else float("inf")

@@ -28,7 +28,7 @@ from memlog.tracer.schedule.frozen_modules import FrozenStart
 from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
 from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.larger_steps import LargerSteps
-from memlog.tracer.schedule.open_window import LIMITS, OpenWindow, WindowSlot
+from memlog.tracer.schedule.open_window import ATTEMPT_FAILED, LIMITS, OpenWindow, WindowSlot
 from memlog.tracer.schedule.retry import SKIPPED, RetryPolicy, count_skipped
 from memlog.tracer.schedule.step_costs import StepCosts
 from memlog.tracer.schedule.top_modules import RootModules
@@ -127,6 +127,17 @@ class StepScheduler:
                     self._frozen_start.reset()
                     self._wait_for_call()
         self.costs.step_begins()
+
+    def allocation_failed(self, _event: Event) -> None:
+        """Record that an allocation failed in the current step.
+
+        If the step is completed all the same, the program has repeated it or a part of it, such as with a
+        smaller batch. Its trace would show the memory of the failed attempt, so the next step is traced
+        instead.
+        """
+        opened = self._slot.window
+        if opened is not None:
+            opened.allocation_failed = True
 
     def finish(self, *, failed: bool = True) -> None:
         """End the session.
@@ -247,6 +258,10 @@ class StepScheduler:
             if opened.window.overflowed or orphaned:
                 self._abandon()
                 return
+            if opened.allocation_failed and not failed:
+                self._abandon(ATTEMPT_FAILED)
+                self._retry.want()
+                return
         opened = self._slot.take(any_thread=any_thread)
         if opened is None:
             return
@@ -261,7 +276,7 @@ class StepScheduler:
             self._roots.remember(opened.window.roots(), opened.thread)
             self._keep(trace, opened.window, failed=failed)
 
-    def _abandon(self) -> None:
+    def _abandon(self, why: str = f"it did not end within {LIMITS}") -> None:
         opened = self._slot.take(any_thread=True)
         if opened is None:
             return
@@ -272,7 +287,7 @@ class StepScheduler:
                 opened.window.abandon()
             finally:
                 _remove(opened.window)
-        count_skipped(self._diagnostics, f"it did not end within {LIMITS}")
+        count_skipped(self._diagnostics, why)
         self.costs.forget_step()
         now = time.perf_counter()
         self.costs.window_failed(now - opened.opened, now)

@@ -58,7 +58,14 @@ def trace_event(
         lines=tuple(
             TracedLine(one.line, one.at_peak) for one in result.lines[:TOP_LINES] if one.at_peak
         ),
+        device=_device_name(result.device),
     )
+
+
+def _device_name(device: str) -> str:
+    """Return the name of a traced device in events, such as ``cuda0`` for ``cuda:0``."""
+    kind, _, index = device.partition(":")
+    return "host" if kind == "cpu" else f"{kind}{index or 0}"
 
 
 def _rank(layer: LayerFigures) -> tuple[int, int, str]:

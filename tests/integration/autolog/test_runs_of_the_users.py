@@ -141,7 +141,10 @@ def purge(directory: Path, run_id: str) -> None:
 
 @with_a_store
 def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None:
-    """One deleted run of a sweep is restored. Points of a purged run go to a run of memlog's own."""
+    """One deleted run of a sweep is restored. Later points of a purged run go to a run of memlog's own.
+
+    The points that were delivered before the user deleted the run are purged with it.
+    """
     from mlflow.entities import ViewType
 
     process = child.start(WITH_MLFLOW + SWEEP, tmp_path)
@@ -170,7 +173,14 @@ def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None
     assert sync(tmp_path, "--own-run")[0] == 0
     delivered = runs_in(tmp_path)
     assert len(delivered) == 4
-    assert set(delivered.values()) == {("FINISHED", 10)}
+    (own,) = delivered.keys() - others.keys() - {"r0"}
+    status, points = delivered[own]
+    assert status == "FINISHED"
+    assert 1 <= points <= 10
+    assert {name: each for name, each in delivered.items() if name != own} == {
+        **others,
+        "r0": ("FINISHED", 10),
+    }
     assert sync(tmp_path)[0] == 0
     assert runs_in(tmp_path) == delivered
     assert wait_until_delivered(tmp_path / "memlog_runs").dropped == {}

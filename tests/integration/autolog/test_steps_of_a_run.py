@@ -59,7 +59,9 @@ def test_an_unchanged_loop_of_three_runs_overlays(tmp_path: Path) -> None:
     assert steps_in(tmp_path, "memory/host/rss_mib") == every
     assert steps_in(tmp_path, "memory/step/alert")["sweep-0"] == [0]
 
-    shown = CliRunner().invoke(cli, ["show", "latest", "--dir", str(tmp_path / "memlog_runs")])
+    shown = CliRunner().invoke(
+        cli, ["show", "latest", "--all", "--dir", str(tmp_path / "memlog_runs")]
+    )
     assert "60 steps" in shown.output
     assert "its step 0 is step 20 here" in shown.output
     assert "its step 0 is step 40 here" in shown.output

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.integration
 AT_MOST = 60
 """Maximum seconds that each of these programs runs, also on a busy machine."""
 
+STEPS = 3_000
+"""More steps than fit into the space that the journal has allocated before the disk is full."""
+
 TRAINER = """
     import json
     import logging
@@ -73,17 +76,17 @@ TRAINER = """
     with open("counts.json", "w") as file:
         json.dump([steps, session.health.dropped, session.health.faults], file)
 """
-BY_HAND = """
-        for steps in range(1, 201):
+BY_HAND = f"""
+        for steps in range(1, {STEPS + 1}):
             if steps == 20:
                 no_room(False)
             session.step()
 """
-UNCHANGED = """
+UNCHANGED = f"""
         import torch
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for steps in range(1, 201):
+        for steps in range(1, {STEPS + 1}):
             if steps == 20:
                 no_room(False)
             model(torch.ones(1, 2)).sum().backward()
@@ -99,7 +102,7 @@ def train(directory: Path, kind: str, when: str, loop: str) -> tuple[Any, Any]:
     output, errors = process.communicate(timeout=AT_MOST)
     assert process.returncode == 0, errors + output
     steps, dropped, faults = json.loads((directory / "counts.json").read_text())
-    assert steps == 200
+    assert steps == STEPS
     return dropped, faults
 
 
@@ -117,8 +120,8 @@ def test_init_steps_alerts_a_full_disk_and_finish_go_on(
 ) -> None:
     dropped, faults = train(tmp_path, kind, when, BY_HAND)
     assert dropped["journal_write"] > 100
-    assert any(cause.startswith("a subscriber to Alert: ") for cause in faults), faults
-    assert any(cause.startswith("printing: ") for cause in faults) == (when == "before init")
+    assert any(cause.startswith("a subscriber to Batch: ") for cause in faults), faults
+    assert any(cause.startswith("printing: ") for cause in faults)
     run = find_run(tmp_path / "runs", "latest")
     assert summarize(run).status == "finished"
     events = list(run.events())

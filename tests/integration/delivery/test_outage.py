@@ -121,7 +121,7 @@ def test_a_server_in_every_kind_of_trouble_has_everything_once(
         printed = stop(process, tmp_path)
     assert f"delivering the last points (at most {FINISH_TIMEOUT:g} s)" in printed.errors
     assert "not everything is delivered (mlflow: " in printed.errors
-    shown = child.memlog("show", "latest", "--dir", "runs", directory=tmp_path)
+    shown = child.memlog("show", "latest", "--all", "--dir", "runs", directory=tmp_path)
     assert "refuses the credentials" in shown
     proxy.fault = FINE
     assert_mlflow_has_everything_once(tmp_path, MLFLOW_TRACKING_URI=proxy.url)

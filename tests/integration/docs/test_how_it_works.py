@@ -82,7 +82,10 @@ def test_a_batch_event_passes_the_stops_that_the_page_names(
     assert session._live is not None
     for _ in range(3):
         optimizer.step()
-    session._live._helper_check_due = 0  # the check that runs once a second is due in this step
+    session._live.batches.helper_check_due = (
+        0  # the check that runs once a second is due in this step
+    )
+    session._live.batches._read_devices_at = 0  # so is the search for new devices
     step: list[tuple[str, str]] = []
     with entered(step, sys.setprofile):
         optimizer.step()
@@ -126,7 +129,7 @@ USERS_RUN = """
     session = memlog.init("wandb")
     run = wandb.init(project="road", mode="offline")
     optimizer.step()  # joins the run
-    session._live._helper_check_due = 0  # the check of once a second falls into this step
+    session._live.batches.helper_check_due = 0  # the check of once a second falls into this step
     sys.setprofile(note)
     optimizer.step()
     run.log({"loss": 1.0})

@@ -37,6 +37,22 @@ def test_the_command_prints_a_table_and_fails_if_nothing_fits(tmp_path: Path) ->
     assert [row["length"] for row in json.loads(found.output)["steps"]] == [8, 16, 8, 16]
 
 
+def test_the_device_may_be_named_as_in_python(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = ["estimate", f"{script}:job", "--batch", "64", "--json"]
+    for more, device in [
+        (["--device", "cpu"], "cpu"),
+        (["--device", "H100"], "H100"),
+        (["--gpu", "L4", "--device", "80 GiB"], "L4"),
+    ]:
+        found = CliRunner().invoke(cli, [*command, *more])
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.output)["device"] == device
+    found = CliRunner().invoke(cli, [*command, "--device", "cuda"])
+    assert json.loads(found.output)["device"] not in ("cpu", "cuda")
+
+
 def test_the_command_warns_of_what_it_could_not_count(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     draw = "torch.multinomial(torch.rand(64, 4096), 1)"
@@ -47,6 +63,26 @@ def test_the_command_warns_of_what_it_could_not_count(tmp_path: Path) -> None:
     assert "Warning: " in CliRunner().invoke(cli, command).output
     [row] = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)["steps"]
     assert "multinomial" in row["uncounted"][0]
+    assert row["without"] == "what aten.multinomial.default takes inside"
+
+
+def test_a_yes_names_what_it_does_not_count(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    layer = "nn.Conv1d(1, 8, 3)"
+    script.write_text(
+        JOB.replace("nn.Linear(length, 4096)", layer).replace(
+            "(batch, length)", "(batch, 1, length)"
+        )
+    )
+    command = ["estimate", f"{script}:job", "--batch", "8", "--gpu", "H100", "--device"]
+    fits = CliRunner().invoke(cli, [*command, "80 GiB"], env={"COLUMNS": "200"})
+    assert fits.exit_code == 0
+    assert "yes, not counting cuDNN's workspaces\n" in fits.output
+    [row] = json.loads(CliRunner().invoke(cli, [*command, "80 GiB", "--json"]).output)["steps"]
+    assert (row["fits"], row["without"]) == (True, "cuDNN's workspaces")
+    fails = CliRunner().invoke(cli, [*command, "1 MiB"], env={"COLUMNS": "200"})
+    assert fails.exit_code == 1
+    assert "yes" not in fails.output
 
 
 def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:

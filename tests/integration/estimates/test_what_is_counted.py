@@ -123,6 +123,6 @@ def test_tensors_and_models_around_the_step_are_counted_once() -> None:
         other = memlog.estimate(
             given, model=nn.ModuleList([model, teacher]), batch=(inputs, table), device=device
         )
-        assert one.peak == other.peak
-        assert one.categories == other.categories
+        assert one.recording.result.peak == other.recording.result.peak
+        assert one.recording.result.categories == other.recording.result.categories
         assert one.categories["parameters"] == 2 * 4 * (1000 * 10 + 10)

@@ -21,7 +21,6 @@ def test_the_update_makes_the_peak_and_the_table_says_so(tmp_path: Path) -> None
     options = ("--iterations", "2", "--carts", "1024", "--minibatches", "1")
     done = child.run_program(EXAMPLE, *options, directory=tmp_path, environment=inherited)
     assert done.returncode == 0, done.stderr
-    assert "in the phase update" in done.stderr
 
     runs = ["latest", "--dir", str(tmp_path / "memlog_runs")]
     phases = json.loads(CliRunner().invoke(cli, ["show", *runs, "--json"]).output)["phases"]
@@ -33,6 +32,6 @@ def test_the_update_makes_the_peak_and_the_table_says_so(tmp_path: Path) -> None
     # Only the update holds three activations of 64 MiB for each of the two networks.
     assert update["exact_bytes"] - rollout["at_least_bytes"] > 128 * 2**20
 
-    shown = CliRunner().invoke(cli, ["show", *runs]).output
+    shown = CliRunner().invoke(cli, ["show", *runs, "--all"]).output
     assert "learn > update" in shown
     assert "the run's peak" in shown

@@ -150,4 +150,6 @@ def test_a_larger_step_is_traced_again_sooner(tmp_path: Path) -> None:
     steps = [trace.step for trace in events(run, Trace)]
     larger = [step for step in steps if step is not None and step >= 70]
     assert larger
-    assert larger[0] < 100  # without larger steps, the next trace would be of step 128 or so
+    # Without larger steps, the next trace would be of step 128 or so. The search for what keeps the memory
+    # that rose comes first.
+    assert larger[0] < 115

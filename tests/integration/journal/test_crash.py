@@ -26,6 +26,7 @@ from support.outages import wait_for_state
 from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.delivery.helper.postmortem import UNEXPECTED_END
+from memlog.events import Batch, Loss
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import summarize
@@ -60,6 +61,45 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
     for _ in range(2):
         sync_all([killed.directory for killed in to_sync], tmp_path, uri)
         expect_all_once([killed.run for killed in to_sync], uri)
+
+
+KILLS = int(os.environ.get("MEMLOG_TESTS_KILLS", "24"))
+"""Number of busy trainers to kill; ``MEMLOG_TESTS_KILLS=200`` takes minutes."""
+
+
+@pytest.mark.slow
+def test_what_six_threads_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -> None:
+    """The main thread trains traced steps, five threads publish, and two threads compute all the time."""
+    chance = random.Random(21)  # noqa: S311 - moments, not secrets
+    nursery = Nursery(tmp_path, sqlite_store(tmp_path), ["none"])
+    published = 0
+    try:
+        for number in range(KILLS):
+            killed = nursery.kill_one(
+                tmp_path / str(number), "busy", 10 ** chance.uniform(-2.5, 0.2)
+            )
+            published += expect_every_thread(killed)
+    finally:
+        nursery.close()
+    print(f"{published:,} events of {KILLS} killed trainers are in their journals")
+
+
+def expect_every_thread(killed: Killed) -> int:
+    """Check that the journal has all events whose calls had returned, in each thread's order."""
+    last = {thread: number for thread, number in killed.returned}  # noqa: C416 - pairs, not tuples of any length
+    found: dict[int, list[int]] = {thread: [] for thread in range(6)}
+    for file in killed.run.files("trainer"):
+        for entry in file.read(complete=True):
+            if isinstance(entry.event, Loss):
+                found[int(entry.event.value or 0)].append(entry.event.step)
+            elif isinstance(entry.event, Batch):
+                found[0].append(entry.event.step)
+        assert set(file.skipped) <= {"torn"}
+    for thread, number in last.items():
+        assert found[thread][: number + 1] == list(range(number + 1))
+        assert len(found[thread]) - number in (1, 2)
+    assert summarize(killed.run).status == "killed"
+    return sum(last.values()) + len(last)
 
 
 def kill_many(
@@ -228,7 +268,7 @@ def test_a_helper_that_was_killed_is_started_again_and_goes_on(tmp_path: Path) -
     assert [alert.rule for alert in summary.alerts] == ["host.tree > 1 MiB"]
     assert summary.health.unjudged == {}
     assert summary.health.faults == {
-        "the helper process: ended with -9": 1,
+        "the helper process: ended (SIGKILL)": 1,
         "the helper process: started again": 1,
     }
     assert errors.count("the helper process has ended (SIGKILL)") == 1

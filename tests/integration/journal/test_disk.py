@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from support import child
+from support.mlflow_server import sqlite_store
 
+from memlog.events import End
 from memlog.journal import find_run
+from memlog.journal.delivery_state import UploadState
 from memlog.reports import summarize
 
 pytestmark = pytest.mark.integration
@@ -25,7 +28,7 @@ TRAINER = """
 
     {prepare}
     config = {{"segment_bytes": {segment_bytes}, "sample_interval": 60, "quiet": True}}
-    session = memlog.init("local", dir=sys.argv[1], config={{"memlog": config}})
+    session = memlog.init("{backend}", dir=sys.argv[1], config={{"memlog": config}})
     while not any(path.stat().st_size for path in session.directory.glob("helper-*")):
         time.sleep(0.01)
     for step in range({steps}):
@@ -50,11 +53,17 @@ class Outcome:
         prepare: str = "",
         segment_bytes: int = 1_000_000,
         runs: Path | None = None,
+        backend: str = "local",
+        **environment: str,
     ) -> None:
         script = TRAINER.format(
-            trouble=trouble, prepare=prepare, segment_bytes=segment_bytes, steps=STEPS
+            trouble=trouble,
+            prepare=prepare,
+            segment_bytes=segment_bytes,
+            steps=STEPS,
+            backend=backend,
         )
-        process = child.start(script, directory, str(runs or directory / "runs"))
+        process = child.start(script, directory, str(runs or directory / "runs"), **environment)
         output, self.errors = process.communicate(timeout=120)
         assert process.returncode == 0, self.errors
         printed = json.loads(output.splitlines()[-1])
@@ -118,6 +127,39 @@ def test_a_full_disk_and_room_again(tmp_path: Path, small_disk: Path) -> None:
     summary = summarize(find_run(small_disk, "latest"))
     assert summary.steps == STEPS  # steps are recorded again after there is room
     assert summary.health.dropped["journal_write"] == lost
+
+
+def test_a_run_that_finishes_on_a_full_disk_is_finished(tmp_path: Path, small_disk: Path) -> None:
+    """The space for the end and the counts is reserved when the run begins. `memlog sync` changes nothing."""
+    from mlflow import MlflowClient
+
+    uri = sqlite_store(tmp_path)
+    fill = f"open({str(small_disk / 'full')!r}, 'wb', buffering=0).write(bytes(300_000))"
+    run = Outcome(tmp_path, fill, runs=small_disk, backend="mlflow", MLFLOW_TRACKING_URI=uri)
+    lost, found = run.dropped["journal_write"], find_run(small_disk, "latest")
+    assert lost > STEPS / 2
+    assert in_journal(small_disk) == run.published - lost
+    [file] = found.files("trainer")
+    assert [entry.event.status for entry in file.read() if isinstance(entry.event, End)] == [
+        "finished"
+    ]
+
+    def expect_finished() -> None:
+        summary = summarize(found)
+        assert summary.status == "finished"
+        assert summary.alerts == []
+        assert {k: n for k, n in summary.health.dropped.items() if "journal" in k} == {
+            "journal_write": lost
+        }
+        own = UploadState.load(found, "mlflow").own_run
+        assert own is not None
+        assert MlflowClient(uri).get_run(own.run_id).info.status == "FINISHED"
+
+    expect_finished()
+    sync = ("sync", "latest", "--dir", str(small_disk))
+    child.commands(sync, directory=tmp_path, MLFLOW_TRACKING_URI=uri)
+    expect_finished()
+    assert not (found.artifacts / "postmortem.md").exists()
 
 
 FULL_FROM_THE_START = """
@@ -211,8 +253,9 @@ SLOW_WRITES = """
             waited.append(threading.current_thread() is threading.main_thread())
         return write(fd, data)
     os.write = slowly
-    from memlog.journal import disk
+    from memlog.journal import disk, segment_output
     disk._write = slowly
+    segment_output.can_map = lambda _: False   # a store into memory waits for no write
 """
 
 

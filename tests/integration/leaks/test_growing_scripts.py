@@ -79,6 +79,14 @@ for n in range(150):
     train()
     if n == 100: kept.append(torch.ones(30_000_000))
 """,
+    "a buffer that fills": """
+import numpy
+buffer = numpy.zeros((200, 200_000))
+for n in range(150):
+    buffer[n] = n
+    train()
+    time.sleep(0.01)
+""",
     "inputs of many lengths": """
 for n in range(150): train(torch.randn(1 + n * 7919 % 3000, 64))
 """,

@@ -72,7 +72,7 @@ def test_a_run_of_memlogs_own_is_described_at_its_end(tmp_path: Path) -> None:
     assert {name for name in run.data.metrics if name.startswith("memlog/")} == set()
     assert (run.data.params["memlog/dropped"], run.data.params["memlog/faults"]) == ("0", "0")
     assert float(run.data.params["memlog/overhead_ms"]) > 0
-    shown = child.memlog("show", "latest", directory=tmp_path)
+    shown = child.memlog("show", "latest", "--all", directory=tmp_path)
     assert "memlog/overhead_ms" in shown
     # A later `memlog sync` does not replace a description that a user has written.
     client_of(tmp_path).set_tag(run.info.run_id, NOTE, "my own words")
@@ -117,10 +117,11 @@ USERS = """
 """
 
 
-def test_a_users_run_gets_no_description(tmp_path: Path) -> None:
+def test_a_users_run_is_described_again_by_each_session(tmp_path: Path) -> None:
     child.run(USERS, tmp_path)
     run = only_run(tmp_path)
-    assert NOTE not in run.data.tags
+    newest = recorded(tmp_path)
+    assert f"memlog show {newest.id} " in run.data.tags[NOTE]
     assert run.data.params["memlog/dropped"] == "0"
     journals = list_runs(tmp_path / "memlog_runs")
     assert len(journals) == 2

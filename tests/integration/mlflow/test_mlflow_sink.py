@@ -26,7 +26,7 @@ from support.mlflow_server import (
     sqlite_store,
 )
 
-from memlog.events import Alert
+from memlog.events import Alert, Status
 from memlog.sink import Point, Sink, TrackerRun
 from memlog_mlflow.uris import link_to
 
@@ -212,6 +212,27 @@ def test_a_refused_parameter_costs_only_itself(
     sink.log_parameters({"long": "x" * 300, "short": "y"})
     assert client.get_run(sink.open().run_id).data.params == {"memlog/short": "y"}
     assert sink.dropped == {"parameter_rejected": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ("finished", "killed", "FINISHED"),
+        ("failed", "killed", "FAILED"),
+        ("finished", "failed", "FINISHED"),
+        ("killed", "finished", "FINISHED"),
+        ("killed", "failed", "FAILED"),
+    ],
+)
+def test_a_status_that_the_run_has_does_not_get_worse(
+    uri: str, client: MlflowClient, first: Status, second: Status, kept: str
+) -> None:
+    run_id = sink_for(uri).open().run_id
+    for status in (first, second):
+        sink = sink_for(uri)
+        assert sink.open().run_id == run_id
+        sink.close(status)
+    assert client.get_run(run_id).info.status == kept
 
 
 # A server

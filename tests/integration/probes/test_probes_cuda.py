@@ -12,10 +12,7 @@ from memlog.probes.accelerator import AcceleratorProbe
 
 torch: Any = pytest.importorskip("torch")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.cuda
 
 
 @pytest.fixture
@@ -48,6 +45,42 @@ def test_figures_are_torchs_own(probe: AcceleratorProbe, health: Diagnostics) ->
     assert not health.faults
 
 
+def test_every_figure_follows_the_allocator_while_graphs_are_captured_and_dropped(
+    probe: AcceleratorProbe, health: Diagnostics
+) -> None:
+    """Private pools are read only after the allocator took or gave back memory."""
+    values, graphs = held(MIB), []
+    for step in range(8):
+        if step in (2, 3, 6):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                values + values
+            graphs.append(graph)
+        if step == 5:
+            graphs.clear()
+            del graph
+            torch.cuda.empty_cache()
+        (reading,) = probe.read()
+        stats = torch._C._cuda_memoryStats(0)
+        pools = stats["reserved_bytes_by_private_pools"].values()
+        assert reading.private_pools == sum(pool["all"]["current"] for pool in pools)
+        assert bool(reading.private_pools) == (step in (2, 3, 4, 6, 7))
+        assert reading.reserved == stats["reserved_bytes"]["all"]["current"]
+        assert reading.allocated == stats["allocated_bytes"]["all"]["current"]
+        assert (reading.retries, reading.ooms) == (stats["num_alloc_retries"], stats["num_ooms"])
+    assert not health.faults
+
+
+def test_failed_allocations_are_counted(probe: AcceleratorProbe) -> None:
+    kept = held(MIB)
+    (before,) = probe.read()
+    with pytest.raises(torch.OutOfMemoryError):
+        held(2 * torch.cuda.get_device_properties(0).total_memory)
+    (after,) = probe.read()
+    assert kept.nbytes == MIB
+    assert (after.ooms, after.retries) == (before.ooms + 1, before.retries + 1)
+
+
 def test_the_device_is_described(probe: AcceleratorProbe) -> None:
     kept = held(MIB)
     probe.read()
@@ -58,6 +91,7 @@ def test_the_device_is_described(probe: AcceleratorProbe) -> None:
     assert device.name == "cuda0"
     assert device.product == torch.cuda.get_device_name(0)
     assert device.capacity == torch.cuda.get_device_properties(0).total_memory
+    assert device.allocator == torch._C._accelerator_getAllocatorSettings()
 
 
 def test_a_peak_inside_the_window_is_exact(probe: AcceleratorProbe) -> None:

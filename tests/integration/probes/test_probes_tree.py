@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from memlog._internal.units import MIB
-from memlog.probes.tree import ProcessTree, TreeReading, available_memory, read_again
+from memlog.probes.machine import available_memory, machine_memory
+from memlog.probes.tree import ProcessTree, TreeReading, read_again
 
 pytestmark = pytest.mark.integration
 linux = pytest.mark.skipif(sys.platform != "linux", reason="proportional sizes come from /proc")
@@ -140,4 +141,4 @@ def test_available_memory_is_some_of_the_machines() -> None:
     available = available_memory()
 
     assert available is not None
-    assert 0 < available <= psutil.virtual_memory().total
+    assert 0 < available <= psutil.virtual_memory().total == machine_memory()

@@ -21,7 +21,7 @@ from memlog.ranks.registration import registration_of
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 TRAIN = textwrap.dedent("""
-    import os, sys, time
+    import os, signal, sys, time
     from pathlib import Path
     import torch, torch.distributed as dist, torch.distributed.fsdp
     import memlog
@@ -55,7 +55,15 @@ TRAIN = textwrap.dedent("""
                 found = Path("memlog_runs").glob("*/helper-*")
                 found = [each for each in found if each.with_name("begin.json").exists()]
                 if any('["sample"' in each.read_text() for each in found):
-                    os.kill(os.getpid(), 9)
+                    # torchrun must not wait for this process before the helper process has seen its end.
+                    os.kill(os.getppid(), signal.SIGSTOP)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            while step == 8 and how == "kill" and rank == 0:
+                time.sleep(0.1)
+                found = Path("memlog_runs").glob("*/helper-*")
+                if any('["exit"' in each.read_text() for each in found):
+                    os.kill(os.getppid(), signal.SIGCONT)
+                    break
             while step == 8 and how == "late" and rank == 1:
                 # The helper of rank 0 has taken over this rank's run from its own.
                 time.sleep(0.1)
@@ -103,10 +111,7 @@ def run(folder: Path, how: str, store: str) -> int:
 def run_below_torchrun(folder: Path, how: str, variables: dict[str, str]) -> int:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launcher += ["--max-restarts", "1" if how == "restart" else "0"]
-    if how == "kill":
-        # The helper must see the killed trainer before torchrun has waited for it, also on a busy machine.
-        launcher += ["--monitor-interval", "3"]
-    else:
+    if how != "kill":
         # torch 2.13 keeps the first attempt's addresses of gloo in the store that it shares with the workers.
         variables = {**variables, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(
@@ -191,6 +196,6 @@ def test_one_helper_process_serves_a_machine_and_names_the_rank_that_was_killed(
     [seen] = [event for event in found[1].events() if isinstance(event, Exit)]
     assert seen.signal == "SIGKILL"
     [alert] = [e for e in found[0].events() if isinstance(e, Alert) and e.rule == "ranks: ended"]
-    assert alert.title == "rank 1 was killed by SIGKILL after step 8"
+    assert alert.title == "Rank 1 was killed by SIGKILL after step 8"
     assert alert.text.startswith("rank 0 ended afterwards")
     only_run(ready_store)

@@ -112,7 +112,7 @@ def test_training_on_two_machines_survives_a_failure(tmp_path: Path, ready_store
             helpers = [file.process for file in rank.files() if file.process[0] == "h"]
             assert len(helpers) == 1
     [ended] = [e for e in events[first] if isinstance(e, Alert) and e.rule == "ranks: ended"]
-    assert ended.title.startswith("rank 1 ")
+    assert ended.title.startswith("Rank 1 ")
     assert [e.rule for e in events[second] if isinstance(e, Alert)] == ["ranks: restarted"]
 
     wait_for_end_of(second)

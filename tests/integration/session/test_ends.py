@@ -79,10 +79,11 @@ def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> Non
     script = """
     import psutil
     from memlog.journal import format
+    from memlog.journal.process_identity import Birth
 
     known = psutil.Process.create_time
     psutil.Process.create_time = lambda self: known(self) - 60
-    format.own_birth = lambda: ()
+    format.own_birth = Birth  # every field is unknown
     session = begin(config={"quiet": True})
     session.step()
     helper = session.directory / "helper.lock"
@@ -115,6 +116,13 @@ SIGNALS = {
     ),
     "no handler, SIGTERM": ("print('saved')", signal.SIGTERM, -signal.SIGTERM, "killed"),
     "no handler, SIGINT": ("print('saved')", signal.SIGINT, -signal.SIGINT, "killed"),
+    # As at an end without an answer from the helper process, when memlog imports modules with dataclasses.
+    "code compiled at exit, SIGINT": (
+        "atexit.register(lambda: eval(\"print('saved')\"))",
+        signal.SIGINT,
+        -signal.SIGINT,
+        "killed",
+    ),
 }
 
 
@@ -122,6 +130,8 @@ SIGNALS = {
 def test_signals_do_what_the_user_had_them_do(tmp_path: Path, how: str) -> None:
     prepare, number, code, status = SIGNALS[how]
     script = f"""
+    import atexit
+
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     session = begin()
     assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))

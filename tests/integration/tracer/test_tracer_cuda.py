@@ -21,10 +21,7 @@ from memlog.tracer.window import TraceWindow
 
 torch: Any = pytest.importorskip("torch")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.cuda
 
 DEVICE = "cuda:0"
 
@@ -72,8 +69,7 @@ def test_the_peak_and_the_end_are_the_allocators_own(training: Training) -> None
     result: Any = tracer.result
     assert (result.engine, result.exactness, result.dropped) == ("native", "exact", {})
     assert result.end == stat("allocated_bytes.all.current")
-    # A block that could not be split is larger than what was asked for.
-    assert result.peak == pytest.approx(stat("allocated_bytes.all.peak"), rel=0.02)
+    assert result.peak == stat("allocated_bytes.all.peak")
     assert sum(share.size for share in result.shares) == result.peak
     assert result.attributed >= 0.9
     assert not tracer.health.faults
@@ -215,6 +211,8 @@ def test_torchs_own_snapshot_is_read_by_the_unpickler_that_imports_nothing(tmp_p
     assert any(document["device_traces"])
 
 
+# `make_graphed_callables` keeps the autograd graph of its warm-up, which ran on another stream.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_a_captured_graph_is_replayed_under_a_trace() -> None:
     model = torch.nn.Linear(64, 64).to(DEVICE)
     batch = torch.ones(8, 64, device=DEVICE)

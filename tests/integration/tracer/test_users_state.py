@@ -181,11 +181,8 @@ ON_A_DEVICE = """
 """
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 def test_a_devices_peaks_and_memory_history_are_the_users(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     output = child.run(ON_A_DEVICE, tmp_path, PYTHONPATH=PATHS)
     before, after, changed, recorded = json.loads(output.splitlines()[-1])
     assert after == before

@@ -137,7 +137,7 @@ def test_a_sweep_that_is_killed_lacks_something_in_the_last_run_alone(tmp_path: 
     )
     process.communicate(timeout=120)
     assert delivery_of(tmp_path).stage == "waiting"
-    assert "whole series" in child.memlog("show", "latest", directory=tmp_path)
+    assert "whole series" in child.memlog("show", "latest", "--all", directory=tmp_path)
     sync_offline(tmp_path)
     made = [read_run(path) for path in find_runs(tmp_path) if "memlog" in path.name]
     assert [(run.group, run.exit_code) for run in made] == [("trial1", 255)]

@@ -57,7 +57,7 @@ def test_steps_after_the_users_run_are_made_good_beside_it(tmp_path: Path) -> No
     assert "memlog sync" in errors
     users = read_only_run(tmp_path)
     assert [row["loss"] for row in users.users_rows()] == [0, 50]
-    shown = " ".join(child.memlog("show", "latest", directory=tmp_path).split())
+    shown = " ".join(child.memlog("show", "latest", "--all", directory=tmp_path).split())
     assert "delivers the whole series to a new run" in shown
     before = find_runs(tmp_path)[0].read_bytes()
     output = sync_offline(tmp_path)
@@ -68,7 +68,7 @@ def test_steps_after_the_users_run_are_made_good_beside_it(tmp_path: Path) -> No
     assert (made.group, made.project, made.job_type) == (users.run_id, users.project, "memlog")
     assert made.exit_code == 0
     assert_every_step_is_there(made, recorded(tmp_path))
-    shown = child.memlog("show", "latest", directory=tmp_path)
+    shown = child.memlog("show", "latest", "--all", directory=tmp_path)
     assert "✓" in shown or "done" in shown
     assert "nothing" in sync_offline(tmp_path)
     assert len(find_runs(tmp_path)) == 2

@@ -27,7 +27,7 @@ def train(script: str, directory: Path, **environment: str) -> str:
 
 
 def show(directory: Path) -> str:
-    return " ".join(child.memlog("show", "latest", directory=directory).split())
+    return " ".join(child.memlog("show", "latest", "--all", directory=directory).split())
 
 
 def test_an_offline_run_is_reported_to_be_in_its_folder_with_its_files(tmp_path: Path) -> None:

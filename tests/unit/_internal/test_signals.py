@@ -16,7 +16,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.events import Batch
 from memlog.journal import RunDirectory
-from memlog.journal.segment_output import SegmentFile
+from memlog.journal.mapped_file import MappedFile
 from memlog.reports import summarize
 
 
@@ -112,9 +112,9 @@ def steps(session: memlog.Session) -> list[int]:
 def test_the_step_that_was_interrupted_is_in_the_journal_once_or_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
-    write = SegmentFile.write
+    write = MappedFile.write
 
-    def slow(file: SegmentFile, *line: Any) -> Any:
+    def slow(file: MappedFile, *line: Any) -> Any:
         monkeypatch.undo()
         if written:
             write(file, *line)
@@ -122,7 +122,7 @@ def test_the_step_that_was_interrupted_is_in_the_journal_once_or_counted(
 
     with memlog.init("local", dir=tmp_path) as session:
         session.step()
-        monkeypatch.setattr(SegmentFile, "write", slow)
+        monkeypatch.setattr(MappedFile, "write", slow)
         with pytest.raises(TimeUp):
             session.step()
         session.step()

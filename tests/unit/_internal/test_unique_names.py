@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MEMLOG = Path(__file__).parents[3] / "memlog"
-ALIKE = {"CATEGORIES", "FILE", "INTERVAL", "KIND", "PAGE", "SCHEMA", "WINDOW"}
+ALIKE = {
+    "CATEGORIES",
+    "FILE",
+    "INTERVAL",
+    "KIND",
+    "ORDERS",
+    "PAGE",
+    "SCHEMA",
+    "TEMPORARIES",
+    "WINDOW",
+}
 """Names that say the same thing of several modules, such as the version of a command's document."""
 
 

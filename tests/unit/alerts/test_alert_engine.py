@@ -6,8 +6,8 @@ import pytest
 from support.journals import GIB, MIB, at, batch, cuda
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.alerts import AlertEngine, engine_for, parse_rules
-from memlog.alerts.engine import host_limit
+from memlog.alerts import parse_rules
+from memlog.alerts.engine import AlertEngine, engine_for, host_limit
 from memlog.console import Console, alert_line
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
 from memlog.metrics import axis_and_index, values
@@ -163,50 +163,19 @@ def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
     assert axis_and_index(alert) == ("evaluation", 5)
 
 
-def test_the_helper_judges_samples() -> None:
+def test_samples_and_steps_are_judged_by_one_engine() -> None:
     rules = parse_rules(["host.rss > 1 GiB", "host.tree > 2 GiB", "host.available < 1 GiB"])
     found: list[Event] = []
-    engine = engine_for(rules, found.append, Diagnostics(), pid=0, sampled=True)
+    engine = engine_for(rules, found.append, Diagnostics(), pid=0)
     assert engine is not None
     engine(batch(0, 9 * GIB))
     engine(Sample(at(1), 3, 3 * GIB, 2, MIB, None, None))
     assert [(alert.step, alert.title) for alert in found if isinstance(alert, Alert)] == [
+        (0, "host.rss is 9.0 GiB, over 1 GiB"),
         (3, "host.tree is 3.0 GiB, over 2 GiB"),
         (3, "host.available is 1.0 MiB, under 1 GiB"),
     ]
-    assert engine_for(rules[1:], found.append, Diagnostics(), pid=0) is None
-
-
-@pytest.mark.parametrize(
-    "wrong", [ValueError("no"), SystemExit(3), GeneratorExit(), BaseException("any")]
-)
-def test_the_callback_is_called_and_its_errors_are_counted(wrong: BaseException) -> None:
-    received: list[Alert] = []
-    published: list[Event] = []
-    health = Diagnostics()
-
-    def on_alert(alert: Alert) -> None:
-        received.append(alert)
-        raise wrong
-
-    rules = parse_rules(["host.rss > 1 GiB", "host.rss > 2 GiB"])
-    contained = health.contained_callback("on_alert", on_alert)
-    engine = AlertEngine(rules, published.append, health, on_alert=contained)
-    engine(batch(0, 3 * GIB))
-    assert received == published
-    assert len(received) == 2
-    assert health.faults == {f"on_alert: {type(wrong).__name__}": 2}
-
-
-def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
-    def on_alert(alert: Alert) -> None:
-        raise KeyboardInterrupt
-
-    rules = parse_rules(["host.rss > 1 GiB"])
-    contained = Diagnostics().contained_callback("on_alert", on_alert)
-    engine = AlertEngine(rules, print, Diagnostics(), on_alert=contained)
-    with pytest.raises(KeyboardInterrupt):
-        engine(batch(0, 3 * GIB))
+    assert engine_for([], found.append, Diagnostics(), pid=0) is None
 
 
 def test_an_alert_is_a_metric_of_1_at_its_step() -> None:

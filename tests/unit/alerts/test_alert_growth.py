@@ -10,9 +10,10 @@ from support.journals import MIB, at, batch
 from support.memory_series import HEALTHY, LEAKS, made
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.alerts import AlertEngine, parse_rules
+from memlog.alerts import parse_rules
+from memlog.alerts.engine import AlertEngine
 from memlog.alerts.growth_meter import GrowthMeter
-from memlog.events import Alert, Event, Sample
+from memlog.events import Alert, Batch, Event, HeapReading, Sample
 from memlog.probes.garbage import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
@@ -121,13 +122,41 @@ def test_for_n_steps_in_a_growth_rule() -> None:
 
 def test_a_file_that_is_read_in_is_no_growth() -> None:
     found: list[Event] = []
-    mapped = iter(range(0, 10**6, 20))
-    engine = AlertEngine(
-        parse_rules([STEP]), found.append, Diagnostics(), files=lambda: next(mapped) * MIB
-    )
+    engine = AlertEngine(parse_rules([STEP]), found.append, Diagnostics())
     for step in range(100):
-        engine(batch(step, (500 + 20 * step) * MIB))
+        rss = (500 + 20 * step) * MIB
+        engine(Batch(at(step), step, rss, None, None, (), 500 * MIB, 0))
     assert found == []
+
+
+def test_the_training_process_collects_garbage_before_an_alarm() -> None:
+    """The engine runs in another process: it asks for a collection, and the answer is an event."""
+    found: list[Event] = []
+    asked: list[int] = []
+    engine = AlertEngine(
+        parse_rules([STEP]), found.append, Diagnostics(), ask_for_garbage=lambda: asked.append(1)
+    )
+    for step in range(40):
+        engine(batch(step, (500 + 20 * step) * MIB))
+    assert (asked, found) == ([1], [])
+    engine(HeapReading(at(40), 39, 100 * MIB, 0, 900 * MIB))  # the whole growth was garbage
+    assert found == []
+    for step in range(40, 80):
+        engine(batch(step, (500 + 20 * step) * MIB))
+    assert len(asked) == 2
+    engine(HeapReading(at(80), 79, 900 * MIB, 0, 0))
+    assert [type(event) for event in found] == [Alert]
+
+
+def test_an_alarm_does_not_wait_for_a_process_that_has_died() -> None:
+    found: list[Event] = []
+    engine = AlertEngine(
+        parse_rules([STEP]), found.append, Diagnostics(), ask_for_garbage=lambda: None
+    )
+    for step in range(40):
+        engine(batch(step, (500 + 20 * step) * MIB))
+    engine.finish()
+    assert [type(event) for event in found] == [Alert]
 
 
 def garbage(size: int) -> None:

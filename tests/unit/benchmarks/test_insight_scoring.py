@@ -138,6 +138,9 @@ def test_the_report_has_a_row_per_script_and_tells_failures() -> None:
     assert f"| [kept]({SOURCE}) | kept_graph | kept_graph | yes | yes | 1.50 |" in written
     assert f"| [fine]({SOURCE}) | 2 | 1 | kept_graph | 1.00 |" in written
     assert "- broken, seed 0: `exit code 1`" in written
+    assert "## Not run" not in written
+    shorter = report.text(table, results[:1], seeds=2, not_run=["broken", "fine"])
+    assert "Of 3 scripts, 2: broken, fine." in shorter
 
 
 def test_an_interrupted_run_goes_on_and_runs_failed_scripts_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         for name, command in cli.commands.items()
     } == {
         "advise": "run --json --dir",
-        "estimate": "target --batch --length --device --cpu --json",
+        "estimate": "target --batch --length --device --cpu --gpu --json",
         "compare": "runs --fail-if --allow-unfinished --json --dir",
         "completion": "shell",
         "demo": "--steps --backend",
@@ -28,7 +28,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "report": "runs -o --output --dir",
         "run": "--backend --alert --project --name --every --layers --budget --dir command",
         "runs": "--json --dir",
-        "show": "run --json --dir",
+        "show": "run --all --json --dir",
         "sync": "run --to --timeout --own-run --trust-address --dir",
         "watch": "run --once --interval --json --dir",
     }

@@ -56,7 +56,7 @@ def test_an_unnamed_run_has_its_trackers_names(tmp_path: Path) -> None:
     assert listed["name"] is None
     names = [tracked["name"] for tracked in listed["delivered"]["mlflow"]["runs"]]
     assert names == ["brave-cat-1", "brave-cat-2", None]
-    shown = output_of("show", "latest")
+    shown = output_of("show", "latest", "--all")
     assert "run run0 'brave-cat-1' at http://host" in shown
     assert "run run2 at http://host" in shown
 

@@ -152,7 +152,9 @@ def test_the_line_for_a_run_works_as_it_is_printed(
     program, *words = shlex.split(run.command("show"))
     assert program == "memlog"
     assert (len(words) == 2) == (folder == "memlog_runs")
-    [line] = re.findall(r"`memlog (sync .*?) --to mlflow`", output_of(*words).replace("\n", " "))
+    [line] = re.findall(
+        r"`memlog (sync .*?) --to mlflow`", output_of(*words, "--all").replace("\n", " ")
+    )
     assert shlex.split(line)[1:] == words[1:]
     monkeypatch.chdir("/")
     assert memlog(*shlex.split(run.command("show"))[1:]).exit_code == 0

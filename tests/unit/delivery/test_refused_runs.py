@@ -210,7 +210,7 @@ def test_what_an_older_memlog_kept_is_read(sweep: RunDirectory) -> None:
 
 
 def test_what_a_refused_run_has_not_had_is_not_thinned_as_delivered(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path, alive=True, segment_bytes=4096)
+    made = MadeRun(tmp_path, alive=True, segment_bytes=16 * 1024)
     steps = 400
     for number in range(3):
         made.bound("list", f"r{number}", None)

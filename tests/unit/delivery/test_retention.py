@@ -1,6 +1,5 @@
 """A journal that is too large is thinned: its readers still work, and every peak stays."""
 
-import os
 import tempfile
 import time
 from collections import defaultdict
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import own_journal
 from support.journals import GIB, MIB, MadeRun, batch, cuda
 from support.sinks import ListTracker
 
@@ -268,16 +268,8 @@ def test_a_session_keeps_its_limit(tmp_path: Path) -> None:
     assert "journal_lost" not in summarize(run).health.dropped
 
 
-def writer(directory: Path, health: Diagnostics) -> JournalWriter:
-    return JournalWriter(
-        directory,
-        run="r",
-        role="trainer",
-        begun_us=1,
-        segment_bytes=4096,
-        limit=20_000,
-        diagnostics=health,
-    )
+def writer(directory: Path, health: Diagnostics, limit: int = 20_000) -> JournalWriter:
+    return own_journal.writer(directory, health, segment_bytes=4096, limit=limit)
 
 
 def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
@@ -290,7 +282,7 @@ def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
         if step % 500 == 0:
             journal.append(Epoch(step, step, step, 1, 1, "exact"))
     journal.close()
-    read = list(JournalFile(tmp_path, f"trainer-{os.getpid()}").read())
+    read = list(own_journal.reader(tmp_path).read())
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40_000
     assert health.dropped == {"journal_full": last + 6 - len(read)}
     assert [entry.seq for entry in read] == list(range(len(read)))
@@ -306,7 +298,7 @@ def test_a_writer_begins_segments_small_enough_for_the_limit(tmp_path: Path) -> 
 
 
 def recorded(directory: Path) -> list[int]:
-    read = JournalFile(directory, f"trainer-{os.getpid()}").read()
+    read = own_journal.reader(directory).read()
     return [entry.event.step for entry in read if isinstance(entry.event, Batch)]
 
 
@@ -315,17 +307,17 @@ def test_recording_goes_on_once_the_journal_is_small_again(
 ) -> None:
     monkeypatch.setattr(backpressure, "LOOK_EVERY_S", 0.0)
     made = MadeRun(tmp_path, alive=True)
-    directory, health = made.directory.path, Diagnostics()
+    directory, health, limit = made.directory.path, Diagnostics(), 100_000
     made.trainer.close()
     for path in directory.glob("*.jsonl"):
         path.unlink()
-    journal = writer(directory, health)
-    for step in range(1_000):
+    journal = writer(directory, health, limit)
+    for step in range(3_000):
         journal.append(batch(step, GIB))
-    assert 900 not in recorded(directory)
-    Retention(made.directory, 20_000).enforce_if_due()
-    assert sum(path.stat().st_size for path in directory.glob("*.jsonl")) <= 20_000
-    for step in range(1_000, 1_050):
+    assert 2_900 not in recorded(directory)
+    Retention(made.directory, limit).enforce_if_due()
+    assert sum(file.size for file in made.directory.files()) <= limit
+    for step in range(3_000, 3_050):
         journal.append(batch(step, GIB))
     journal.close()
-    assert recorded(directory)[-50:] == list(range(1_000, 1_050))
+    assert recorded(directory)[-50:] == list(range(3_000, 3_050))

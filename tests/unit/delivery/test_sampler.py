@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.journals import GIB, MadeRun, batch
+from support.journals import GIB, MIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import Sampler, StepFollower, _StepRate
 from memlog.events import ChildReading, Event, Sample
+from memlog.probes.tree import ProcessTree
 
 
 @pytest.fixture
@@ -57,6 +58,28 @@ def test_a_run_that_ends_at_once_has_a_sample(tmp_path: Path) -> None:
     sampler.sample_if_due()
     sampler.sample_short_run()  # the steps have had their sample
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("total", "swapped"), [("", None), ("SwapTotal: 0 kB", None), ("SwapTotal: 8192 kB", 3 * MIB)]
+)
+def test_memory_in_swap_is_sampled_if_the_machine_has_swap(
+    tmp_path: Path, trainer: int, total: str, swapped: int | None
+) -> None:
+    proc = tmp_path / "proc"
+    (proc / str(trainer)).mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 9 kB\n{total}\n")
+    (proc / str(trainer) / "smaps_rollup").write_text(
+        "0-f ---p 0 00:00 0 [rollup]\nPss: 1024 kB\nSwap: 4096 kB\nSwapPss: 3072 kB\n"
+    )
+    found: list[Event] = []
+    follower = StepFollower(MadeRun(tmp_path).directory.files()[0])
+    sampler = Sampler(trainer, 1000.0, found.append, follower, Diagnostics())
+    sampler._tree = ProcessTree(trainer, proc=proc)
+    sampler.sample_if_due()
+    [sample] = found
+    assert isinstance(sample, Sample)
+    assert (sample.tree_pss, sample.tree_swap) == (MIB, swapped)
 
 
 def looks(steps: int, a_second: float) -> int:

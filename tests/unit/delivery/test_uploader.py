@@ -11,9 +11,11 @@ from support.journals import bury
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.helper.postmortem import explain_afterwards
+from memlog.delivery.run_report import late_events
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
-from memlog.events import Batch, End
+from memlog.events import Artifact, Batch, End
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.delivery_state import UploadLock, UploadState
 from memlog.metrics import Plan
@@ -133,6 +135,26 @@ def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) ->
     journal.append(batch(1))
     upload.deliver(complete=True)
     assert tracker.points == {f"own-{run.id}": expected(range(1)), "users": expected(range(1, 2))}
+
+
+def test_an_end_that_the_tracker_knows_is_not_made_worse(run: RunDirectory) -> None:
+    """A journal on a full disk may lack the end. The helper process knows the end from the trainer."""
+    journal, tracker = writer(run), ListTracker()
+    journal.append(batch(0))
+    bury(run)
+    upload = uploader(run, tracker)
+    upload.end = End(50, "finished")
+    upload.deliver(complete=True)
+    upload.close()
+    explain_afterwards(run)  # as `memlog sync` does
+    assert [entry.event for file in run.files() for entry in file.read()] == [batch(0)]
+    with late_events(run, Diagnostics()) as bus:  # something else is delivered later
+        bus.publish(Artifact(60, "report", "report.html", "artifacts/report.html", 1))
+    later = uploader(run, tracker)
+    later.deliver(complete=True)
+    later.close()
+    assert tracker.ended == {f"own-{run.id}": "finished"}
+    assert tracker.ended_us == {f"own-{run.id}": 50}
 
 
 def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) -> None:

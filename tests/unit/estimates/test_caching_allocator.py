@@ -78,6 +78,26 @@ def test_fragmentation_makes_a_job_fail_that_expandable_segments_would_save() ->
     assert fragmented(expandable=True).reserved <= 120 * MIB
 
 
+def test_the_end_of_an_expandable_segment_is_used_last() -> None:
+    allocator = allocated(17 * MIB, 4 * MIB, 16 * MIB, expandable=True)
+    allocator.free(0)  # 17 MiB at the begin; at the end, 3 MiB are free and can grow
+    allocator.allocate(3, 2 * MIB)
+    allocator.allocate(4, 23 * MIB)
+    assert allocator.reserved == 60 * MIB  # 3 MiB were free at the end, so one page is enough
+
+
+def test_free_pages_within_an_expandable_segment_are_given_back_and_filled_again() -> None:
+    allocator = allocated(20 * MIB, 40 * MIB, 20 * MIB, limit=100 * MIB, expandable=True)
+    allocator.free(1)
+    with pytest.raises(OutOfMemoryError):
+        allocator.allocate(3, 70 * MIB)
+    assert allocator.reserved == 40 * MIB
+    allocator.allocate(4, 30 * MIB)
+    assert allocator.reserved == 80 * MIB
+    allocator.allocate(5, 9 * MIB)
+    assert allocator.reserved == 80 * MIB
+
+
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 5)), max_size=60), st.booleans())
 def test_it_holds_all_that_is_allocated_and_no_more_than_it_reserves(
     calls: list[tuple[int, int]], expandable: bool

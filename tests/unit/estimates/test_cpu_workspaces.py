@@ -17,8 +17,9 @@ aten = torch.ops.aten
 BFLOAT16 = torch.bfloat16
 SHAPES = [(40, 1200, 600), (900, 64, 1500), (1500, 2600, 40)]
 LAYOUTS = ["rows", "columns", "expanded", "every second", "part of a row"]
-BLOCKS = 65536
-"""Bytes by which oneDNN's choice of blocks differs between a half-precision matrix and a smaller one."""
+BLOCKS = 65536 if not torch.cpu._is_amx_tile_supported() else 4 * 65536
+"""Bytes by which oneDNN's choice of blocks differs between a half-precision matrix and a smaller one. A
+processor with AMX has larger blocks."""
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -12,7 +12,7 @@ from memlog.bus import EventBus
 from memlog.delivery.run_report import keep_report
 from memlog.events import Alert, Artifact
 from memlog.in_process.messages import ended_early
-from memlog.in_process.writer import INTERVAL, InProcessWriter
+from memlog.in_process.writer import INTERVAL, InProcessWriter, _Ending
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.in_process_state import InProcessState
 from memlog.sink import Point, Rows
@@ -177,7 +177,7 @@ def test_an_ending_run_waits_for_what_was_published(tmp_path: Path) -> None:
             super().log_artifact(artifact, file, memlog_run)
             if artifact.name == "first":
                 keep("second")
-                trainer.writer._ending.append((self, ended))
+                trainer.writer._ending.append(_Ending(self, None, True, ended))
 
     users, ended = EndsMeanwhile(), Ended()
     trainer.open(users)

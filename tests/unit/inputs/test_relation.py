@@ -230,3 +230,9 @@ def test_lengths_that_also_fall_have_no_rate() -> None:
     found = required(relation(of_lengths(lengths, lambda length: 0.9 * MIB * length)))
     finding = larger_steps(found, 60, found.peak, free=found.peak)
     assert (finding.rate, finding.forecast, finding.since_step) == (None, None, None)
+
+
+def test_an_input_that_no_longer_grows_has_no_rate() -> None:
+    found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
+    finding = larger_steps(found, 400, found.peak, free=round(28.8 * MIB) * 100)
+    assert (finding.rate, finding.forecast) == (None, None)

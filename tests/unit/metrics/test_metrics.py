@@ -71,6 +71,22 @@ def test_devices_have_names_of_their_own_and_the_unknown_has_none() -> None:
     }
 
 
+def test_retries_failures_and_private_pools_are_series_only_if_there_are_any() -> None:
+    sizes = MIB, 4 * MIB, 3 * MIB, "exact", None
+    usual = DeviceReading("cuda0", *sizes, 0, 0, 0)
+    rare = DeviceReading("cuda1", *sizes, 2 * MIB, 7, 1)
+    points = plan_points([Batch(0, 0, None, None, None, (usual, rare))])
+    added = {point.name: point.value for point in points}
+    for name in ("allocated_mib", "reserved_mib", "peak_mib"):
+        assert f"memory/cuda0/{name}" in added
+        del added[f"memory/cuda0/{name}"], added[f"memory/cuda1/{name}"]
+    assert added == {
+        "memory/cuda1/private_pools_mib": 2.0,
+        "memory/cuda1/retries": 7.0,
+        "memory/cuda1/ooms": 1.0,
+    }
+
+
 @pytest.mark.seed(205)
 def test_fragmentation_of_nothing_reserved_is_unknown() -> None:
     assert fragmentation(DeviceReading("cuda0", 0, 0, 0, "exact", 0)) is None

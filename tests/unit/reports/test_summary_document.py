@@ -51,13 +51,14 @@ def test_the_documentation_tells_of_every_field_and_of_no_other() -> None:
 def test_the_fields_are_frozen() -> None:
     """Fields may be added. None may be removed or renamed without a new number in ``schema``."""
     named = {
-        "": "schema status steps verdict largest_step",
+        "": "schema status steps verdict largest_step first_step last_step outcome host_limit_bytes "
+        "cgroup_limit_bytes failed_rank survived_failures survived_first_step survived_last_step",
         "run.": "id name project directory begun ended newest_event duration_s host pid backends",
         "run.devices.<>.": "product capacity_bytes",
         "run.parameters.": "<>",
         "metrics.<>.": "axis first_index last_index last min max",
         "peaks.<>.": "bytes source step evaluation",
-        "findings[].": "kind title where since_step rate forecast evidence confidence remedy step",
+        "findings[].": "kind title where since_step rate forecast evidence confidence remedy step rank",
         "alerts[].": "time step level rule title text value evaluation epoch",
         "artifacts[].": "time name kind path size_bytes",
         "scopes.<>.": "count errors duration_s",
@@ -69,7 +70,7 @@ def test_the_fields_are_frozen() -> None:
         "points.<>.": "count",
         "points.<>.rss.": "last_bytes largest_bytes",
         "points.<>.allocated.<>.": "last_bytes largest_bytes",
-        "traced.": "steps worst_step worst_peak_bytes worst_exact cost_ms set_up_ms",
+        "traced.": "steps worst_step worst_peak_bytes worst_exact worst_device cost_ms set_up_ms",
         "health.": "published thinned overhead_ms_per_step overhead_ms_total journal_queued",
         "health.delivered.<>.": "points stage problem",
         "health.delivered.<>.runs[].": "id uri own name offset",

@@ -113,7 +113,7 @@ def test_a_dead_helper_is_reported_with_a_remedy_that_works(
     assert "no longer judged since the helper process ended: 'host.tree > 9 TiB'" in printed
     assert ["the helper process has ended (SIGKILL)" in line for line in caplog.messages] == [True]
     health = summarize(find_run(Path(os.environ["MEMLOG_DIR"]), session.id or "")).health
-    assert health.faults == {"the helper process: ended with -9": 1}
+    assert health.faults == {"the helper process: ended (SIGKILL)": 1}
     assert health.unjudged == {"host.tree > 9 TiB": "no longer, since the helper process ended"}
 
 
@@ -137,7 +137,7 @@ def test_a_helper_is_restarted_a_few_times_only(
     session.step()
     assert helper.is_away
     assert session.health.faults == {
-        "the helper process: ended with -9": 4,
+        "the helper process: ended (SIGKILL)": 4,
         "the helper process: started again": 3,
     }
     assert [message.split(":")[1] for message in caplog.messages] == [

@@ -16,7 +16,14 @@ from torch import nn
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
-from memlog.trace.cuda_join import ExistingStorage, HistoryJoin, HookMark, label, number_of
+from memlog.trace.cuda_join import (
+    NO_EVENT,
+    ExistingStorage,
+    HistoryJoin,
+    HookMark,
+    label,
+    number_of,
+)
 from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
@@ -51,12 +58,12 @@ def joined(
     history: History,
     existing: tuple[ExistingStorage, ...] = (),
     **options: Any,
-) -> tuple[Accountant, HistoryJoin]:
+) -> Accountant:
     join = HistoryJoin(marks, existing, **{"opening": None, "started_us": 1_000_000, **options})
     accountant = Accountant()
     accountant.fold(b"".join(join.events(history.entries)))
     accountant.finish()
-    return accountant, join
+    return accountant
 
 
 @pytest.mark.seed(201)
@@ -79,7 +86,7 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
     history.say("an action of the future", whatever=1)
     history.say("oom", user_metadata=label(4), size=1 << 40)  # it has no address
     history.free(D, 4096, label(5))
-    accountant, _ = joined(marks, history)
+    accountant = joined(marks, history)
 
     allocated = {key: row.allocated for key, row in accountant.rows.items() if row.allocated}
     assert allocated == {(1, FORWARD): 1024 + 512, (2, FORWARD): 1024, (2, BACKWARD): 4096}
@@ -106,7 +113,7 @@ def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
     assert entered == [(serials[1024], serials[512]), (0, 0), (-1, 0)]
 
 
-def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
+def test_a_stale_note_on_an_autograd_thread_counts_for_no_layer() -> None:
     marks = [
         # the first step's backward pass
         HookMark(1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)),
@@ -119,11 +126,32 @@ def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
     history.alloc(B, 512, label(1))
     history.alloc(C, 512, label(0))  # the second backward pass begins outside all modules
     history.alloc(D, 512, label(3))
-    accountant, join = joined(marks, history)
-    assert join.unattributed == 1
+    accountant = joined(marks, history)
     assert accountant.rows[7, BACKWARD].allocations == 1
     assert accountant.rows[OUTSIDE, BACKWARD].allocations == 1
     assert accountant.rows[1, BACKWARD].allocations == 1
+
+
+def test_a_note_of_an_earlier_trace_names_no_mark_of_this_one() -> None:
+    """Such a note stays on a thread of autograd's. This one computes gradients of the loss."""
+    marks = [
+        HookMark(1000, NO_EVENT, OUTSIDE, FORWARD, 0),
+        HookMark(2000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        HookMark(3000, EXIT, 1, FORWARD, 0, owner=(OUTSIDE, FORWARD)),
+        HookMark(4000, PHASE_CHANGE, 1, BACKWARD, 1, owner=(1, BACKWARD)),
+    ]
+    history = History()
+    history.alloc(A, 512, label(101))
+    history.alloc(B, 1024, label(3))  # from an earlier trace
+    history.alloc(C, 2048, label(102))
+    history.alloc(D, 4096, label(2))
+    accountant = joined(marks, history, first_number=100)
+    allocated = {key: row.allocated for key, row in accountant.rows.items() if row.allocated}
+    assert allocated == {
+        (1, FORWARD): 512,
+        (OUTSIDE, FORWARD): 1024 + 2048,
+        (OUTSIDE, BACKWARD): 4096,
+    }
 
 
 def test_storages_from_before_the_window_are_live_from_its_start() -> None:
@@ -131,7 +159,7 @@ def test_storages_from_before_the_window_are_live_from_its_start() -> None:
     history.alloc(C, 512)
     history.free(B, 2048)  # not known, but live before the window
     existing = (ExistingStorage(A, 4096, 3, PARAMETER),)
-    accountant, _ = joined([], history, existing, opening=10_240)
+    accountant = joined([], history, existing, opening=10_240)
 
     assert accountant.before_bytes == 10_240
     assert accountant.peak_bytes == 512
@@ -150,7 +178,7 @@ def test_a_storage_allocated_in_the_history_is_not_from_before() -> None:
     history.free(B, 512)
     history.alloc(B, 512)
     existing = (ExistingStorage(A, 4096, 3, PARAMETER), ExistingStorage(B, 512, 3, PARAMETER))
-    accountant, _ = joined([], history, existing)
+    accountant = joined([], history, existing)
     assert (accountant.before_bytes, accountant.peak_bytes) == (512, 4096)
     assert accountant.live_bytes == 4096
 
@@ -166,7 +194,7 @@ def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
     history.alloc(B, 512, label(2))
     history.free(A, 512, label(2))
     history.alloc(A, 1024, label(2))  # another storage at the same address
-    accountant, _ = joined(marks, history)
+    accountant = joined(marks, history)
     assert not any(held.final_category == GRADIENT for held in accountant.at_peak)
     assert not any(held.layer == 5 for held in accountant.at_peak)
     assert accountant.peak_bytes == 1536
@@ -193,7 +221,7 @@ def test_without_notes_allocations_are_attributed_by_time(
     for address in (A, B, C):
         history.alloc(address, 512)  # 0, 5 and 10 microseconds after the start
     end = HookMark(12_000, EXIT, 1, FORWARD, 0)
-    accountant, _ = joined([*marks, end], history, by_time=True)
+    accountant = joined([*marks, end], history, by_time=True)
     assert accountant.rows[1, FORWARD].allocations == in_layer
     assert accountant.rows[OUTSIDE, FORWARD].allocations == 3 - in_layer
 
@@ -270,7 +298,7 @@ def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
 ) -> None:
     # The simulation sees results only, neither the workspace of operations nor the states of the CPU's
     # generator, which a device's allocator does not hold.
-    monkeypatch.setattr(LiveStorages, "add_workspace", lambda *_: None)
+    monkeypatch.setattr(LiveStorages, "add_workspace", lambda *_, **__: ())
     monkeypatch.setattr(patches.RANDOM_STATE_COPIES, "add", lambda _: None)
     run = Run(GPT(checkpointing=checkpointing))
     assert not run.health.faults

@@ -35,6 +35,9 @@ dimension does not decide the type, because it is a bias that is added to a prod
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 """
 _NAMED_WIDE = """
     nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss soft_margin_loss
@@ -128,7 +131,7 @@ class AutocastTypes:
         return kind
 
     def _tracked_tensors(self, values: Any) -> Iterator[tuple[Tensor, TrackedStorage]]:
-        for tensor in reversed(tensors_in(values)):
+        for tensor in tensors_in(values):
             if tensor.is_floating_point():
                 tracked = self._live_storages.tracked(tensor)
                 if tracked is not None:

@@ -7,18 +7,18 @@ and frees inside itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, pack
+from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, WORKSPACE, pack
 from memlog.trace.records import Exactness
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cpu import limitations, op_workspace
+from memlog.tracer.engines.cpu import library_memory, limitations, op_workspace
 from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode
 from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL_STORAGE, LiveStorages
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
@@ -69,6 +69,8 @@ class DispatchEngine:
             self._model_tensors.add_optimizer(optimizer)
         for fake in torch_private.live_fakes():
             self._live_storages.track_existing(fake)
+        for workspace in library_memory.kept():
+            self._live_storages.classify(workspace, OUTSIDE, WORKSPACE)
         op_workspace.update_precisions()
         self._hooks.install()
         self._patches.subscribe()
@@ -151,6 +153,11 @@ class DispatchEngine:
 
     def leave(self) -> bool:
         return self._mode.leave()
+
+    def serials(self, tensors: Iterable[Any]) -> dict[int, int]:
+        """Return the serial numbers of the tensors' storages by the storages' identity."""
+        tracked = (self._live_storages.tracked(tensor) for tensor in tensors)
+        return {one.pointer: one.serial for one in tracked if one is not None}
 
     # Calls from hooks.
 

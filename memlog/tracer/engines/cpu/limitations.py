@@ -48,6 +48,11 @@ PRECISION: Final = (
     "The precision of matrix products changed during the trace. It decides what operations allocate inside "
     "themselves, so peaks are lower bounds."
 )
+UNMEASURED_PREFIX: Final = (
+    "The bytes that these operations allocate and free inside themselves are unknown, so peaks are lower "
+    "bounds: "
+)
+"""Beginning of the sentence of `unmeasured`."""
 FAILED: Final = (
     "Operations were not recorded because of an error in memlog, so peaks are lower bounds."
 )
@@ -104,8 +109,4 @@ def unmeasured(counts: Counter[str]) -> str:
     """
     names = ", ".join(name for name, _ in counts.most_common(_MOST_NAMES))
     more = len(counts) - _MOST_NAMES
-    return (
-        "The bytes that these operations allocate and free inside themselves are unknown, so peaks are lower "
-        "bounds: "
-        f"{names}" + (f" and {more} more." if more > 0 else ".")
-    )
+    return UNMEASURED_PREFIX + names + (f" and {more} more." if more > 0 else ".")

@@ -130,14 +130,44 @@ class LiveStorages:
             return None
         return self._tracked.get(tensor.untyped_storage()._cdata)
 
-    def add_workspace(self, size: int, owner: AllocationOwner, made: int) -> None:
-        """Record that an operation allocated and freed ``size`` bytes in addition to its results.
+    def add_workspace(
+        self,
+        sizes: Iterable[int],
+        owner: AllocationOwner,
+        made: int,
+        open_blocks: tuple[tuple[int, int], ...] = (),
+        *,
+        first: bool = False,
+    ) -> tuple[tuple[int, int], ...]:
+        """Record that an operation allocated and freed bytes in addition to its results.
 
-        ``made``: Type of these bytes under autocast.
+        Args:
+            sizes: Bytes of the allocations (positive) and of the frees (negative), in order.
+            owner: Layer, phase and thread of the operation.
+            made: Type of these bytes under autocast.
+            open_blocks: Blocks that the operation allocated before its results: serial number and bytes.
+            first: True if the operation's results are not tracked yet.
+
+        Returns:
+            The blocks that are not freed yet.
         """
-        if size > 0 and not self._closed:
-            self.serial += 1
-            self.events.workspace(self.serial, size, owner, made)
+        if self._closed:
+            return ()
+        live, changes = list(open_blocks), []
+        for size in sizes:
+            if size > 0:
+                self.serial += 1
+                live.append((self.serial, size))
+                changes.append((self.serial, size))
+            else:
+                block = next(each for each in reversed(live) if each[1] == -size)
+                live.remove(block)
+                changes.append((block[0], 0))
+        if changes and first:
+            self.events.write_pending()
+        if changes:
+            self.events.workspace(changes, owner, made)
+        return tuple(live)
 
     def track_resized(self, storage: Any, owner: AllocationOwner) -> None:
         """Record the new size of a storage, if the size has changed."""

@@ -32,11 +32,15 @@ BY_TYPES: Final = 64
 """Class of operations that have no workspace if all arguments have one type. Otherwise the operation casts
 arguments, and is measured."""
 
+RESULTS: Final = 0
+"""Number that stands for the allocation of an operation's results in `Workspace.blocks`. If it is there
+several times, each stands for one result, and the last for all that are left."""
+
 _NAMESPACES = ("aten", "mkldnn", "quantized", "torchvision")
 """Namespaces of the operations that are measured."""
 
 _NAMES = """
-    arange bernoulli cat clone copy detach empty empty_like empty_strided exponential eye fill full full_like
+    arange cat clone copy detach empty empty_like empty_strided exponential eye fill full full_like
     lift_fresh linspace new_empty new_empty_strided new_full new_ones new_zeros normal ones ones_like rand
     rand_like randint randint_like randn randn_like random resize scalar_tensor select_backward set
     slice_backward stack uniform zero zeros zeros_like
@@ -46,6 +50,9 @@ _NAMES = """
 _NONE = frozenset(_NAMES.split())
 """Names of operations without workspace. Views, and operations that torch marks as pointwise, are not
 listed."""
+
+_FOREACH = frozenset(("_foreach_max", "_foreach_norm", "_foreach_powsum"))
+"""Operations on lists of tensors that are measured, because they reduce each tensor in several parts."""
 
 _COPIED = frozenset(("gelu", "gelu_backward"))
 """Pointwise operations that are measured, because oneDNN computes them in its own layouts."""
@@ -66,6 +73,13 @@ class Workspace(NamedTuple):
     """Highest number of bytes at one time, results included."""
     kept: int
     """Bytes of the results."""
+    blocks: tuple[int, ...] | None = None
+    """Bytes that the operation allocates (positive) and frees (negative) beside its results, in order. The
+    number `RESULTS` among them stands for the allocation of the results. ``None``: not known one by one."""
+    complete: bool = True
+    """False if the operation allocates more inside itself, of unknown size."""
+    order: tuple[int, ...] = ()
+    """Indices of the results in the order of their allocation; empty: one after another."""
 
 
 MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
@@ -83,6 +97,7 @@ class _LastMeasurement(threading.local):
 _last_measured = _LastMeasurement()
 _known: dict[Any, Workspace] = {}
 _of_fakes: MeasureFakes | None = None
+_of_fakes_once = True
 _precisions: tuple[str, ...] = ()
 
 
@@ -107,7 +122,7 @@ def workspace_class(func: Any) -> int:
         return NO_WORKSPACE
     if namespace not in _NAMESPACES:
         return UNMEASURED
-    if name in _NONE or name.startswith("_foreach"):
+    if name in _NONE or (name.startswith("_foreach") and name not in _FOREACH):
         return NO_WORKSPACE
     if torch.Tag.pointwise in func.tags and name not in _COPIED:
         return BY_TYPES
@@ -139,13 +154,14 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     legacy profiler.
     """
     try:
-        key = _key(func, args, kwargs)
+        once = _of_fakes is None or _of_fakes_once
+        key = _key(func, args, kwargs) if once else None
         known = _known.get(key) if key is not None else None
     except Exception:  # noqa: BLE001 - an argument without a shape or hash: training goes on
         key = known = None
     if known is not None:
         return func(*args, **kwargs), known
-    if _of_fakes is not None and any(type(value).__name__ == "FakeTensor" for value in args):
+    if _of_fakes is not None and (not _of_fakes_once or any(map(_is_fake, args))):
         out = func(*args, **kwargs)
         found = _of_fakes(func, args, kwargs, out)
         if found is not None and key is not None and len(_known) < _MAX_KNOWN:
@@ -154,15 +170,22 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     return _measured(key, func, args, kwargs)
 
 
+def _is_fake(value: Any) -> bool:
+    return type(value).__name__ == "FakeTensor"
+
+
 @contextmanager
-def of_fakes(measure: MeasureFakes) -> Iterator[None]:
-    """Inside the block, use ``measure`` to find the workspace of operations on fake tensors."""
-    global _of_fakes  # noqa: PLW0603 - the dispatch mode that calls `run` has no argument for it
-    _of_fakes = measure
+def of_fakes(measure: MeasureFakes, *, once: bool = True) -> Iterator[None]:
+    """Inside the block, use ``measure`` to find the workspace of operations on fake tensors.
+
+    Call it once for each combination of shapes, or, if ``once`` is false, for each operation.
+    """
+    global _of_fakes, _of_fakes_once
+    _of_fakes, _of_fakes_once = measure, once
     try:
         yield
     finally:
-        _of_fakes = None
+        _of_fakes, _of_fakes_once = None, True
 
 
 def measures_fakes() -> bool:

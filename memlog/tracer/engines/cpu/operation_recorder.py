@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE
+from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE, WORKSPACE
 from memlog.trace.storage_uses import UNKNOWN_TYPE
 from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
-from memlog.tracer.engines.cpu import dispatch_mode, op_workspace
+from memlog.tracer.engines.cpu import dispatch_mode, library_memory, op_workspace
 from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
 from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
 from memlog.tracer.engines.cpu.live_storages import LiveStorages
@@ -90,8 +90,15 @@ class OperationRecorder:
             return
         owner = self.owner(thread_state)
         made = UNKNOWN_TYPE
+        before, *between, after = _around_results(inside)
+        blocks = self._live_storages.add_workspace(before, owner, made, first=True)
         if result == dispatch_mode.NEW:
             if func is not _LIFT_FRESH or not self._live_storages.is_foreign(out.untyped_storage()):
+                if inside is not None and inside.order:
+                    out = tuple(out[at] for at in inside.order)
+                for sizes, result_tensor in zip(between, tensors_in(out), strict=False):
+                    self._live_storages.track(result_tensor, owner)
+                    blocks = self._live_storages.add_workspace(sizes, owner, made, blocks)
                 made = self._track_results(func, args, out, owner, thread_state)
         elif result:
             self._live_storages.sparse = self._live_storages.sparse or bool(
@@ -100,11 +107,22 @@ class OperationRecorder:
             for tensor in tensors_in(out):
                 if tensor.is_cpu:
                     self._live_storages.track_resized(tensor.untyped_storage(), owner)
-        if inside is not None:
-            self._live_storages.add_workspace(inside.peak - inside.kept, owner, made)
-        elif kind > dispatch_mode.RESULT and (not self._fakes or op_workspace.measures_fakes()):
-            self.unmeasured[str(func)] += 1
+        self._add_kept(func, owner)
+        self._live_storages.add_workspace(after, owner, made, blocks)
+        self._count_unmeasured(func, kind, inside)
         self._log.fold_when_full()
+
+    def _add_kept(self, func: Any, owner: AllocationOwner) -> None:
+        """Track the memory that a library takes at the operation and keeps."""
+        for tensor in library_memory.taken_by(func):
+            self._live_storages.classify(tensor, OUTSIDE, WORKSPACE, owner.phase)
+
+    def _count_unmeasured(self, func: Any, kind: int, inside: Workspace | None) -> None:
+        measures = kind > dispatch_mode.RESULT and (
+            not self._fakes or op_workspace.measures_fakes()
+        )
+        if measures and (inside is None or not inside.complete):
+            self.unmeasured[str(func)] += 1
 
     def _track_results(
         self, func: Any, args: Any, out: Any, owner: AllocationOwner, thread_state: ThreadState
@@ -123,3 +141,20 @@ class OperationRecorder:
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is not None:
             self._live_storages.track(tensor, self.owner(thread_state))
+
+
+def _around_results(inside: Workspace | None) -> list[tuple[int, ...]]:
+    """Return a workspace's allocations and frees before the results, between them, and after them."""
+    if inside is None:
+        return [(), ()]
+    if inside.blocks is None:
+        size = inside.peak - inside.kept
+        return [(), ((size, -size) if size > 0 else ())]
+    if op_workspace.RESULTS not in inside.blocks:
+        return [(), inside.blocks]
+    parts, begin = [], 0
+    for at, size in enumerate(inside.blocks):
+        if size == op_workspace.RESULTS:
+            parts.append(inside.blocks[begin:at])
+            begin = at + 1
+    return [*parts, inside.blocks[begin:]]

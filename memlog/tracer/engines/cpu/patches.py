@@ -9,7 +9,8 @@ original.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -35,14 +36,24 @@ class FunctionPatch(SharedHook[_Listener]):
         self._on = False
         self._own = False
         self._before: Any = None
+        self._silent = False
 
         def call_and_notify(*args: Any, **kwargs: Any) -> Any:
             result = self._before(*args, **kwargs)
-            for listener in self.holders:
+            for listener in () if self._silent else self.holders:
                 listener(result, args)
             return result
 
         self._replacement = call_and_notify
+
+    @contextmanager
+    def without_listeners(self) -> Iterator[None]:
+        """Notify no listener of the calls inside the block."""
+        before, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = before
 
     def _install(self) -> None:
         if not self._on:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -135,12 +135,23 @@ class StorageEvents:
         else:
             self._pending.append(_PendingAllocation(tracked, instead, event))
 
-    def workspace(self, serial: int, size: int, owner: AllocationOwner, made: int) -> None:
-        """Write the ALLOC and FREE events of an operation's workspace of ``size`` bytes."""
+    def workspace(
+        self, changes: Iterable[tuple[int, int]], owner: AllocationOwner, made: int
+    ) -> None:
+        """Write the ALLOC and FREE events of an operation's workspace.
+
+        ``changes``: Serial number and bytes of each block that is allocated, and the serial number and 0 of
+        each block that is freed.
+        """
         now = self._log.now()
         layer, phase, thread = owner
-        events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
-        events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
+        events = b""
+        for serial, size in changes:
+            if size:
+                events += pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
+                events += self._made_by(serial, now)
+            else:
+                events += pack(serial, 0, now, 0, FREE, made, 0, 0)
         if self._pending:
             self._pending[-1].workspace = events
         else:

@@ -7,22 +7,32 @@ from typing import Any
 
 import torch
 
+from memlog.probes.cuda_allocator import records_history
+
 MAX_ENTRIES = 131_072
 """Maximum number of entries in each device's history (136 bytes each). Beyond the maximum, new entries
 replace the oldest ones. torch's default has no limit."""
+
+
+_reader: AllocatorHistory | None = None
+"""The object that attaches notes now. The notes of two would be mistaken for each other's."""
 
 
 class AllocatorHistory:
     """History of the allocator of one CUDA or XPU device.
 
     If the user's program has turned the history on, memlog neither turns it off nor clears it. memlog
-    attaches notes to the entries, and reads only the entries of the window.
+    attaches notes to the entries. torch can only return the whole history, with its stacks: this takes
+    4 to 80 µs an entry, and has no limit, because a user's history may have millions of entries.
 
     ``device``: Device with an index, such as ``cuda:0``.
 
     Attributes:
         takes_notes: True if this torch can attach notes to entries.
+        next_number: First number that no trace of this process has written in a note.
     """
+
+    next_number = 0
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -31,8 +41,11 @@ class AllocatorHistory:
         self._enabled_here = False
         self.takes_notes = self._set_note is not None
 
-    def refusal(self) -> str | None:
-        """Return why the history can't be used now; ``None`` if it can."""
+    def refusal(self, *, read_users: bool = True) -> str | None:
+        """Return why the history can't be used now; ``None`` if it can.
+
+        ``read_users``: False if a history that the user's program records would take too long to read.
+        """
         kind = self.device.type
         module: Any = getattr(torch, kind)
         for needed in ("_record_memory_history", "_snapshot"):
@@ -43,6 +56,16 @@ class AllocatorHistory:
         backend = getattr(self._memory, "get_allocator_backend", None)
         if backend is not None and backend() != "native":
             return f"the allocator is {backend()}, which keeps no history"
+        return self._use_by_others(read_users=read_users)
+
+    def _use_by_others(self, *, read_users: bool) -> str | None:
+        if _reader is not None:
+            return "another trace of memlog is reading the allocator's history"
+        if self._is_on() and not read_users:
+            return (
+                "the program records a memory history of its own, which takes too long to read in a "
+                "training step"
+            )
         get_note = getattr(self._memory, "_get_memory_metadata", None)
         if get_note is not None and get_note():
             return "the program attaches memory metadata of its own"
@@ -50,8 +73,9 @@ class AllocatorHistory:
 
     def start(self) -> None:
         """Turn the history on if it is off."""
-        is_on = getattr(torch._C, f"_{self.device.type}_isHistoryEnabled", None)
-        if is_on is not None and is_on():
+        global _reader  # noqa: PLW0603 - the history belongs to the process
+        _reader = self
+        if self._is_on():
             return
         wanted = {
             "context": None,
@@ -67,6 +91,9 @@ class AllocatorHistory:
         record("all", **{name: value for name, value in wanted.items() if name in taken})
         self._enabled_here = True
 
+    def _is_on(self) -> bool:
+        return records_history(torch, self.device.type)
+
     def note(self, text: str) -> None:
         """Attach ``text`` to the entries that this thread makes from now on."""
         if self._set_note is not None:
@@ -74,10 +101,13 @@ class AllocatorHistory:
 
     def stop(self) -> Any:
         """Return torch's snapshot. Turn the history off if this object turned it on."""
+        global _reader  # noqa: PLW0603
         try:
             self.note("")
             return self._memory._snapshot()
         finally:
+            if _reader is self:
+                _reader = None
             if self._enabled_here:
                 self._enabled_here = False
                 self._memory._record_memory_history(enabled=None)

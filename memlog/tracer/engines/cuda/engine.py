@@ -10,13 +10,26 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.trace.cuda_join import ExistingStorage, HistoryJoin, HookMark, label
-from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
+from memlog.trace.allocator_blocks import live_blocks
+from memlog.trace.cuda_join import NO_EVENT, ExistingStorage, HistoryJoin, HookMark, label
+from memlog.trace.encoding import (
+    CLASSIFY,
+    ENTER,
+    FORWARD,
+    GRADIENT,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
+    UNDECIDED,
+    WORKSPACE,
+)
+from memlog.trace.unsplit_blocks import unsplit_bytes
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
 from memlog.tracer.attribution.parameter_owners import ParameterOwners
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
+from memlog.tracer.engines.cuda import blas_workspaces
 from memlog.tracer.engines.cuda.allocator_history import MAX_ENTRIES, AllocatorHistory
 from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
@@ -32,8 +45,6 @@ _UNSEEN = (
     "not seen.",
     "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts for "
     "the module that calls it.",
-    "A block that the allocator could not split counts with the requested bytes, rounded up to 512, not with "
-    "its whole size.",
 )
 
 
@@ -60,8 +71,10 @@ class NativeEngine(HookEngine):
         self._read = allocator_stats.reader(self._device)
         self._read_always = readings
         self._marks: list[HookMark] = []
+        self._first_number = AllocatorHistory.next_number
         self._existing: list[ExistingStorage] = []
         self._allocated_at_start: int | None = None
+        self._workspaces_unknown = False
         self._started_us = 0
         self._report = EngineReport()
 
@@ -71,9 +84,11 @@ class NativeEngine(HookEngine):
         self._started_us = time.time_ns() // 1000
         if self._read is not None:
             self._allocated_at_start = self._read()[0]
-        self._add_roots()
+        self._find_workspaces()
+        self._existing += self._tensors_of_new_roots()
         for optimizer in optimizers:
             self._add_optimizer(optimizer)
+        self._add_marks(HookMark(self._log.now(), NO_EVENT, OUTSIDE, FORWARD, 0))
         self._hooks.install()
 
     def stop(self) -> EngineReport:
@@ -87,6 +102,10 @@ class NativeEngine(HookEngine):
         join = HistoryJoin(
             self._marks,
             self._existing,
+            first_number=self._first_number,
+            blocks=live_blocks(snapshot, self._device.index or 0),
+            workspaces=self._find_workspaces(),
+            unsplit=unsplit_bytes(entries, snapshot, self._device.index or 0),
             opening=self._allocated_at_start,
             started_us=self._log.began_us,
             by_time=not self._history.takes_notes,
@@ -94,8 +113,9 @@ class NativeEngine(HookEngine):
         for event in join.events(entries):
             self._log.append(event)
             self._log.fold_when_full()
+        AllocatorHistory.next_number = self._first_number + len(self._marks)
         self._marks = []
-        self._report = self._make_report(snapshot, len(entries), join)
+        self._report = self._make_report(snapshot, len(entries))
         return self._report
 
     # Calls from hooks.
@@ -105,17 +125,20 @@ class NativeEngine(HookEngine):
         if thread_state is not None:
             thread_state.inputs = self._largest(args)
         super().module_begins(module, args)
-        self._add_roots(late=True)
+        self._classify(self._tensors_of_new_roots())
 
     def optimizer_begins(self, optimizer: Any) -> None:
         for parameter in parameters_of(optimizer):
+            layer = self._owners.of(parameter)
+            if layer == OUTSIDE:
+                self._classify(self._storages(parameter, layer, PARAMETER))
             if parameter.grad is not None:
-                self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
-        self._classify_state(optimizer)
+                self._classify(self._storages(parameter.grad, layer, GRADIENT))
+        self._classify(self._state_of(optimizer))
         super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        self._classify_state(optimizer)
+        self._classify(self._state_of(optimizer))
         super().optimizer_ends(optimizer)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
@@ -134,49 +157,73 @@ class NativeEngine(HookEngine):
             inputs=thread_state.inputs if kind == ENTER else (0, 0),
             reading=reading,
         )
-        self._marks.append(mark)
+        self._add_marks(mark)
+
+    def _add_marks(self, *marks: HookMark) -> None:
+        """Add marks, and attach the number of the last one to this thread's later allocations and frees."""
+        self._marks += marks
         # Another thread can append a mark before `len` is called. Then the note names that thread's mark,
         # until this thread makes its next mark.
-        self._history.note(label(len(self._marks) - 1))
+        self._history.note(label(self._first_number + len(self._marks) - 1))
 
     # Methods that record the layers and categories of tensors.
 
-    def _add_roots(self, *, late: bool = False) -> None:
-        """Record the existing tensors of root modules that were found since the last call.
-
-        ``late``: True if the window is open already. The tensors may then have been allocated within the
-        window.
-        """
-        for tensor, layer, category in self._owners.register_new_roots():
-            for address, size in self._blocks(tensor):
-                self._existing.append(ExistingStorage(address, size, layer, category))
-            if late:
-                self._classify(tensor, layer, category)
+    def _tensors_of_new_roots(self) -> list[ExistingStorage]:
+        """Return the storages of the root modules that were found since the last call."""
+        return [
+            storage
+            for tensor, layer, category in self._owners.register_new_roots()
+            for storage in self._storages(tensor, layer, category)
+        ]
 
     def _add_optimizer(self, optimizer: Any) -> None:
         """Record the existing state of an optimizer. Also record parameters that belong to no module."""
-        self._existing += [
-            ExistingStorage(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
+        self._existing += self._state_of(optimizer)
+        for parameter in parameters_of(optimizer):
+            if self._owners.of(parameter) == OUTSIDE:
+                self._existing += self._storages(parameter, OUTSIDE, PARAMETER)
+
+    def _state_of(self, optimizer: Any) -> list[ExistingStorage]:
+        return [
+            storage
             for state in optimizer_tensors(optimizer)
-            for address, size in self._blocks(state.tensor)
-        ]
-        self._existing += [
-            ExistingStorage(address, size, OUTSIDE, PARAMETER)
-            for parameter in parameters_of(optimizer)
-            if self._owners.of(parameter) == OUTSIDE
-            for address, size in self._blocks(parameter)
-        ]
-
-    def _classify_state(self, optimizer: Any) -> None:
-        for state in optimizer_tensors(optimizer):
-            self._classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
-
-    def _classify(self, tensor: Tensor, layer: int, category: int) -> None:
-        now = self._log.now()
-        for address, _ in self._blocks(tensor):
-            self._marks.append(
-                HookMark(now, CLASSIFY, layer, 0, 0, address=address, category=category)
+            for storage in self._storages(
+                state.tensor, self._owners.of_state(state), OPTIMIZER_STATE
             )
+        ]
+
+    def _find_workspaces(self) -> set[int]:
+        """Return the addresses of cuBLAS's workspaces. Record them as existing, if they are older."""
+        try:
+            found = blas_workspaces.addresses(self._device)
+        except blas_workspaces.UnknownWorkspacesError:
+            self._workspaces_unknown = True
+            return set()
+        self._existing += [ExistingStorage(address, 0, OUTSIDE, WORKSPACE) for address in found]
+        return found
+
+    def _classify(self, storages: Sequence[ExistingStorage]) -> None:
+        """Record the layers and categories that storages have from now on."""
+        thread_state = self._module_stack.thread_state()
+        if not storages or thread_state is None:
+            return
+        now, owner = self._log.now(), self._module_stack.owner_until_change(thread_state)
+        self._add_marks(
+            *(
+                HookMark(
+                    now,
+                    CLASSIFY,
+                    storage.layer,
+                    0,
+                    thread_state.number,
+                    owner=owner,
+                    address=storage.address,
+                    size=storage.size,
+                    category=storage.category,
+                )
+                for storage in storages
+            )
+        )
 
     def _largest(self, args: Any) -> tuple[int, int]:
         """Return the addresses of the two largest storages among a module's arguments.
@@ -187,28 +234,37 @@ class NativeEngine(HookEngine):
         tensors = tensors_in(args)
         if not tensors:
             return NO_INPUTS
-        found = dict(block for tensor in tensors for block in self._blocks(tensor))
+        found = {
+            storage.address: storage.size
+            for tensor in tensors
+            for storage in self._storages(tensor, OUTSIDE, UNDECIDED)
+        }
         first, second, *_ = [*sorted(found, key=lambda address: -found[address]), 0, 0]
         return first, second
 
-    def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
+    def _storages(self, tensor: Tensor, layer: int, category: int) -> list[ExistingStorage]:
+        """Return the storages of a tensor that are on the traced device."""
+        storages = (plain.untyped_storage() for plain in storage_tensors(tensor))
         return [
-            (storage.data_ptr(), storage.nbytes())
-            for storage in (plain.untyped_storage() for plain in storage_tensors(tensor))
+            ExistingStorage(storage.data_ptr(), storage.nbytes(), layer, category)
+            for storage in storages
             if storage.device == self._device and storage.nbytes()
         ]
 
-    def _make_report(self, snapshot: Any, entries: int, join: HistoryJoin) -> EngineReport:
+    def _make_report(self, snapshot: Any, entries: int) -> EngineReport:
         found, reason = allocator_stats.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if entries >= MAX_ENTRIES:
             dropped["history ring was full: the window's first events are missing"] = 1
-        if join.unattributed:
-            dropped["backward allocations without a layer"] = join.unattributed
         unseen: tuple[str, ...] = _UNSEEN
         if not self._history.takes_notes:
             unseen += (
                 f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "
                 "time, so an allocation within a microsecond of a change may count for the wrong layer.",
+            )
+        if self._workspaces_unknown:
+            unseen += (
+                "The workspaces of cuBLAS can't be told from tensors here: they count for the layer that "
+                "multiplied matrices first.",
             )
         return EngineReport(unseen, found, reason, dropped)

@@ -1,0 +1,137 @@
+"""Page of ``memlog show``: the verdict, its cause, and the peaks, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from memlog.cli.delivery_lines import trackers
+from memlog.cli.output import plain
+from memlog.cli.summary_page import (
+    all_peaks,
+    head,
+    headline,
+    health_facts,
+    indented,
+    peaks,
+    section,
+    table_of,
+    worst_traced,
+)
+from memlog.events import ALLOCATED, HOST_RSS, RESERVED
+from memlog.facts.peaks import Peak
+from memlog.findings import beyond, evidence_and_remedy
+from memlog.journal import RunDirectory
+from memlog.reports.largest_step import like_another, shapes
+from memlog.reports.schema import Summary
+
+_MOST_LINES = 25
+_SIZES = ((6, 3), (5, 2), (4, 1), (3, 1), (2, 0))
+"""Maximum numbers of peaks, and of lines of evidence. The first pair with which the page has at most
+`_MOST_LINES` lines is taken, and the last pair if there is none."""
+_FINDINGS_SHOWN = 2
+"""Maximum number of further findings."""
+
+
+def print_short(console: Console, summary: Summary) -> None:
+    """Print a run's verdict, its cause, and its peaks."""
+    page = Group()
+    for shown_peaks, evidence in _SIZES:
+        page = Group(*_parts(console, summary, shown_peaks, evidence))
+        if len(console.render_lines(page, pad=False)) <= _MOST_LINES:
+            break
+    console.print(page)
+
+
+def _parts(
+    console: Console, summary: Summary, shown_peaks: int, evidence: int
+) -> Iterator[RenderableType]:
+    yield headline(summary)
+    yield from _cause(summary, evidence)
+    yield ""
+    yield head(summary, short=True)
+    yield section("Peaks", peaks(console, summary.run, _main_peaks(summary, shown_peaks)))
+    if summary.health.delivered:
+        yield section("Delivery", table_of(trackers(console, summary, short=True)))
+    yield ""
+    yield table_of({**_short_facts(summary), **_trouble(summary)})
+    show = RunDirectory(Path(summary.run.directory)).command("show")
+    yield plain(f"`{show} --all` shows metrics, alerts, files and memlog's health.", "dim")
+
+
+def _cause(summary: Summary, evidence: int) -> Iterator[RenderableType]:
+    """Yield the main finding's evidence and remedy, and the sentences of further findings."""
+    for finding in summary.findings[:1]:
+        lines = evidence_and_remedy(finding)
+        known = len(finding.evidence)
+        for line in lines[:known][:evidence] + lines[known:]:
+            yield indented(plain(line))
+    further = summary.findings[1:]
+    for finding in further[:_FINDINGS_SHOWN]:
+        yield plain(f"also: {finding.title}")
+    if len(further) > _FINDINGS_SHOWN:
+        yield plain(f"and {len(further) - _FINDINGS_SHOWN:,} more findings")
+
+
+def _main_peaks(summary: Summary, most: int) -> list[tuple[str, Peak]]:
+    """Return the most important peaks: the process's, then those of the devices, the largest first."""
+    known = all_peaks(summary)
+    chosen = sorted(known, key=_importance)[:most]
+    return [each for each in known if each in chosen]
+
+
+def _importance(each: tuple[str, Peak]) -> tuple[int, int]:
+    kind, peak = each
+    endings = (kind == HOST_RSS, kind.endswith(ALLOCATED), not kind.endswith(RESERVED), True)
+    return endings.index(True), -(peak.bytes or 0)
+
+
+def _short_facts(summary: Summary) -> dict[str, str | Text]:
+    facts: dict[str, str | Text] = {}
+    if summary.survived_failures:
+        facts["failures"] = _survived(summary)
+    if summary.traced.steps:
+        facts["traced"] = worst_traced(summary.traced)
+    if summary.largest_step is not None:
+        found = summary.largest_step
+        but = "" if found.like_step is None else f". {like_another(found.like_step)}"
+        facts["inputs"] = f"step {found.step:,} made the peak: {shapes(found.inputs)}{but}"
+    failed = summary.failed_rank
+    if failed is not None:
+        others = failed.others
+        if failed.run is not None:
+            other = RunDirectory(Path(summary.run.directory).parent / failed.run)
+            others += f"; `{other.command('show')}` shows rank {failed.rank}"
+        facts["ranks"] = others
+    alerts = beyond(summary.verdict, summary.alerts)
+    if alerts:
+        more = f", and {len(alerts) - 1:,} more" if len(alerts) > 1 else ""
+        facts["alerts"] = f"{alerts[-1].title}{more}"
+    return facts
+
+
+def _survived(summary: Summary) -> str:
+    number, first, last = (
+        summary.survived_failures,
+        summary.survived_first_step,
+        summary.survived_last_step,
+    )
+    what = (
+        "1 allocation failed and was" if number == 1 else f"{number:,} allocations failed and were"
+    )
+    where = f"at step {first:,}" if first == last else f"at steps {first:,} to {last:,}"
+    return f"{what} survived {where}"
+
+
+def _trouble(summary: Summary) -> dict[str, str | Text]:
+    """Return memlog's own cost, and the parts of its health that a reader has to know."""
+    health = health_facts(summary)
+    if not (summary.health.dropped or summary.health.faults):
+        health["overhead"] = f"{summary.health.overhead_text}; nothing was lost"
+    wanted = {"dropped": summary.health.dropped, "faults": summary.health.faults}
+    named = [name for name, counts in wanted.items() if counts]
+    named += [name for name in ("journal", "never judged") if name in health]
+    return {name: health[name] for name in ("overhead", *named)}

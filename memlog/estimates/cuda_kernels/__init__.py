@@ -1,0 +1,1 @@
+"""Temporary buffers that torch's CUDA kernels allocate inside one operation, computed from shapes."""

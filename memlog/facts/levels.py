@@ -1,0 +1,153 @@
+"""Memory in use after each step, in bounded memory, and the evidence that it does not grow."""
+
+from __future__ import annotations
+
+from memlog._internal.units import MIB, format_bytes
+from memlog.events import ALLOCATED, HOST_ANON, HOST_RSS, Reading
+from memlog.growth.evidence import FEWEST_LEVELS, Evidence, evidence
+
+_MOST = 512
+"""Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
+_ALIKE = 3
+"""Number of neighboring intervals whose lowest level is the level there, for a rate."""
+_HOST_FLOOR = 4 * MIB
+_DEVICE_FLOOR = MIB / 2
+"""Smaller rises of a device's memory, and than `_HOST_FLOOR` of the process's memory, are no growth.
+Allocators take memory in pieces of about this size."""
+HOST = "host"
+
+
+class LevelFold:
+    """Memory in use after the steps: that of the process, and that of each device.
+
+    The process's memory is its anonymous memory, which leaves out mapped files; if unknown, its resident set.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Levels] = {}
+        self._knows_anon = False
+
+    def take(self, step: int, readings: list[Reading]) -> None:
+        """Add the readings of a step."""
+        for each in readings:
+            name, level = each.name, each.level
+            if level is None:
+                continue
+            if name == HOST_ANON:
+                self._knows_anon = True
+                self.add(HOST, step, level)
+            elif name == HOST_RSS and not self._knows_anon and readings[1].level is None:
+                self.add(HOST, step, level)
+            elif name.endswith(ALLOCATED):
+                self.add(each.owner, step, level)
+
+    def add(self, name: str, step: int, level: int) -> None:
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = _Levels()
+        series.add(step, level)
+
+    def evidence(self, name: str) -> Evidence | None:
+        """Return what is known about the growth of ``host`` or a device; ``None``: too few steps."""
+        series = self._series.get(name)
+        floor = _HOST_FLOOR if name == HOST else _DEVICE_FLOOR
+        return None if series is None else series.evidence(floor)
+
+    def rate_since(self, name: str, step: int) -> float | None:
+        """Return by how many bytes per step ``host`` or a device has risen since a step.
+
+        ``None``: it has not risen, or there are too few steps since.
+        """
+        series = self._series.get(name)
+        return None if series is None else series.rate_since(step)
+
+    def rise_of_few(self) -> tuple[str, int, int] | None:
+        """Return a series with too few levels for `evidence`: its name, its number of levels, and its rise.
+
+        The rise is 0 if it is below the floor. A series that rises comes first. ``None``: there is no series,
+        or one has enough levels.
+        """
+        if not all(series.is_short for series in self._series.values()):
+            return None
+        few = [
+            (name, *series.few(_HOST_FLOOR if name == HOST else _DEVICE_FLOOR))
+            for name, series in self._series.items()
+        ]
+        return max(few, key=lambda each: each[2] > 0, default=None)
+
+    @property
+    def devices(self) -> list[str]:
+        return [name for name in self._series if name != HOST]
+
+
+def unsteady(levels: LevelFold) -> tuple[str, Evidence] | None:
+    """Return a series that is not steady, with what is known about it; ``None``: all are steady.
+
+    If several are not steady, the first that rises is returned.
+    """
+    known = [(name, levels.evidence(name)) for name in (HOST, *levels.devices)]
+    found = [(name, each) for name, each in known if each is not None and each.since is None]
+    return next((each for each in found if each[1].rise > 0), found[0] if found else None)
+
+
+def doubt(owner: str, known: Evidence) -> str:
+    """Return what speaks against an all-clear, without a full stop."""
+    if known.rise:
+        return f"{memory_of(owner)} rose by {format_bytes(known.rise)} in {known.steps:,} steps"
+    return f"{memory_of(owner)} varied too much in {known.steps:,} steps to exclude growth"
+
+
+def memory_of(owner: str) -> str:
+    return "memory" if owner == HOST else f"memory on {owner}"
+
+
+class _Levels:
+    """Lowest memory in use in each interval of steps; all intervals have the same width."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._lowest: dict[int, int] = {}
+        self._steps = self._last = 0
+
+    def add(self, step: int, level: int) -> None:
+        self._steps += 1
+        self._last = step
+        at = step // self._width
+        known = self._lowest.get(at)
+        if known is None or level < known:
+            self._lowest[at] = level
+            if len(self._lowest) > _MOST:
+                self._widen()
+
+    def _widen(self) -> None:
+        self._width *= 2
+        narrow, self._lowest = self._lowest, {}
+        for at, level in narrow.items():
+            self._lowest[at // 2] = min(level, self._lowest.get(at // 2, level))
+
+    @property
+    def is_short(self) -> bool:
+        return self._steps < FEWEST_LEVELS or len(self._lowest) < FEWEST_LEVELS
+
+    def few(self, floor: float) -> tuple[int, int]:
+        """Return the number of levels, and their rise; 0 if it is below the floor."""
+        rise = self._lowest[max(self._lowest)] - self._lowest[min(self._lowest)]
+        return self._steps, rise if rise > floor else 0
+
+    def rate_since(self, step: int) -> float | None:
+        since = [at for at in sorted(self._lowest) if at >= step // self._width]
+        if len(since) < FEWEST_LEVELS:
+            return None
+        # The lowest of a few levels leaves out peaks. In memory that rises, it is the first of them.
+        first, last = since[:_ALIKE], since[-_ALIKE:]
+        rise = min(self._lowest[at] for at in last) - min(self._lowest[at] for at in first)
+        return rise / ((last[0] - first[0]) * self._width) if rise > 0 else None
+
+    def evidence(self, floor: float) -> Evidence | None:
+        if self.is_short:
+            return None
+        ordered = sorted(self._lowest.items())
+        indexes = [at * self._width for at, _ in ordered]
+        found = evidence(indexes, [float(level) for _, level in ordered], floor)
+        first = indexes[0] if found.since is None else found.since
+        return found._replace(steps=self._last - first + 1)

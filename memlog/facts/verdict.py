@@ -1,0 +1,193 @@
+"""Verdict on a run's memory: a finding, an all-clear with its evidence, or "unsure"."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from memlog._internal.units import format_bytes
+from memlog.events import ALLOCATED, HOST_ANON, Device, Finding
+from memlog.facts.failure import title_with_cause
+from memlog.facts.levels import HOST, doubt, memory_of, unsteady
+from memlog.facts.peaks import UNKNOWN, peak_kind
+from memlog.facts.run_fold import RunFold, RunStatus, owner_of
+from memlog.facts.run_verdict import RunVerdict
+from memlog.findings import after_step, joined, of_rank, ranked, sentence
+from memlog.growth.evidence import FEWEST_LEVELS, Evidence
+from memlog.growth.suspicion import Suspicion
+
+_LOST = 0.1
+"""If more steps than this part of the steady ones are lost at the end, growth can't be excluded."""
+_FAR_MORE = 4
+"""Factor. Growth has ended if it would have been seen this many times over."""
+
+
+def verdict(facts: RunFold, status: RunStatus) -> RunVerdict:
+    """Return the verdict on a run.
+
+    An all-clear needs evidence from every series: the process's memory and each device's. If a series rises
+    and nothing was found, the verdict is unsure.
+    """
+    failed = facts.rank_failure
+    if failed is not None and failed.run is not None:
+        outcome = failed.outcome or "unsure"
+        return RunVerdict(outcome, joined(failed.title, failed.verdict), rises=outcome == "unsure")
+    found = of_memory(facts, status)
+    failure = _bad_end(facts, status)
+    return found if failure is None else replace(found, text=joined(failure, found.text))
+
+
+def of_memory(facts: RunFold, status: RunStatus) -> RunVerdict:
+    """Return the verdict without a word on how the run ended."""
+    findings = facts.findings(status)
+    if findings:
+        told = _told(facts, status, findings[0])
+        return RunVerdict("finding", told, finding=findings[0])
+    found = _without_finding(facts, status)
+    doubt = facts.rank_doubt
+    if doubt is None or found.rises:
+        return found
+    return RunVerdict("unsure", of_rank(doubt.rank, doubt.text), rises=True)
+
+
+def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
+    name = _main(facts)
+    reached = _reached(facts, name)
+    if not facts.steps:
+        return RunVerdict("too few steps", f"Without steps, growth is not judged: {reached}.")
+    few = facts.levels.rise_of_few()
+    if facts.steps < FEWEST_LEVELS or few is not None:
+        return _of_few_steps(facts, few, reached)
+    grown = facts.growth(status)
+    for series, growth in grown.items():
+        if series == HOST_ANON or series.endswith(ALLOCATED):
+            owner = owner_of(series)
+            text = _unsure(facts, owner, f"{memory_of(owner)} {_grew(growth)}", rises=True)
+            return RunVerdict("unsure", text, rises=True)
+    unsure = unsteady(facts.levels)
+    if unsure is not None:
+        owner, known = unsure
+        rises = known.rise > 0
+        text = _unsure(facts, owner, doubt(owner, known), rises=rises)
+        return RunVerdict("unsure", text, rises=rises)
+    known_main = facts.levels.evidence(name)
+    if known_main is None or known_main.since is None:
+        return RunVerdict("unsure", f"Unsure: memory after the steps is unknown: {reached}.")
+    return _of_steady_levels(facts, known_main, reached)
+
+
+def _of_steady_levels(facts: RunFold, known: Evidence, reached: str) -> RunVerdict:
+    """Return the all-clear, or ``unsure`` if many steps after the last known level are lost."""
+    last = (known.since or 0) + known.steps - 1
+    lost = (facts.last_step or 0) - last
+    if facts.has_lost_events and lost > _LOST * known.steps:
+        text = f"the steps after step {last:,} are lost, and memory was steady until then"
+        return RunVerdict(
+            "unsure", f"Unsure: {text} ({known.steps:,} of {facts.steps:,} steps): {reached}."
+        )
+    return RunVerdict("steady", f"No growth: {reached}, {evidence_text(known)}.")
+
+
+def _of_few_steps(facts: RunFold, few: tuple[str, int, int] | None, reached: str) -> RunVerdict:
+    """Return the verdict if there are too few levels. They still tell whether memory rose."""
+    owner, count, rise = few or (HOST, facts.steps, 0)
+    recorded = "steps" if count >= facts.steps else "recorded steps"
+    of = str(count) if count >= facts.steps else f"{count} of {facts.steps:,}"
+    rose = f"{memory_of(owner)} rose by {format_bytes(rise)}, " if rise else ""
+    text = f"Too few {recorded} to judge growth ({of}): {rose}{reached}."
+    return RunVerdict("too few steps", text, rises=rise > 0)
+
+
+def _main(facts: RunFold) -> str:
+    """Return the memory whose peak is told: ``host`` or a device.
+
+    It is that of the failed allocation, else the device with the highest peak.
+    """
+    failed = None if facts.failure is None else facts.failure.device
+    if failed is not None and _peak(facts, failed) is not None:
+        return failed
+    # A device without levels was not used in steps.
+    names = facts.levels.devices or [name for name in facts.devices if _peak(facts, name)]
+    return max(names, key=lambda name: _peak(facts, name) or 0, default=HOST)
+
+
+def _peak(facts: RunFold, name: str) -> int | None:
+    return facts.peaks.of(peak_kind(name), UNKNOWN).bytes
+
+
+def _told(facts: RunFold, status: RunStatus, finding: Finding) -> str:
+    """Return a finding's sentence. If memory has run out, it has no forecast of that."""
+    if facts.failure is not None and status != "running":
+        finding = replace(finding, forecast=None)
+    return sentence(finding, ended=status != "running", steady_since=_steady_since(facts, finding))
+
+
+def _steady_since(facts: RunFold, finding: Finding) -> int | None:
+    """Return the step at which a finding's growth had ended; ``None``: it goes on, or that is unknown.
+
+    It has ended if memory is steady since, and at the finding's rate would have risen far more than that
+    excludes.
+    """
+    if finding.memory is None or not finding.rate or finding.kind == "larger_steps":
+        return None
+    known = facts.levels.evidence(finding.memory)
+    if known is None or known.since is None or known.since <= (finding.since_step or 0):
+        return None
+    return known.since if finding.rate * known.steps > _FAR_MORE * known.excluded else None
+
+
+def evidence_text(known: Evidence) -> str:
+    """Return the evidence of an all-clear: since when, over how many steps, and what rise it excludes."""
+    noise = f" within {format_bytes(known.noise)}" if known.noise >= 1 else ""
+    return (
+        f"steady since step {known.since or 0:,} ({known.steps:,} steps{noise}: a rise of more than "
+        f"{format_bytes(known.excluded)} is excluded)"
+    )
+
+
+def _grew(growth: Suspicion) -> str:
+    steps = growth.step - growth.since_step
+    return (
+        f"grew by {format_bytes(growth.rate)} a step since step {growth.since_step:,}, by "
+        f"{format_bytes(growth.rate * steps)} in all"
+    )
+
+
+def _unsure(facts: RunFold, owner: str, text: str, *, rises: bool) -> str:
+    """Return a verdict on memory that rose, or may rise, and on the search for the cause of a rise."""
+    searches = [inquiry for series, inquiry in facts.inquiries.items() if owner_of(series) == owner]
+    suspects = ranked(each for inquiry in searches for each in inquiry.suspects)
+    cause = ""
+    if rises and suspects:
+        cause = f" Possible cause: {suspects[0].title.rstrip('.')}."
+    elif rises and any(inquiry.searching for inquiry in searches):
+        text += ", and the search for the cause had not ended"
+    elif rises:
+        text += ", and a search found no cause" if searches else ", and the cause was not searched"
+    return f"Unsure: {text}: {_reached(facts, owner)}.{cause}"
+
+
+def _reached(facts: RunFold, name: str) -> str:
+    limit = facts.host_limit
+    if name != HOST:
+        device: Device | None = facts.devices.get(name)
+        limit = None if device is None else device.capacity
+        if limit is None and facts.failure is not None and facts.failure.device == name:
+            limit = facts.failure.capacity
+    peak = _peak(facts, name)
+    of = "" if limit is None else f" of {format_bytes(limit)}"
+    on = f" on {name}" if name != HOST and len(facts.devices) > 1 else ""
+    return "the peak is unknown" if peak is None else f"peak {format_bytes(peak)}{of}{on}"
+
+
+def _bad_end(facts: RunFold, status: RunStatus) -> str | None:
+    if facts.rank_failure is not None:
+        return facts.rank_failure.title
+    if facts.failure is not None and status != "finished":
+        return facts.failure_title or title_with_cause(facts.failure, facts.last_step)
+    if status != "killed":
+        return None
+    if facts.failure_title is not None:
+        return facts.failure_title
+    # A run with an end event was ended by Ctrl-C, or by the cancellation of its task.
+    how = "Ended unexpectedly" if facts.end is None else "Interrupted"
+    return f"{how} {after_step(facts.last_step)}"

@@ -1,0 +1,236 @@
+"""Evidence that memory levels do not grow: since when they are steady, and what rise that excludes.
+
+A series is *steady* if all of these hold:
+
+- The newest levels lie near one value for at least a quarter of the series. Near means within four standard
+  deviations of the levels, or within the floor (`Evidence.excluded`), whichever is larger.
+- The line through these levels (`memlog.growth.line`) rises by less than the floor, and its interval excludes
+  a rise that matters.
+- The last few levels are not above the rest.
+- Earlier lasting rises have come to an end. If memory rose several times, such as at each evaluation, the
+  time since the last rise must be longer than the times between the rises.
+
+A series that is not steady *rises* if its lasting level is higher at the end than at the beginning. Otherwise
+it only varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from memlog.growth.line import BLOCKS, line_through
+
+FEWEST_LEVELS = 10
+"""If there are fewer levels than this, nothing is known about growth."""
+_SHORTEST = 16
+"""Minimum number of steady levels; in a series with fewer levels, all of them."""
+_QUARTER = 4
+"""The newest levels must be steady for at least this part of the series: 4 means a quarter. A shorter time
+can be a pause in the growth."""
+_SIGMAS = 4
+"""Number of standard deviations. Levels within this distance are near each other."""
+_MAD = 1.4826
+"""Standard deviation of a normal distribution, divided by the median of the distances from its median."""
+_GROUPS = 32
+"""Number of groups into which the levels are divided to find the first steady level."""
+_MATTERS = 0.1
+"""Share of the level. If a rise of this share can't be excluded, the levels vary too much to be steady."""
+_LEAST = 4
+"""Multiple of the floor. A smaller rise than this may always remain possible."""
+_LAST = 3
+"""Minimum number of last levels that are compared with the levels before them."""
+_ALIKE = 1.6
+"""Maximum ratio of two rises, and of the times before them, that belong to one pattern."""
+_PATTERN = 3
+"""Number of rises that are a pattern whatever their sizes are."""
+_LONGER = 1.5
+"""Factor. A pattern of rises has ended if the time since the last rise exceeds this factor times the longest
+time between two of the rises."""
+
+
+_SURE = 1.5
+"""Ratio of the 99 % interval's width to that of the line's 95 % interval (Student's distribution with six
+degrees of freedom)."""
+_ENDED = 0.5
+"""A rise has ended if the upper end of the later levels' rate is below this fraction of the rate before."""
+
+
+class Evidence(NamedTuple):
+    """What is known about the growth of a series. Sizes are bytes."""
+
+    since: int | None
+    """Index since which the levels are steady; ``None`` if they are not."""
+    steps: int
+    """Number of steady levels; if they are not steady, number of all levels."""
+    noise: float
+    """Standard deviation of the steady levels around their line."""
+    excluded: float
+    """If a rise since ``since`` were larger than this, it would have been seen."""
+    rise: float
+    """Rise of the lasting level from the first levels to the last ones; 0 if it is not above the noise."""
+
+
+def evidence(indexes: Sequence[int], levels: Sequence[float], floor: float) -> Evidence:
+    """Return what is known about the growth of a series with `FEWEST_LEVELS` levels or more.
+
+    Args:
+        indexes: Steps of the levels, ascending.
+        levels: Memory levels in bytes.
+        floor: Bytes. A smaller rise is no growth, because allocators take memory in pieces of this size.
+    """
+    count = len(levels)
+    least = min(max(_SHORTEST, count // _QUARTER), count)
+    tail = levels[-least:]
+    noise = _noise(tail)
+    near = max(floor, _SIGMAS * noise)
+    begin = _first_near(levels, count - least, median(tail), near)
+    excluded = _excluded(indexes[begin:], levels[begin:], floor)
+    while excluded is None and begin < count - least:
+        later = min((begin + count) // 2, count - least)
+        if not _has_ended(indexes, levels, begin, later):
+            break
+        begin = later
+        excluded = _excluded(indexes[begin:], levels[begin:], floor)
+    steady = levels[begin:]
+    lasting = _lasting(levels)
+    if (
+        excluded is None
+        or _rises_at_the_end(steady, near)
+        or _goes_on(lasting, near)
+        or not _has_slowed(indexes, levels, begin, near)
+    ):
+        rise = lasting[-1] - median(levels[: min(3, count)])
+        return Evidence(None, count, noise, 0.0, rise if rise > near else 0.0)
+    return Evidence(indexes[begin], len(steady), noise, excluded, 0.0)
+
+
+def _noise(levels: Sequence[float]) -> float:
+    """Return the standard deviation of levels around the line through their blocks."""
+    places = range(len(levels))
+    line = line_through(places, levels) if len(levels) >= BLOCKS else None
+    distances = [
+        level - (line.at(at) if line is not None else 0.0)
+        for at, level in zip(places, levels, strict=True)
+    ]
+    middle = median(distances)
+    return _MAD * median(abs(each - middle) for each in distances)
+
+
+def _first_near(levels: Sequence[float], begin: int, value: float, near: float) -> int:
+    """Return the index of the first level from which on all groups of levels lie near a value."""
+    size, end = max(len(levels) // _GROUPS, 3), begin
+    while begin:
+        first = max(begin - size, 0)
+        if abs(median(levels[first:begin]) - value) > near:
+            break
+        begin = first
+    while begin < end and abs(levels[begin] - value) > near:
+        begin += 1
+    while begin and abs(levels[begin - 1] - value) <= near:
+        begin -= 1
+    return begin
+
+
+def _excluded(indexes: Sequence[int], levels: Sequence[float], floor: float) -> float | None:
+    """Return the largest rise that the levels do not exclude; ``None`` if they rise, or vary too much.
+
+    A leak raises the lowest level of each block as well as the median. So it is enough if one of the two does
+    not rise. The lowest levels vary less if garbage and temporary memory come and go.
+    """
+    edges = [len(levels) * block // BLOCKS for block in range(BLOCKS + 1)]
+    places = [indexes[(a + b - 1) // 2] for a, b in pairwise(edges)]
+    lowest = [min(levels[a:b]) for a, b in pairwise(edges)]
+    found = [_bound(indexes, levels, floor), _bound(places, lowest, floor)]
+    known = [bound for bound in found if bound is not None]
+    most = max(_MATTERS * levels[-1], _LEAST * floor)
+    likely, excluded = min(known, default=(most + 1, 0.0))
+    return None if likely > most else excluded
+
+
+def _has_ended(indexes: Sequence[int], levels: Sequence[float], begin: int, later: int) -> bool:
+    """Return True if the levels from ``later`` on rise clearly more slowly than those from ``begin`` on."""
+    before = line_through(indexes[begin:], levels[begin:])
+    after = line_through(indexes[later:], levels[later:])
+    return after.rate + after.error < _ENDED * before.rate
+
+
+def _bound(
+    indexes: Sequence[int], levels: Sequence[float], floor: float
+) -> tuple[float, float] | None:
+    """Return the upper ends of a rise's 95 % and 99 % intervals; ``None`` if the levels rise.
+
+    Both are at least the floor.
+    """
+    line = line_through(indexes, levels)
+    span = indexes[-1] - indexes[0]
+    rise, error = line.rate * span, line.error * span
+    if rise > floor / 2 and line.is_certain:
+        return None
+    return max(rise + error, floor), max(rise + _SURE * error, floor)
+
+
+def _has_slowed(indexes: Sequence[int], levels: Sequence[float], begin: int, near: float) -> bool:
+    """Return True if the levels from ``begin`` on rise clearly more slowly than those before."""
+    first, after = median(levels[: min(3, begin)] or levels[:1]), levels[begin:]
+    rise, steps = median(after) - first, indexes[begin] - indexes[0]
+    if rise <= near or not steps:
+        return True
+    line = line_through(indexes[begin:], after)
+    span = (indexes[-1] - indexes[begin]) / 2
+    return line.rate + line.error < _ENDED * rise / (steps + span)
+
+
+def _rises_at_the_end(levels: Sequence[float], near: float) -> bool:
+    """Return True if the last levels are above the levels before them.
+
+    Either several are above all but a few of those before, or one to three are far above all before.
+    """
+    if any(min(levels[-k:]) > max(levels[:-k]) + near for k in range(1, _LAST + 1)):
+        return True
+    last = max(_LAST, min(len(levels) // BLOCKS, 8))
+    before = sorted(levels[:-last])
+    usual = before[len(before) * 9 // 10]
+    return min(levels[-_LAST:]) > usual + near / 2 and median(levels[-last:]) > usual + near / 4
+
+
+def _lasting(levels: Sequence[float]) -> list[float]:
+    """Return, for each index, the lowest of the levels from this index on."""
+    lowest = levels[-1]
+    found = []
+    for level in reversed(levels):
+        lowest = min(lowest, level)
+        found.append(lowest)
+    return found[::-1]
+
+
+def _goes_on(lasting: Sequence[float], near: float) -> bool:
+    """Return True if lasting rises form a pattern, such as a rise at each evaluation, that may go on.
+
+    Rises in neighbouring groups of levels are one rise. A rise in the first groups is the warm-up.
+    """
+    size = max(len(lasting) // _GROUPS, 3)
+    rises: list[tuple[int, float]] = []
+    level, newest = lasting[0], 0
+    for at in range(size, len(lasting), size):
+        rise = lasting[at] - level
+        if rise > near:
+            if at - newest <= 2 * size:
+                rises[-1:] = [(at, rise + (rises[-1][1] if rises else 0.0))]
+            else:
+                rises.append((at, rise))
+            level, newest = lasting[at], at
+    if rises and rises[0][0] <= 2 * size:
+        del rises[0]
+    if len(rises) < 2:  # noqa: PLR2004 - one rise is no pattern
+        return False
+    places = [at for at, _ in rises]
+    times = [after - before for before, after in pairwise(places)]
+    rested = len(lasting) - 1 - places[-1]
+    if len(rises) < _PATTERN:
+        sizes = [each for _, each in rises]
+        same = max(sizes) <= _ALIKE * min(sizes) and places[0] <= _ALIKE * times[0]
+        return same and rested <= _LONGER * times[0]
+    return rested <= _LONGER * max(times)

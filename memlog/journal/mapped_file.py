@@ -1,0 +1,227 @@
+"""A segment in preallocated, memory-mapped space: a line is written without a system call.
+
+The file is allocated in windows, before a window is mapped: a store into a hole of a file on a full disk
+would end the process with SIGBUS. A new window is zero, and a line contains no zero byte. So the data ends at
+the first zero byte, and a line is complete if it has its newline and no zero byte. No length has to be
+published beside the data. The kernel owns the pages, so lines survive the end of the process in any way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from memlog._internal import fork
+from memlog._internal.descriptors import Descriptor
+from memlog.events import Alert, Artifact, End, Event, Exit, Finding, Health, OutOfMemory
+from memlog.journal.format import Header, segment_name
+
+WINDOW = 64 * 1024
+"""Bytes that are allocated and mapped at a time, about 500 batch events."""
+RESERVE = 16 * 1024
+"""Bytes behind each window that are allocated for the run's last events. Other events leave them free."""
+_FOR_THE_END = RESERVE // 4
+"""Bytes of the reserve that only the run's end and its counts may use."""
+_GROW_EVERY = 10
+"""On a full disk, memlog tries to allocate the next window at one of this number of events."""
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs"})
+"""File systems on which allocated space can be mapped safely.
+
+Over a network, or in FUSE, a store could wait for a server while no other thread can run. Copy-on-write file
+systems (Btrfs, ZFS) need new space for each store.
+"""
+_MADV_POPULATE_WRITE = 23
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def can_map(directory: Path) -> bool:
+    """Return True if files in a folder can be preallocated and mapped."""
+    if not hasattr(os, "posix_fallocate") or sys.maxsize < 2**32:
+        return False
+    try:
+        device = directory.stat().st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    # Fields of a line: id, parent, major:minor, …, "-", type, … (proc_pid_mountinfo(5)).
+    for line in mounts.splitlines():
+        mount, _, kind = line.partition(" - ")
+        if f" {number} " in mount:
+            return kind.partition(" ")[0] in _LOCAL
+    return False
+
+
+class MappedFile:
+    """One segment, written through memory. Its header is the first line.
+
+    `close` cuts the file behind the last line. The file of a killed process keeps its zero bytes. ``window``
+    is the number of bytes to allocate at a time.
+
+    Raises:
+        OSError: The file can't be created, allocated or mapped. The file does not exist then.
+    """
+
+    def __init__(self, directory: Path, header: Header, window: int = WINDOW) -> None:
+        path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._generation, self._room = fork.generation, window
+        self._window: _Window | None = None
+        self._view = memoryview(b"")
+        self._at = self._limit = self._length = self._refused = 0
+        self._descriptor = Descriptor(os.open(path, flags, 0o644))
+        try:
+            line = msgspec.json.encode(header) + b"\n"
+            self._grow(len(line))
+            self.write(line, None)
+        except BaseException:
+            self.close()
+            with suppress(OSError):
+                path.unlink()
+            raise
+
+    def write(self, line: bytes, event: Event | None) -> None:
+        """Write a line. ``event`` is the line's event, which decides if the line may use the reserve.
+
+        Raises:
+            OSError: There is no room. Nothing was written.
+        """
+        size = len(line)
+        if self._at + size > self._limit:
+            self._write_at_the_limit(line, size, event)
+            return
+        # No call until the position is stored: a signal handler that writes, too, must not run in between.
+        at = self._at
+        end = at + size
+        self._view[at:end] = line
+        self._at = end
+
+    def _write_at_the_limit(self, line: bytes, size: int, event: Event | None) -> None:
+        """Write into the next window. If it can't be allocated, write into the reserve."""
+        full, spared = None, _spared(event)
+        if self._refused % _GROW_EVERY == 0 or spared < RESERVE:
+            try:
+                self._grow(size)
+            except OSError as error:
+                full = error
+            else:
+                self._refused = 0
+                self.write(line, event)
+                return
+        at = self._at  # no call from here, as above
+        end = at + size
+        if end + spared <= self._length:
+            self._view[at:end] = line
+            self._at = end
+            return
+        self._refused += 1
+        raise full or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _grow(self, size: int) -> None:
+        """Allocate and map room behind the last line: ``size`` bytes, a window and the reserve."""
+        at = self._at if self._window is None else self._window.begin + self._at
+        begin = at & -mmap.ALLOCATIONGRANULARITY
+        room = size + self._room + RESERVE + mmap.ALLOCATIONGRANULARITY
+        window = _Window(self._descriptor.number, begin, room & -mmap.PAGESIZE)
+        known = self._window  # no call from here, as above
+        if known is not None:
+            self._at += known.begin - window.begin
+        self._window, self._view, self._length = window, window.view, window.length
+        self._limit = window.length - RESERVE
+        if known is not None:
+            known.unmap()
+
+    def is_there(self) -> bool:
+        """Return True if the file is open, and was not deleted."""
+        status = self._descriptor.status()
+        return status is not None and status.st_nlink > 0
+
+    def close(self) -> None:
+        """Cut and close the file. Calling it again is harmless."""
+        window, self._window = self._window, None
+        # A copy of this object in a child of `fork` must not cut the parent's file.
+        if window is not None and fork.generation == self._generation:
+            self._view, self._limit, self._length = memoryview(b""), 0, 0
+            window.unmap()
+            if self._descriptor.status() is not None:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor.number, window.begin + self._at)
+        self._descriptor.close()
+
+
+class _Window:
+    """Mapped part of a file, from the byte ``begin``. Its space is allocated first.
+
+    The module `mmap` is not used: its objects have a descriptor of their own, and close it by its number even
+    if that number belongs to another file now, as in a program that became a daemon.
+
+    Raises:
+        OSError: The part can't be allocated or mapped.
+    """
+
+    def __init__(self, descriptor: int, begin: int, length: int) -> None:
+        os.posix_fallocate(descriptor, begin, length)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _libc.mmap(None, length, protection, mmap.MAP_SHARED, descriptor, begin)
+        if address == _FAILED:
+            raise _last_error()
+        self.begin, self.length = begin, length
+        self._address: int | None = address
+        # All pages at once: otherwise the resident set would grow with the journal. If a page can't be
+        # written, the call fails, where a store would end the process. Linux before 5.14 lacks the call.
+        if (
+            _libc.madvise(address, length, _MADV_POPULATE_WRITE)
+            and ctypes.get_errno() != errno.EINVAL
+        ):
+            error = _last_error()
+            self.unmap()
+            raise error
+        self.view = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+
+    def unmap(self) -> None:
+        address, self._address = self._address, None
+        if address is not None:
+            _libc.munmap(address, self.length)
+
+    def __del__(self) -> None:
+        """Free the address space if the journal was not closed."""
+        if hasattr(self, "_address"):
+            self.unmap()
+
+
+def _spared(event: Event | None) -> int:
+    """Return the bytes at the end of the allocated space that an event must leave free."""
+    if isinstance(event, (End, Exit)):
+        return 0
+    if isinstance(event, Health) and (event.overhead_ms is None or event.steps is not None):
+        return 0  # the last one of the trainer or of the helper process
+    if isinstance(event, (Alert, Artifact, Finding, OutOfMemory)):
+        return _FOR_THE_END
+    return RESERVE
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))

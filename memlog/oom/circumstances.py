@@ -1,0 +1,349 @@
+"""What the program was doing as an allocation failed, read from the functions that were running."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import site
+import sysconfig
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from memlog._internal.inert_access import instance_dict, is_kind, type_name
+from memlog._internal.source_name import source_name
+from memlog.events import Activity, GraphInUse, HeldTensors
+from memlog.inputs.step_inputs import program_frames, variables_of
+from memlog.oom.device_state import SMALL_SEGMENT
+from memlog.oom.frames import optimizer_of
+from memlog.oom.held_tensors import held_tensors, kept_graph
+from memlog.oom.tensor_storage import address, is_on, sizes_of, tensors_in
+from memlog.oom.tensor_storage import size as size_of
+
+_STATE_TENSORS = {
+    **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adadelta"), 2),
+    **dict.fromkeys(("SGD", "RMSprop", "Adagrad"), 1),
+}
+"""Number of tensors of a parameter's size that torch's optimizers keep for each parameter."""
+_EVALUATES = re.compile(
+    r"(?:\A|_)(?:eval|evaluate|evaluation|valid|validate|validation|val|predict|prediction|infer|inference)"
+    r"(?:_|\Z)|\Atest_(?:step|epoch|loop)\Z"
+)
+"""Functions that evaluate a model or use it, by name."""
+_COPIES = re.compile(r"\.clone\(|\.to\(|\.cuda\(|\bdeepcopy\(|\bcopy_?\(")
+"""Code that copies a tensor."""
+_GENERATES = re.compile(
+    r"(?:\A|_)(?:generate|decode|sample_tokens|beam_search|greedy_search)(?:_|\Z)"
+)
+"""Functions that generate tokens, by name."""
+_CACHE = re.compile(
+    r"\A(?:past|past_key_values?|layer_past|kvs?|(?:kv|key_value)_?caches?)\Z", re.IGNORECASE
+)
+"""Variables that hold the keys and values of earlier tokens, by name."""
+_ANY_CACHE = re.compile(rf"{_CACHE.pattern}|\A(?:\w+_)?caches?\Z", re.IGNORECASE)
+"""The same in a function that generates tokens. Elsewhere, a cache can hold anything."""
+_DISTRIBUTED = "torch/nn/parallel/distributed.py"
+_PARAMETER = "torch/nn/parameter.py"
+_SMALL = 1024**2
+_LARGE, _LARGE_SEGMENT = 10 * 1024**2, 20 * 1024**2
+_ROUND = 2 * 1024**2
+"""Sizes of segments, by the requested size (c10/core/AllocatorConfig.h)."""
+_DEPTH = 6
+_ITEMS = 1_000
+_VALUES = 20_000
+"""Maximum number of values to look at in a search for tensors."""
+
+
+class Doing(NamedTuple):
+    """An `Activity`, what it is about, and the bytes that it makes or holds. ``None``: unknown."""
+
+    activity: Activity | None = None
+    subject: str | None = None
+    size: int | None = None
+
+
+class Circumstances(NamedTuple):
+    """The program at a failed allocation; ``None``: unknown."""
+
+    line: str | None
+    thread: str | None
+    gradients: bool
+    model: int | None
+    """Bytes on the device of the parameters, buffers and gradients of the modules in use."""
+    doing: Doing
+    held: HeldTensors | None
+    graph: GraphInUse | None
+
+
+def circumstances(
+    torch: Any, frames: Sequence[FrameType], phase: str | None, device: int, requested: int
+) -> Circumstances:
+    """Return what the program was doing. ``frames`` are the running functions, the outermost first.
+
+    ``phase`` is the phase of training that `memlog.oom.frames.locate` found. ``requested`` is the size of the
+    failed request to the driver, in bytes.
+    """
+    models = _Models(torch, frames, device)
+    gradients = bool(torch.is_grad_enabled())
+    return Circumstances(
+        line_of(frames),
+        _thread(),
+        gradients,
+        models.size,
+        _doing(torch, frames, phase, models, device, requested, gradients=gradients),
+        held_tensors(torch, frames, device, models.addresses),
+        kept_graph(torch, frames),
+    )
+
+
+def line_of(frames: Sequence[FrameType]) -> str | None:
+    """Return the innermost line of the program, such as ``train.py:42 in save``; ``None`` if there is none.
+
+    Lines of torch, memlog, Python's library and other installed packages do not count.
+    """
+    frame = _innermost(frames)
+    if frame is None:
+        return None
+    name = frame.f_code.co_name
+    where = f"{source_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return where if name.startswith("<") else f"{where} in {name}"
+
+
+def source_of(frames: Sequence[FrameType]) -> str:
+    """Return the text of the program's innermost line; empty if it is unknown."""
+    frame = _innermost(frames)
+    return "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _innermost(frames: Sequence[FrameType]) -> FrameType | None:
+    installed = tuple(
+        f"{folder}/"
+        for folder in {
+            sysconfig.get_path("stdlib"),
+            sysconfig.get_path("purelib"),
+            sysconfig.get_path("platlib"),
+            site.getusersitepackages(),
+        }
+    )
+    inner = list(program_frames(reversed(frames)))
+    own = (
+        each for each in inner if not each.f_code.co_filename.startswith((*installed, "<frozen"))
+    )
+    return next(own, None)
+
+
+def _thread() -> str | None:
+    """Return the name of the calling thread; ``None`` for the main thread and for threads of torch."""
+    thread = threading.current_thread()
+    if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):  # noqa: SLF001
+        return None
+    return thread.name
+
+
+def _doing(
+    torch: Any,
+    frames: Sequence[FrameType],
+    phase: str | None,
+    models: _Models,
+    device: int,
+    requested: int,
+    *,
+    gradients: bool,
+) -> Doing:
+    if phase == "optimizer":
+        return _of_optimizer(torch, optimizer_of(frames), device)
+    if frames and frames[-1].f_code.co_filename.endswith(_DISTRIBUTED):
+        return _of_buckets(torch, frames[-1], device)
+    copied = _copied(frames, models, requested)
+    if copied.activity is not None:
+        return copied
+    if gradients:
+        return _with_gradients(frames, phase, models)
+    return _of_inference(torch, frames, device, phase, models)
+
+
+def _with_gradients(frames: Sequence[FrameType], phase: str | None, models: _Models) -> Doing:
+    """Return ``evaluation`` if a function evaluates a model in evaluation mode.
+
+    Its name has to say so, because models are trained in evaluation mode, too, such as those that
+    ``from_pretrained`` returns.
+    """
+    evaluates = _named(_EVALUATES, frames)
+    if phase == "forward" and not models.is_training and evaluates is not None:
+        return Doing("evaluation", evaluates)
+    return Doing()
+
+
+def _of_inference(
+    torch: Any, frames: Sequence[FrameType], device: int, phase: str | None, models: _Models
+) -> Doing:
+    """Return the activity of code without gradients, in a module or outside.
+
+    It is ``generation`` if a function has a cache of keys and values, or a function's name says so and a
+    module runs. In a model in training mode, code without gradients is no evaluation unless a function's name
+    says so: checkpointing runs layers without gradients, too.
+    """
+    generates = _named(_GENERATES, frames)
+    cache = _cache(torch, frames, device, _CACHE if generates is None else _ANY_CACHE)
+    if cache or (generates is not None and phase == "forward"):
+        return Doing("generation", None, cache or None)
+    evaluates = _named(_EVALUATES, frames)
+    if evaluates is not None or (phase == "forward" and not models.is_training):
+        return Doing("evaluation", evaluates)
+    return Doing()
+
+
+def _named(pattern: re.Pattern[str], frames: Sequence[FrameType]) -> str | None:
+    """Return the innermost function of the program or of a package with a name; ``None``: there is none."""
+    names = (frame.f_code.co_name for frame in program_frames(reversed(frames)))
+    return next((name for name in names if pattern.search(name)), None)
+
+
+def _of_optimizer(torch: Any, optimizer: Any, device: int) -> Doing:
+    """Return ``optimizer state`` if the optimizer lacks state, which its step makes."""
+    if optimizer is None:
+        return Doing()
+    own, tensors = 0, _tensors_of_state(torch, optimizer)
+    most, lacking = 0, 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and is_on(parameter, device):
+                own += size_of(parameter)
+                state = optimizer.state.get(parameter, {})
+                held = sum(
+                    isinstance(each, torch.Tensor) and each.dim() > 0 for each in state.values()
+                )
+                most, lacking = max(most, held), lacking + (held < (tensors or 1))
+    # An optimizer of another package may have no state. It makes state if some parameters have state already.
+    if not lacking or not (tensors or (tensors is None and most)):
+        return Doing(None, type_name(optimizer))
+    size = None if tensors is None else tensors * own
+    return Doing("optimizer state", type_name(optimizer), size)
+
+
+def _tensors_of_state(torch: Any, optimizer: Any) -> int | None:
+    """Return the number of tensors of state for each parameter; ``None`` for optimizers of other packages."""
+    name = type_name(optimizer)
+    if type(optimizer) is not getattr(torch.optim, name, None) or name not in _STATE_TENSORS:
+        return None
+    options = optimizer.param_groups[0]
+    if name == "SGD":
+        return int(bool(options.get("momentum")))
+    more = ("amsgrad", "centered") if name != "RMSprop" else ("centered", "momentum")
+    return _STATE_TENSORS[name] + sum(bool(options.get(each)) for each in more)
+
+
+def _of_buckets(torch: Any, frame: FrameType, device: int) -> Doing:
+    owner = dict(variables_of(frame)).get("self")
+    if not is_kind(owner, torch.nn.Module):
+        return Doing()
+    gradients = [each for each in owner.parameters() if each.requires_grad and is_on(each, device)]  # type: ignore[attr-defined] # a module
+    return Doing("DDP buckets", None, sum(map(size_of, gradients)) or None)
+
+
+def _copied(frames: Sequence[FrameType], models: _Models, requested: int) -> Doing:
+    """Return ``copy of the model`` if the program copies a model's weights on the device.
+
+    It does if ``copy.deepcopy`` copies a parameter, or if the program's line copies a tensor, and one of its
+    variables is a parameter or buffer of the requested size.
+    """
+    for frame in frames:
+        if frame.f_code.co_name == "__deepcopy__" and frame.f_code.co_filename.endswith(_PARAMETER):
+            weight = dict(variables_of(frame)).get("self")
+            return Doing("copy of the model", "copy.deepcopy", models.size_with(weight))
+    inner = _innermost(frames)
+    if inner is None or not _COPIES.search(source_of(frames)):
+        return Doing()
+    for _, value in variables_of(inner):
+        size = models.size_with(value)
+        if size is not None and _segment(size_of(value)) == requested:
+            return Doing("copy of the model", "state_dict", size)
+    return Doing()
+
+
+def _segment(size: int) -> int:
+    """Return the bytes that torch's allocator asks the driver for, to allocate ``size`` bytes."""
+    if size <= _SMALL:
+        return SMALL_SEGMENT
+    if size < _LARGE:
+        return _LARGE_SEGMENT
+    return -(-size // _ROUND) * _ROUND
+
+
+def _cache(torch: Any, frames: Sequence[FrameType], device: int, names: re.Pattern[str]) -> int:
+    """Return the bytes of the largest cache of keys and values among the variables of the functions."""
+    largest = 0
+    for frame in program_frames(reversed(frames)):
+        for name, value in variables_of(frame):
+            if names.match(name):
+                held = sizes_of(each for each in _tensors(torch, value) if is_on(each, device))
+                largest = max(largest, sum(held.values()))
+    return largest
+
+
+def _tensors(torch: Any, value: object) -> Iterator[Any]:
+    """Yield the tensors in a value, in its items, and in its attributes, at any depth up to `_DEPTH`."""
+    return tensors_in(torch, value, _inside, depth=_DEPTH, most=_VALUES)
+
+
+def _inside(value: object) -> Sequence[object]:
+    found: Any = value
+    if is_kind(value, dict):
+        return list(dict.values(found))[:_ITEMS]
+    for kind in (list, tuple):
+        if is_kind(value, kind):
+            return list(kind.__iter__(found))[:_ITEMS]
+    own = None if isinstance(value, type) else instance_dict(value)
+    return [] if own is None else list(own.values())[:_ITEMS]
+
+
+class _Models:
+    """Modules that the running functions use: those that run, and those in variables of the program."""
+
+    def __init__(self, torch: Any, frames: Sequence[FrameType], device: int) -> None:
+        self._torch = torch
+        owners: list[Any] = [
+            frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl"
+        ]
+        running = [each for each in owners if is_kind(each, torch.nn.Module)]
+        held = (
+            value for frame in program_frames(reversed(frames)) for _, value in variables_of(frame)
+        )
+        modules = [*running, *(each for each in held if is_kind(each, torch.nn.Module))]
+        self.is_training = bool(running) and bool(running[0].training)
+        self._weights: list[dict[int, int]] = []
+        """Bytes of each module's weights, by address."""
+        self._gradients: dict[int, int] = {}
+        for module in {id(each): each for each in modules}.values():
+            weights = [each for each in _weights(module) if is_on(each, device)]
+            self._weights.append(sizes_of(weights))
+            self._gradients |= sizes_of(each.grad for each in weights if each.grad is not None)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of parameters, buffers and gradients; ``None`` if no module is known."""
+        every = dict(self._gradients)
+        for weights in self._weights:
+            every |= weights
+        return sum(every.values()) or None
+
+    @property
+    def addresses(self) -> set[int]:
+        """Addresses of parameters, buffers and gradients."""
+        return {*self._gradients, *(address for weights in self._weights for address in weights)}
+
+    def size_with(self, value: object) -> int | None:
+        """Return the bytes of the weights of the largest module that has a tensor among its weights.
+
+        Return ``None`` if no module has it, or if ``value`` is no tensor.
+        """
+        if not is_kind(value, self._torch.Tensor):
+            return None
+        own = address(value)
+        return max((sum(each.values()) for each in self._weights if own in each), default=None)
+
+
+def _weights(module: Any) -> Iterator[Any]:
+    yield from module.parameters()
+    yield from module.buffers()

@@ -1,0 +1,136 @@
+"""Search for the cause of growth in the training process, when the growth is judged by the helper process.
+
+This module is imported when growth is first suspected. A healthy run never imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import ALLOCATED, HOST_ANON, Event, HeapReading, Inquiry, now_us
+from memlog.facts.detector import FREE_LISTS
+from memlog.facts.early_rise import Rise
+from memlog.facts.judge import GrowthNews
+from memlog.growth.suspicion import Suspicion
+from memlog.leaks.inquiry import GrowthInquiry
+from memlog.leaks.own_memory import TrainersMemory
+from memlog.probes.malloc import private_bytes, read_heap
+
+_HEAP_STEPS = 2
+"""Number of steps between readings of the heap while growth is examined. Each reading takes 5 to 500 µs."""
+
+
+class GrowthSearch:
+    """Receiver of news about the growth of this process and its devices.
+
+    ``is_traced`` returns whether the tracer traces the current step. ``last_step`` returns the number of the
+    last step. ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Event], object],
+        diagnostics: Diagnostics,
+        is_traced: Callable[[], bool],
+        last_step: Callable[[], int],
+        begun: float,
+    ) -> None:
+        self._publish = publish
+        self._last_step = last_step
+        self._freed_at: dict[str, int] = {}
+        """For each series, the last step before garbage was collected that explained its growth."""
+        self._memory = TrainersMemory()
+        self._inquiry = GrowthInquiry(publish, diagnostics, is_traced, begun)
+        self._suspected: set[str] = set()
+        self._handled: dict[str, int] = {}
+        self._reads_heap = self._is_ending = False
+
+    @property
+    def searching(self) -> bool:
+        """True while steps are searched for objects that hold memory."""
+        return self._inquiry.searching
+
+    def take(self, news: GrowthNews) -> None:
+        """Act on a verdict about a series.
+
+        A new helper process judges the journal again from its beginning, so its verdicts can be old ones.
+        """
+        series = news.growth.series
+        owner = HOST_ANON if series == FREE_LISTS else series
+        if news.number <= self._handled.get(owner, 0):
+            return
+        self._handled[owner] = news.number
+        if news.growth.step <= self._freed_at.get(owner, -1):
+            return  # judged by levels with garbage that is freed since
+        if news.verdict == "suspected":
+            self._take_suspicion(news.growth)
+        elif news.verdict == "confirmed":
+            self._take_confirmation(news.growth, owner)
+        else:
+            self._suspected.discard(owner)
+            self._inquiry.withdrawn(news.growth)
+        if owner == HOST_ANON:
+            self._reads_heap = HOST_ANON in self._suspected
+
+    def take_early(self, series: str, rise: Rise) -> bool:
+        """Begin a search before the growth test can suspect the growth. Return False if it is garbage."""
+        rate = rise.rate
+        growth = Suspicion(series, rise.since, rate, 0.0, 2 * rate, rise.level, None, rise.step)
+        if self._memory.is_garbage(growth, is_confirmed=False, has_ended=False, is_early=True):
+            return False
+        self._inquiry.suspected(growth, is_early=True)
+        return True
+
+    def after_step(self, step: int) -> None:
+        """Continue the search after an optimizer step."""
+        self._inquiry.after_step(step)
+        if (self._reads_heap or self._inquiry.searching) and step % _HEAP_STEPS == 0:
+            heap = read_heap()
+            if heap is not None:
+                self._publish(
+                    HeapReading(now_us(), step, heap.in_use, heap.idle, None, private_bytes())
+                )
+
+    def ends(self) -> None:
+        """Remember that the training has ended. Memory that its functions held can have been freed.
+
+        `finish` takes this back.
+        """
+        self._is_ending = True
+        self._inquiry.ends()
+
+    def finish(self) -> None:
+        """End the search. Publish the growth if it is confirmed. More steps may follow."""
+        self._inquiry.finish()
+        self._is_ending = False
+
+    def _take_suspicion(self, growth: Suspicion) -> None:
+        if self._is_garbage(growth, is_confirmed=False):
+            return
+        self._suspected.add(growth.series)
+        self._inquiry.suspected(growth)
+
+    def _take_confirmation(self, growth: Suspicion, owner: str) -> None:
+        if self._is_garbage(growth, is_confirmed=True):
+            self._inquiry.withdrawn(growth)
+            self._suspected.discard(owner)
+            return
+        if growth.series != FREE_LISTS:  # the growth of free lists is examined further
+            self._suspected.discard(owner)
+        self._inquiry.confirmed(growth)
+
+    def _is_garbage(self, growth: Suspicion, *, is_confirmed: bool) -> bool:
+        """Collect garbage. If it explains the growth, publish this and return True."""
+        series = HOST_ANON if growth.series == FREE_LISTS else growth.series
+        if series != HOST_ANON and not series.endswith(ALLOCATED):
+            return False
+        found = self._memory.is_garbage(
+            growth,
+            is_confirmed=is_confirmed,
+            has_ended=self._is_ending and series in self._suspected,
+        )
+        if found:
+            self._freed_at[series] = self._last_step()
+            self._publish(Inquiry(now_us(), growth.step, series, searching=False, garbage=True))
+        return found

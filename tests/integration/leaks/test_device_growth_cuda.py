@@ -1,0 +1,113 @@
+"""What memlog says about the growth of a device's memory in real programs: leaks, and steps that grow."""
+
+from pathlib import Path
+
+import pytest
+from support import child
+
+from memlog.events import Finding
+from memlog.journal import list_runs
+from memlog.reports import summarize
+
+pytestmark = pytest.mark.cuda
+
+AT_MOST = 180
+"""Maximum seconds that a program runs, also on a busy machine."""
+
+PROGRAM = """
+import torch
+from torch import nn
+import memlog
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5000, 64)
+        self.block = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.head = nn.Linear(64, 5000)
+    def forward(self, tokens):
+        return self.head(self.block(self.embedding(tokens)))
+def network(layers):
+    parts = [part for _ in range(layers) for part in (nn.Linear(512, 512), nn.GELU())]
+    return nn.Sequential(*parts).cuda()
+memlog.init("local")
+"""
+TRAIN = """
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+LONGER_INPUTS = (
+    """
+model = Reader().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(200):
+    tokens = torch.randint(0, 5000, (8, 32 + step), device="cuda")
+    out = model(tokens)
+    loss = out.square().mean()
+"""
+    + TRAIN
+)
+LARGER_BATCHES = (
+    """
+model = network(4)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(150):
+    loss = model(torch.randn(64 * (1 + step // 10), 512, device="cuda")).square().mean()
+"""
+    + TRAIN
+)
+UNFROZEN = (
+    """
+model = network(12)
+model.requires_grad_(False)
+layers = [part for part in model if isinstance(part, nn.Linear)][::-1]
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(160):
+    if step % 12 == 0 and step // 12 < len(layers):
+        layers[step // 12].requires_grad_(True)
+    loss = model(torch.randn(64, 512, device="cuda")).square().mean()
+"""
+    + TRAIN
+)
+BOTH = (
+    """
+model = network(2)
+optimizer = torch.optim.Adam(model.parameters())
+log, leaked = [], []
+for step in range(260):
+    log.append(bytes(200 * 1024))
+    leaked.append(torch.empty(2**20, dtype=torch.uint8, device="cuda"))
+    loss = model(torch.randn(8, 512, device="cuda")).square().mean()
+"""
+    + TRAIN
+)
+
+
+def run(directory: Path, program: str) -> tuple[str, list[Finding]]:
+    child.run(PROGRAM + program, directory, timeout=AT_MOST)
+    [found] = list_runs(directory / "memlog_runs")
+    events = [event for event in found.events() if isinstance(event, Finding)]
+    return summarize(found).verdict, events
+
+
+@pytest.mark.parametrize("program", [LONGER_INPUTS, LARGER_BATCHES, UNFROZEN])
+def test_steps_that_become_larger_are_no_leak(tmp_path: Path, program: str) -> None:
+    """Which steps' inputs are read depends on the machine's speed, so not each run tells it. Some must."""
+    for number in range(4):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        verdict, findings = run(folder, program)
+        leaks = [each.title for each in findings if each.kind != "larger_steps"]
+        if not leaks and not verdict.startswith("No growth"):
+            return
+    pytest.fail(f"{verdict}: {leaks}")
+
+
+def test_each_holder_is_told_with_the_memory_that_it_makes_grow(tmp_path: Path) -> None:
+    verdict, findings = run(tmp_path, BOTH)
+    memories = {(each.where, each.memory) for each in findings if "list" in each.title}
+    assert any(memory == "cuda0" for _, memory in memories), findings
+    assert verdict.startswith("`leaked`, a list in `__main__`")
+    assert "Memory grows by 1.0 MiB a step" in verdict

@@ -1,0 +1,51 @@
+"""What the training process does with verdicts on its growth that the helper process sends."""
+
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import HOST_ANON, Event, Finding, Inquiry
+from memlog.facts.judge import GrowthNews
+from memlog.growth.series import Verdict
+from memlog.growth.suspicion import Suspicion
+from memlog.session.growth_search import GrowthSearch
+
+MIB = 2**20
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000)
+    yield
+    gc.set_threshold(*before)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself, self.values = self, bytearray(b"x") * (40 * MIB)
+
+
+def growth(step: int) -> Suspicion:
+    return Suspicion(HOST_ANON, 0, 0.3 * MIB, 0.29 * MIB, 0.31 * MIB, 500 * MIB, None, step)
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_a_verdict_from_before_a_collection_does_not_count_after_it() -> None:
+    """The helper process judged the levels before it saw that garbage explained them."""
+    published: list[Event] = []
+    search = GrowthSearch(
+        published.append, Diagnostics(), lambda: False, lambda: 150, time.monotonic()
+    )
+    Node()
+    judged: list[tuple[Verdict, int]] = [("suspected", 140), ("confirmed", 150)]
+    for number, (verdict, step) in enumerate(judged, 1):
+        search.take(GrowthNews(verdict, number, growth(step)))
+    assert [event.garbage for event in published if isinstance(event, Inquiry)] == [True]
+    assert not any(isinstance(event, Finding) for event in published)
+    search.take(GrowthNews("confirmed", 3, growth(250)))
+    search.finish()
+    assert any(isinstance(event, Finding) for event in published)
