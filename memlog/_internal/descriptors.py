@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 
 class Descriptor:
@@ -16,7 +17,8 @@ class Descriptor:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._file = os.fstat(number)
+        self._opened = [os.fstat(number)]
+        """The file's status when it was opened; empty after `close`."""
 
     def status(self) -> os.stat_result | None:
         """Return the file's status; ``None`` if ``number`` no longer refers to the file."""
@@ -24,12 +26,17 @@ class Descriptor:
             status = os.fstat(self.number)
         except OSError:
             return None
-        return status if os.path.samestat(status, self._file) else None
+        return status if any(os.path.samestat(status, opened) for opened in self._opened) else None
 
     def close(self) -> None:
-        """Close the file if ``number`` still refers to it. A second call is harmless."""
-        if self.number >= 0 and self.status() is not None:
-            os.close(self.number)
+        """Close the file if ``number`` still refers to it. A second call is harmless, also from a thread."""
+        try:
+            opened = self._opened.pop()  # by one thread only
+        except IndexError:
+            return
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self.number), opened):
+                os.close(self.number)
         self.number = -1
 
     def __del__(self) -> None:

@@ -18,7 +18,6 @@ from memlog.events import (
     Evaluation,
     Event,
     Health,
-    OutOfMemory,
     Phase,
     Recorded,
     Scope,
@@ -58,8 +57,6 @@ class Recording(RecordingParts):
         self._reserve: bytearray | None = bytearray(_RESERVE)
         connections = self.publish, on_alert, on_in_process, self.settle
         super().__init__(settings, diagnostics, sinks, model, *connections)
-        self._ran_out = False
-        self._bus.subscribe(self._note_failure, OutOfMemory)
 
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, unless this process is a fork of the one that began the session."""
@@ -129,9 +126,6 @@ class Recording(RecordingParts):
                 self._print_end(end, timeout)
         finally:
             self._requests.close()
-
-    def _note_failure(self, _event: Event) -> None:
-        self._ran_out = True
 
     def _print_end(self, end: End, timeout: float) -> None:
         stepped = self.batches.last_step is not None

@@ -224,11 +224,16 @@ class RecordingParts:
         )
         self._bus.subscribe(self._inputs.device_found, Device)
         self._bus.subscribe(self._allocator, Device)
+        self._ran_out = False
+        self._bus.subscribe(self._note_failure, OutOfMemory)
         undo.callback(self._allocator.stop)
         self._allocator.begin()
         if self._settings.layers:
             self._scheduler = self._begin_tracing(self._settings.budget, model)
             undo.callback(self._scheduler.finish)
+
+    def _note_failure(self, _event: Event) -> None:
+        self._ran_out = True
 
     def _settle_written(self, backend: str, run_id: str) -> Settling | None:
         """Settle the verdict before a user's run ends, to which this process writes."""

@@ -182,7 +182,7 @@ INTERRUPTED = """
             sys.settrace(None)
         after, before = before, descriptors()  # the session before may be over by now
         assert before <= after, (at, before, after)
-        at += 7
+        at += 1
     session.step()
     session.finish()
     print(json.dumps([hit, session.id, kept.id, helpers()]))
@@ -192,7 +192,7 @@ INTERRUPTED = """
 def test_an_init_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     output = child.run(PREFACE + INTERRUPTED, tmp_path, timeout=AT_MOST)
     hit, run_id, kept_id, helpers = json.loads(output)
-    assert hit > 10
+    assert hit > 100
     assert helpers == 0
     assert {run.id for run in list_runs(tmp_path / "runs")} == {run_id, kept_id}
 
