@@ -41,6 +41,12 @@ class LevelFold:
             elif name.endswith(ALLOCATED):
                 self.add(each.owner, step, level)
 
+    def take_search(self, *, goes_on: bool) -> None:
+        """Note whether memlog's own search takes memory in the steps that follow."""
+        host = self._series.get(HOST)
+        if host is not None:
+            host.take_search(goes_on=goes_on)
+
     def add(self, name: str, step: int, level: int) -> None:
         series = self._series.get(name)
         if series is None:
@@ -107,11 +113,23 @@ class _Levels:
     def __init__(self) -> None:
         self._width = 1
         self._lowest: dict[int, int] = {}
-        self._steps = self._last = 0
+        self._steps = self._last = self._newest = 0
+        self._before_search: int | None = None
+        """Level before a search that goes on; ``None``: none does."""
+        self._left = self._after_search = self._highest = 0
+        """Bytes that the newest search may have left free, the level at its end, and its highest level."""
+
+    def take_search(self, *, goes_on: bool) -> None:
+        if goes_on and self._before_search is None:
+            self._before_search = self._highest = self._newest
+        elif not goes_on and self._before_search is not None:
+            self._left, self._after_search = self._highest - self._before_search, self._newest
+            self._before_search = None
 
     def add(self, step: int, level: int) -> None:
         self._steps += 1
-        self._last = step
+        self._last, self._newest = step, level
+        self._highest = max(self._highest, level)
         at = step // self._width
         known = self._lowest.get(at)
         if known is None or level < known:
@@ -148,6 +166,10 @@ class _Levels:
             return None
         ordered = sorted(self._lowest.items())
         indexes = [at * self._width for at, _ in ordered]
-        found = evidence(indexes, [float(level) for _, level in ordered], floor)
+        left, after = self._left, self._after_search
+        if self._before_search is not None:
+            left, after = self._highest - self._before_search, self._highest
+        hidden = max(left - max(self._newest - after, 0), 0)
+        found = evidence(indexes, [float(level) for _, level in ordered], floor, hidden)
         first = indexes[0] if found.since is None else found.since
         return found._replace(steps=self._last - first + 1)

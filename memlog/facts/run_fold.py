@@ -137,6 +137,7 @@ class RunFold:
             self.devices[event.name] = event
             self.peaks.expect(event.name)
         elif isinstance(event, Inquiry):
+            self.levels.take_search(goes_on=event.searching)
             if event.garbage:
                 self.inquiries.pop(event.series, None)
             else:

@@ -7,6 +7,8 @@ A series is *steady* if all of these hold:
 - The line through these levels (`memlog.growth.line`) rises by less than the floor, and its interval excludes
   a rise that matters.
 - The last few levels are not above the rest.
+- The levels rise clearly more slowly than those before, also if all memory were used by now that memlog's own
+  search has left free for the program.
 - Earlier lasting rises have come to an end. If memory rose several times, such as at each evaluation, the
   time since the last rise must be longer than the times between the rises.
 
@@ -73,13 +75,16 @@ class Evidence(NamedTuple):
     """Rise of the lasting level from the first levels to the last ones; 0 if it is not above the noise."""
 
 
-def evidence(indexes: Sequence[int], levels: Sequence[float], floor: float) -> Evidence:
+def evidence(
+    indexes: Sequence[int], levels: Sequence[float], floor: float, hidden: float = 0.0
+) -> Evidence:
     """Return what is known about the growth of a series with `FEWEST_LEVELS` levels or more.
 
     Args:
         indexes: Steps of the levels, ascending.
         levels: Memory levels in bytes.
         floor: Bytes. A smaller rise is no growth, because allocators take memory in pieces of this size.
+        hidden: Bytes by which the program can have grown unseen, because memlog's search had left them free.
     """
     count = len(levels)
     least = min(max(_SHORTEST, count // _QUARTER), count)
@@ -100,11 +105,11 @@ def evidence(indexes: Sequence[int], levels: Sequence[float], floor: float) -> E
         excluded is None
         or _rises_at_the_end(steady, near)
         or _goes_on(lasting, near)
-        or not _has_slowed(indexes, levels, begin, near)
+        or not _has_slowed(indexes, levels, begin, near, hidden)
     ):
         rise = lasting[-1] - median(levels[: min(3, count)])
         return Evidence(None, count, noise, 0.0, rise if rise > near else 0.0)
-    return Evidence(indexes[begin], len(steady), noise, excluded, 0.0)
+    return Evidence(indexes[begin], len(steady), noise, excluded + hidden, 0.0)
 
 
 def _noise(levels: Sequence[float]) -> float:
@@ -172,15 +177,17 @@ def _bound(
     return max(rise + error, floor), max(rise + _SURE * error, floor)
 
 
-def _has_slowed(indexes: Sequence[int], levels: Sequence[float], begin: int, near: float) -> bool:
+def _has_slowed(
+    indexes: Sequence[int], levels: Sequence[float], begin: int, near: float, hidden: float
+) -> bool:
     """Return True if the levels from ``begin`` on rise clearly more slowly than those before."""
     first, after = median(levels[: min(3, begin)] or levels[:1]), levels[begin:]
     rise, steps = median(after) - first, indexes[begin] - indexes[0]
     if rise <= near or not steps:
         return True
     line = line_through(indexes[begin:], after)
-    span = (indexes[-1] - indexes[begin]) / 2
-    return line.rate + line.error < _ENDED * rise / (steps + span)
+    span = indexes[-1] - indexes[begin]
+    return line.rate + line.error + hidden / span < _ENDED * rise / (steps + span / 2)
 
 
 def _rises_at_the_end(levels: Sequence[float], near: float) -> bool:

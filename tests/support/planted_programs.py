@@ -18,7 +18,7 @@ from memlog.journal import RunDirectory, list_runs
 from memlog.journal.delivery_state import HelperLock
 from memlog.ranks.registration import ranks_of
 from support import child
-from support.mlflow_server import free_port, sqlite_store
+from support.mlflow_server import sqlite_store
 from support.surfaces import Said, Truth, against, among_themselves, described, plain, statements
 
 Keeps: TypeAlias = Literal["each step", "every tenth step", "the second half"]
@@ -90,7 +90,8 @@ torch.manual_seed({seed})
 ranks = int(os.environ.get("WORLD_SIZE", 1))
 rank = int(os.environ.get("RANK", 0))
 if ranks > 1:
-    torch.distributed.init_process_group("gloo")
+    store = "file://" + os.path.abspath("ranks")  # without a port, which another program may take
+    torch.distributed.init_process_group("gloo", store, rank=rank, world_size=ranks)
 {definition}
 weight = nn.Parameter(torch.ones(()))
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -287,12 +288,7 @@ def _of_ranks(program: Program, folder: Path) -> tuple[str, list[str]]:
 
     Each rank's run must tell the truth, and the shared run must name the rank that failed.
     """
-    shared = {
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(program.ranks),
-    }
+    shared = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(program.ranks)}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
     started = [child.start(program.script(), folder, **shared, **each) for each in own]
     printed = [process.communicate(timeout=240)[1] for process in started]

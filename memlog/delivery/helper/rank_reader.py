@@ -15,6 +15,7 @@ from memlog.events import (
     Event,
     Exit,
     Finding,
+    Inquiry,
     OutOfMemory,
     readings,
 )
@@ -70,6 +71,8 @@ class RankReader:
             self.step, self.failure = event.step, None
             if self._is_judged:
                 self.levels.take(event.step, list(readings(event)))
+        elif isinstance(event, Inquiry):
+            self.levels.take_search(goes_on=event.searching)
         elif isinstance(event, Finding):
             self.has_finding |= bool(event.rate)
         elif isinstance(event, OutOfMemory):
