@@ -16,9 +16,9 @@ operations behave as on a CUDA device:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import inf, prod
+from math import prod
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +30,7 @@ from torch.optim import optimizer as torch_optimizer
 from memlog.estimates import autocast_on_cuda, convolution_layouts
 from memlog.estimates.attention_on_cuda import attention_on
 from memlog.estimates.cells_on_cuda import gru_cell, lstm_cell
+from memlog.estimates.ctc_of_lists import ctc_loss
 from memlog.estimates.cublas import Cublas
 from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.cuda_kernels.layers import by_cudnn
@@ -51,7 +52,7 @@ def as_on_cuda(gpu: Gpu) -> Iterator[None]:
     try:
         library.impl("batch_norm", _batch_norm, "AutogradCPU")
         library.impl("group_norm", _group_norm, "AutogradCPU")
-        library.impl("ctc_loss.IntList", _ctc_loss, "AutogradCPU")
+        library.impl("ctc_loss.IntList", ctc_loss, "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("renorm", renorm, "AutogradCPU")
         library.impl("rms_norm", rms_norm, "AutogradCPU")
@@ -111,26 +112,6 @@ def _group_norm(
     arguments = (values.contiguous(), weight, bias, *shape, eps)
     out: Tensor = torch.ops.aten.native_group_norm(*arguments)[0]
     return out
-
-
-def _ctc_loss(
-    scores: Tensor,
-    targets: Tensor,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> Tensor:
-    """Return the loss. torch's function can't write the targets' lengths into a fake tensor."""
-    arguments = (scores, targets, input_lengths, target_lengths, blank, zero_infinity)
-    losses: Tensor = torch.ops.aten._ctc_loss.default(*arguments)[0]
-    if zero_infinity:
-        losses = torch.where(losses == inf, 0.0, losses)
-    if reduction == 1:
-        lengths = losses.new_empty(len(target_lengths)).clamp_min(1)
-        return (losses / lengths).mean()
-    return losses.sum() if reduction else losses
 
 
 def _softmax(name: str) -> Callable[..., Tensor]:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog._internal.units import MIB
-from memlog.estimates import lstm_on_cpu
+from memlog.estimates import ctc_of_lists, lstm_on_cpu
 from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of, real_tensor
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
@@ -84,12 +84,17 @@ def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
     name = operation_name(func).rstrip("_")
     if name in lstm_on_cpu.OPERATIONS:
         return lstm_on_cpu.workspace(func, args)
+    of_lists = ctc_of_lists.workspace(func, args, out)
+    if of_lists is not None:
+        return of_lists
     if torch.Tag.inplace_view in func.tags:
         return Workspace(0, 0)
-    if any(isinstance(value, torch.Generator) for value in kwargs.values()):
-        return None  # the program's own generator: a measurement would change its state
-    if any(is_sparse(value) for value in (*args, *kwargs.values())):
-        return None  # measurements use dense tensors of zeros, but a sparse tensor stores only some values
+    # A measurement would change the state of the program's own generator. And it uses dense tensors of zeros,
+    # but a sparse tensor stores only some values.
+    if any(isinstance(each, torch.Generator) or is_sparse(each) for each in kwargs.values()) or any(
+        is_sparse(each) for each in args
+    ):
+        return None
     call = _Call(func, args, kwargs, out)
     large = call.size(()) > _WHOLE
     with _disable_current_modes(), torch.no_grad(), _same_random_numbers(func):

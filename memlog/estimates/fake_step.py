@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
+from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together
@@ -83,7 +84,7 @@ def traced_step(
         ConfigurationError: The step branches on a tensor's value, or has too many events.
     """
     measuring = measured_on_small_batches() if measure else nullcontext()
-    with reasons(), all_on_cpu(), measuring, unknown_values():
+    with reasons(), all_on_cpu(), measuring, ctc_of_lists(), unknown_values():
         step()
         gc.collect()  # the trace would count garbage as memory in use
         window = _window(model, optimizers)

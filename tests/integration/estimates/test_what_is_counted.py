@@ -78,6 +78,19 @@ def test_a_learned_mask_of_attention_gets_one_gradient_a_score() -> None:
     assert 10 * MIB < memlog.estimate(attend, device="cuda").peak < 20 * MIB
 
 
+def sequences(out: torch.Tensor) -> torch.Tensor:
+    steps, samples, _ = out.shape
+    words = torch.arange(samples * 10).reshape(samples, 10) % 63 + 1
+    return nn.functional.ctc_loss(out.log_softmax(-1), words, [steps] * samples, [10] * samples)
+
+
+def test_ctc_loss_with_lengths_in_lists_is_counted() -> None:
+    case = Case(lambda: nn.Linear(32, 64), lambda batch: torch.randn(50, batch, 32), sequences, 40)
+    found = estimate_of(case)
+    assert found.peak == pytest.approx(measured_peak(case), rel=0.005)
+    assert not found.uncounted
+
+
 class Recurrent(nn.Module):
     """A trained LSTM, which gets the output of an LSTM that is not trained."""
 
