@@ -95,6 +95,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
+_crashed: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "???":  # what xdist reports about the test of a worker that has crashed
+        _crashed.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell a crash from a failed test by the exit status: tests after a crash may not have run at all."""
+    if _crashed:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
 def pytest_collection_finish() -> None:
     """Keep imported objects out of garbage collections, because some tests collect often."""
     gc.collect()
