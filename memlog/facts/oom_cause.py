@@ -51,13 +51,16 @@ NOTHING_BEFORE = Background()
 
 
 def cause_of(failure: OutOfMemory, before: Background = NOTHING_BEFORE) -> Cause | None:
-    """Return the cause of a failed allocation; ``None`` on the host, in a worker, and if it is unknown."""
+    """Return the cause of a failed allocation; ``None`` in a worker, and if it is unknown.
+
+    On the host, only a request for more than the whole memory is known as a cause.
+    """
     if failure.worker is not None:
         return None
     if failure.activity == "pinned memory":
         return _pinned(failure)
     if failure.device == "host":
-        return None
+        return _request(failure)
     found = _leak(failure, before) or _request(failure) or sufficient(failure) or _driver(failure)
     if found is not None:
         return found
@@ -86,6 +89,8 @@ def _leak(failure: OutOfMemory, before: Background) -> Cause | None:
 def _request(failure: OutOfMemory) -> Cause | None:
     if not failure.is_implausible:
         return None
+    if failure.device == "host":
+        return Cause("request", f"the whole memory is only {format_bytes(failure.capacity)}")
     return Cause("request", f"the whole device has only {format_bytes(failure.capacity)}")
 
 

@@ -93,7 +93,7 @@ def test_torch_on_the_cpu_names_the_layer(tmp_path: Path) -> None:
     errors = ended(tmp_path, TORCH)
     assert "DefaultCPUAllocator" in errors
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Out of memory on the host after step 0, 32.0 GiB requested\n")
+    assert text.startswith("# Out of memory on the host after step 0, 32.0 GiB requested")
     assert "It happened in the forward pass, layer: 1.0 (Greedy)." in text
     (failure,) = [e for e in only_run(tmp_path).events() if isinstance(e, OutOfMemory)]
     assert failure.requested == 2**35

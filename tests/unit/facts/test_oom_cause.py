@@ -229,6 +229,10 @@ def test_a_request_larger_than_the_device_and_a_failure_elsewhere() -> None:
         "a.py:3 requested it, with 7.0 GiB of 8.0 GiB in use"
     )
     assert cause(failed(device="host")) == (None, "")
+    assert cause(failed(device="host", requested=9 * GIB)) == (
+        "request",
+        "the whole memory is only 8.0 GiB",
+    )
     assert cause(failed(worker="DataLoader worker process 0")) == (None, "")
 
 

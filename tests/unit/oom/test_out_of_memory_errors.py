@@ -191,7 +191,8 @@ def test_a_mapping_that_fails_is_a_failed_allocation(room_for_a_gib: int) -> Non
     limits._own_memory()
     event = describe(shared, 0)
     assert (event.device, event.requested) == ("host", room_for_a_gib)
-    assert event.resident == limits._own_memory()["VmHWM"]
+    # The kernel sums up the counts of all processors inexactly.
+    assert event.resident == pytest.approx(limits._own_memory()["VmHWM"], abs=2**20)
     assert event.idle is None or 0 <= event.idle < event.resident
     assert failed_allocation(FileNotFoundError(2, "No such file")) is None
 
