@@ -195,6 +195,7 @@ Activity: TypeAlias = Literal[
     "evaluation",
     "generation",
     "optimizer state",
+    "model to the device",
     "copy of the model",
     "DDP buckets",
     "pinned memory",
@@ -204,6 +205,7 @@ Activity: TypeAlias = Literal[
 - ``evaluation``: forward pass of a model in evaluation mode.
 - ``generation``: forward pass that uses a cache of keys and values.
 - ``optimizer state``: an optimizer's step that makes its state.
+- ``model to the device``: ``model.to(device)`` or ``model.cuda()``.
 - ``copy of the model``: ``copy.deepcopy``, or the clone of a ``state_dict``.
 - ``DDP buckets``: ``DistributedDataParallel`` makes the buckets of its gradients.
 - ``pinned memory``: an allocation of page-locked memory of the host."""

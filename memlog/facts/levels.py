@@ -70,8 +70,8 @@ class LevelFold:
     def rise_of_few(self) -> tuple[str, int, int] | None:
         """Return a series with too few levels for `evidence`: its name, its number of levels, and its rise.
 
-        The rise is 0 if it is below the floor. A series that rises comes first. ``None``: there is no series,
-        or one has enough levels.
+        The rise is 0 if it is below the floor. The series is the one that rises most. ``None``: there is
+        none, or one has enough levels.
         """
         if not all(series.is_short for series in self._series.values()):
             return None
@@ -79,7 +79,7 @@ class LevelFold:
             (name, *series.few(_HOST_FLOOR if name == HOST else _DEVICE_FLOOR))
             for name, series in self._series.items()
         ]
-        return max(few, key=lambda each: each[2] > 0, default=None)
+        return max(few, key=lambda each: each[2], default=None)
 
     @property
     def devices(self) -> list[str]:
@@ -89,22 +89,26 @@ class LevelFold:
 def unsteady(levels: LevelFold) -> tuple[str, Evidence] | None:
     """Return a series that is not steady, with what is known about it; ``None``: all are steady.
 
-    If several are not steady, the first that rises is returned.
+    If several are not steady, it is the one that rises most.
     """
     known = [(name, levels.evidence(name)) for name in (HOST, *levels.devices)]
     found = [(name, each) for name, each in known if each is not None and each.since is None]
-    return next((each for each in found if each[1].rise > 0), found[0] if found else None)
+    return max(found, key=lambda each: each[1].rise, default=None)
 
 
-def doubt(owner: str, known: Evidence) -> str:
+def doubt(owner: str, known: Evidence, levels: LevelFold) -> str:
     """Return what speaks against an all-clear, without a full stop."""
+    memory = memory_of(owner, levels)
     if known.rise:
-        return f"{memory_of(owner)} rose by {format_bytes(known.rise)} in {known.steps:,} steps"
-    return f"{memory_of(owner)} varied too much in {known.steps:,} steps to exclude growth"
+        return f"{memory} rose by {format_bytes(known.rise)} in {known.steps:,} steps"
+    return f"{memory} varied too much in {known.steps:,} steps to exclude growth"
 
 
-def memory_of(owner: str) -> str:
-    return "memory" if owner == HOST else f"memory on {owner}"
+def memory_of(owner: str, levels: LevelFold) -> str:
+    """Return the name of a series in a sentence. Beside a device, the host is named."""
+    if owner == HOST:
+        return "host memory" if levels.devices else "memory"
+    return f"memory on {owner}"
 
 
 class _Levels:

@@ -124,6 +124,8 @@ def _activity(failure: OutOfMemory, before: Background) -> Cause | None:
         takes = "" if size is None else f" ({size})"
         clause = f"the first step of {about} makes its state{takes}{_with(failure)}"
         return Cause("activity", clause, (remedies.STATE,))
+    if failure.activity == "model to the device":
+        return _model(failure, before)
     if failure.activity == "copy of the model":
         takes = "" if size is None else f", which takes {size},"
         clause = f"a copy of the model on the device ({about}){takes} does not fit"
@@ -137,9 +139,14 @@ def _activity(failure: OutOfMemory, before: Background) -> Cause | None:
         if size is not None:
             clause += f", {size} of it in the cache of keys and values"
         return Cause("activity", clause, (remedies.CACHE,))
-    if failure.activity == "evaluation":
-        return _evaluation(failure, before)
-    return None
+    return _evaluation(failure, before) if failure.activity == "evaluation" else None
+
+
+def _model(failure: OutOfMemory, before: Background) -> Cause:
+    held, size = _held(failure, before), failure.size
+    takes = "" if size is None else f", which takes {format_bytes(size)},"
+    clause = f"the model (`{failure.subject}`){takes} does not fit{_with(failure)}{held.clause}"
+    return Cause("activity", clause, (remedies.MODEL, *held.remedies))
 
 
 def _optimizer(failure: OutOfMemory, before: Background) -> Cause | None:

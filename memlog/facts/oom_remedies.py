@@ -31,6 +31,12 @@ STATE = (
     "optimizer (a quarter of the bytes), or sharding (FSDP, ZeRO)."
 )
 
+MODEL = (
+    "A smaller batch does not help here: the parameters and buffers alone do not fit. Load them in "
+    "`torch.bfloat16` (half the bytes), use a smaller model, or shard it "
+    "(`torch.distributed.fsdp.fully_shard`). `memlog.estimate` tells what training it takes."
+)
+
 COPY = (
     "Copy to the host's memory: `{name: value.cpu() for name, value in model.state_dict().items()}`. "
     "`torch.save(model.state_dict(), path)` needs no copy on the device."

@@ -11,7 +11,7 @@ from memlog.facts.levels import HOST, doubt, memory_of, unsteady
 from memlog.facts.peaks import UNKNOWN, peak_kind
 from memlog.facts.run_fold import RunFold, RunStatus, owner_of
 from memlog.facts.run_verdict import RunVerdict
-from memlog.findings import after_step, joined, of_rank, ranked, sentence
+from memlog.findings import after_step, failure_title, joined, of_rank, ranked, sentence
 from memlog.growth.evidence import FEWEST_LEVELS, Evidence
 from memlog.growth.suspicion import Suspicion
 
@@ -57,17 +57,21 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
     few = facts.levels.rise_of_few()
     if facts.steps < FEWEST_LEVELS or few is not None:
         return _of_few_steps(facts, few, reached)
-    grown = facts.growth(status)
-    for series, growth in grown.items():
-        if series == HOST_ANON or series.endswith(ALLOCATED):
-            owner = owner_of(series)
-            text = _unsure(facts, owner, f"{memory_of(owner)} {_grew(growth)}", rises=True)
-            return RunVerdict("unsure", text, rises=True)
+    grown = [
+        (growth.rate * (growth.step - growth.since_step), owner_of(series), growth)
+        for series, growth in facts.growth(status).items()
+        if series == HOST_ANON or series.endswith(ALLOCATED)
+    ]
+    most, owner, growth = max(grown, key=lambda each: each[0], default=(0.0, HOST, None))
     unsure = unsteady(facts.levels)
+    if growth is not None and (unsure is None or unsure[0] == owner or unsure[1].rise <= most):
+        memory = memory_of(owner, facts.levels)
+        text = _unsure(facts, owner, f"{memory} {_grew(growth)}", rises=True)
+        return RunVerdict("unsure", text, rises=True)
     if unsure is not None:
         owner, known = unsure
         rises = known.rise > 0
-        text = _unsure(facts, owner, doubt(owner, known), rises=rises)
+        text = _unsure(facts, owner, doubt(owner, known, facts.levels), rises=rises)
         return RunVerdict("unsure", text, rises=rises)
     known_main = facts.levels.evidence(name)
     if known_main is None or known_main.since is None:
@@ -92,7 +96,10 @@ def _of_few_steps(facts: RunFold, few: tuple[str, int, int] | None, reached: str
     owner, count, rise = few or (HOST, facts.steps, 0)
     recorded = "steps" if count >= facts.steps else "recorded steps"
     of = str(count) if count >= facts.steps else f"{count} of {facts.steps:,}"
-    rose = f"{memory_of(owner)} rose by {format_bytes(rise)}, " if rise else ""
+    rose = ""
+    if rise:
+        rose = f"{memory_of(owner, facts.levels)} rose by {format_bytes(rise)}, "
+        reached = _reached(facts, owner)
     text = f"Too few {recorded} to judge growth ({of}): {rose}{reached}."
     return RunVerdict("too few steps", text, rises=rise > 0)
 
@@ -115,8 +122,9 @@ def _peak(facts: RunFold, name: str) -> int | None:
 
 
 def _told(facts: RunFold, status: RunStatus, finding: Finding) -> str:
-    """Return a finding's sentence. If memory has run out, it has no forecast of that."""
-    if facts.failure is not None and status != "running":
+    """Return a finding's sentence. It has no forecast if memory has run out, or did not when it should."""
+    has_run_out = facts.failure is not None and status != "running"
+    if has_run_out or (finding.forecast and (facts.last_step or 0) > finding.forecast[1]):
         finding = replace(finding, forecast=None)
     return sentence(finding, ended=status != "running", steady_since=_steady_since(facts, finding))
 
@@ -184,6 +192,8 @@ def _bad_end(facts: RunFold, status: RunStatus) -> str | None:
         return facts.rank_failure.title
     if facts.failure is not None and status != "finished":
         return facts.failure_title or title_with_cause(facts.failure, facts.last_step)
+    if facts.failure is not None:
+        return f"{failure_title(facts.failure, facts.last_step)}, which the program caught"
     if status != "killed":
         return None
     if facts.failure_title is not None:

@@ -180,14 +180,20 @@ def _bound(
 def _has_slowed(
     indexes: Sequence[int], levels: Sequence[float], begin: int, near: float, hidden: float
 ) -> bool:
-    """Return True if the levels from ``begin`` on rise clearly more slowly than those before."""
+    """Return True if the levels from ``begin`` on rise clearly more slowly than those before.
+
+    What the search took is a part of the rise, and what it left free can hide growth since.
+    """
     first, after = median(levels[: min(3, begin)] or levels[:1]), levels[begin:]
     rise, steps = median(after) - first, indexes[begin] - indexes[0]
     if rise <= near or not steps:
         return True
     line = line_through(indexes[begin:], after)
     span = indexes[-1] - indexes[begin]
-    return line.rate + line.error + hidden / span < _ENDED * rise / (steps + span / 2)
+    own = rise - hidden
+    if own > near and hidden / span >= _ENDED * own / steps:
+        return False
+    return line.rate + line.error < _ENDED * rise / (steps + span / 2)
 
 
 def _rises_at_the_end(levels: Sequence[float], near: float) -> bool:

@@ -190,13 +190,17 @@ class StepInputsWatch:
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps become far larger and the size of an input explains this.
 
-        During the run, publish only one finding. At the end, publish the finding about the whole run.
+        During the run, publish only one finding. At the end, publish the finding about the whole run. If
+        steps became larger for a while only, it replaces that of the run and has no growth.
         """
-        if (self._found is not None and not at_the_end) or not self._steps_grow(step):
+        known, grows = self._found, self._steps_grow(step)
+        if (known is not None and not at_the_end) or not (grows or known):
             return
         from memlog.inputs.relation import relation  # noqa: PLC0415 - rarely needed
 
         found = relation(self._steps)
+        if known is not None and not grows:
+            found = (found or known)._replace(per_step=0.0)
         if found is None:
             return
         from memlog.inputs.finding import larger_steps, matters  # noqa: PLC0415 - rarely needed

@@ -28,7 +28,7 @@ _STATE_TENSORS = {
 """Number of tensors of a parameter's size that torch's optimizers keep for each parameter."""
 _EVALUATES = re.compile(
     r"(?:\A|_)(?:eval|evaluate|evaluation|valid|validate|validation|val|predict|prediction|infer|inference)"
-    r"(?:_|\Z)|\Atest_(?:step|epoch|loop)\Z"
+    r"(?:_|\Z)|\Atest(?:_(?:step|epoch|loop|model))?\Z|(?:\A|_)accuracy(?:_|\Z)"
 )
 """Functions that evaluate a model or use it, by name."""
 _COPIES = re.compile(r"\.clone\(|\.to\(|\.cuda\(|\bdeepcopy\(|\bcopy_?\(")
@@ -45,6 +45,7 @@ _ANY_CACHE = re.compile(rf"{_CACHE.pattern}|\A(?:\w+_)?caches?\Z", re.IGNORECASE
 """The same in a function that generates tokens. Elsewhere, a cache can hold anything."""
 _DISTRIBUTED = "torch/nn/parallel/distributed.py"
 _PARAMETER = "torch/nn/parameter.py"
+_MODULE = "torch/nn/modules/module.py"
 _SMALL = 1024**2
 _LARGE, _LARGE_SEGMENT = 10 * 1024**2, 20 * 1024**2
 _ROUND = 2 * 1024**2
@@ -155,6 +156,11 @@ def _doing(
         return _of_optimizer(torch, optimizer_of(frames), device)
     if frames and frames[-1].f_code.co_filename.endswith(_DISTRIBUTED):
         return _of_buckets(torch, frames[-1], device)
+    moved = _moved(torch, frames)
+    if moved is not None:
+        return Doing(
+            "model to the device", type_name(moved), sum(sizes_of(_weights(moved)).values())
+        )
     copied = _copied(frames, models, requested)
     if copied.activity is not None:
         return copied
@@ -242,6 +248,16 @@ def _of_buckets(torch: Any, frame: FrameType, device: int) -> Doing:
     return Doing("DDP buckets", None, sum(map(size_of, gradients)) or None)
 
 
+def _moved(torch: Any, frames: Sequence[FrameType]) -> Any:
+    """Return the module that ``to`` or ``cuda`` moves to another device; ``None``: there is none."""
+    for frame in frames:
+        code = frame.f_code
+        if code.co_name in ("to", "cuda") and code.co_filename.endswith(_MODULE):
+            owner = dict(variables_of(frame)).get("self")
+            return owner if is_kind(owner, torch.nn.Module) else None
+    return None
+
+
 def _copied(frames: Sequence[FrameType], models: _Models, requested: int) -> Doing:
     """Return ``copy of the model`` if the program copies a model's weights on the device.
 
@@ -311,6 +327,8 @@ class _Models:
             value for frame in program_frames(reversed(frames)) for _, value in variables_of(frame)
         )
         modules = [*running, *(each for each in held if is_kind(each, torch.nn.Module))]
+        # `copy.deepcopy` has a module without anything in it until the copies of its parts are made.
+        modules = [each for each in modules if "_parameters" in (instance_dict(each) or {})]
         self.is_training = bool(running) and bool(running[0].training)
         self._weights: list[dict[int, int]] = []
         """Bytes of each module's weights, by address."""

@@ -25,7 +25,7 @@ _FEWEST_ANYWHERE = 8
 """Tensors in no known container count if there are at least so many. A step's inputs are fewer."""
 _FEWEST_USES = 3
 """Graphs count if they use most parameters at least so many times. One use is a step's own forward pass."""
-_DEPTH = 3
+_DEPTH = 6
 _ITEMS = 10_000
 _VALUES = 50_000
 _NODES = 100_000

@@ -200,6 +200,38 @@ WAYS = (
         also=("torch.no_grad()",),
     ),
     Way(
+        "an evaluation in a function `test`",
+        """
+        model, optimizer = begin()
+        def test(model):
+            model.eval()
+            return model(torch.randn(131_072, 512, device="cuda")).sum().item()
+        test(model)
+        """,
+        also=("torch.no_grad()",),
+    ),
+    Way(
+        "a model that is too large",
+        """
+        memlog.init("local", finish_timeout=60)
+        nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(20))).to("cuda")
+        """,
+        also=("A smaller batch does not help",),
+    ),
+    Way(
+        "a copy for averages, with gradients",
+        """
+        import copy
+        model = mlp(4096, 4)
+        optimizer = torch.optim.SGD(model.parameters())
+        memlog.init("local", model=model, finish_timeout=60)
+        model(torch.randn(8, 4096, device="cuda")).square().mean().backward()
+        optimizer.step()
+        averages = [copy.deepcopy(model) for _ in range(4)]
+        """,
+        also=("value.cpu()",),
+    ),
+    Way(
         "a checkpoint",
         """
         model = mlp(4096, 4)

@@ -47,7 +47,7 @@ def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
     ).save(run)
     page = output_of("show", "latest", "--all")
     assert page.splitlines()[0] == (
-        "Unsure: memory rose by 198.0 MiB in 200 steps, and the cause was not searched: peak 1.2 GiB of "
+        "Unsure: host memory rose by 198.0 MiB in 200 steps, and the cause was not searched: peak 1.2 GiB of "
         "16.0 GiB."
     )
     assert page.splitlines()[2] == "run k7m2xq9a  finished  gpt-small"

@@ -2,9 +2,20 @@
 
 import pytest
 from msgspec.structs import replace
-from support.journals import MIB, at
+from support.journals import MIB, at, cuda
 
-from memlog.events import Alert, Batch, End, Event, Finding, Health, Inquiry, OutOfMemory, Trace
+from memlog.events import (
+    Alert,
+    Batch,
+    Device,
+    End,
+    Event,
+    Finding,
+    Health,
+    Inquiry,
+    OutOfMemory,
+    Trace,
+)
 from memlog.facts.failure import OUT_OF_MEMORY
 from memlog.facts.run_fold import RunFold
 from memlog.facts.verdict import verdict
@@ -157,3 +168,22 @@ def test_the_verdict_on_a_failed_allocation_is_the_reports_title_and_the_memory_
     )
     said = verdict(folded(step(0, 300), step(1, 300), failure, own, others), "failed").text
     assert said == f"{title}. Too few steps to judge growth (2): peak 8.0 MiB of 9.0 MiB."
+    said = verdict(folded(step(0, 300), step(1, 300), failure), "finished").text
+    assert said.startswith(
+        "Out of memory on cuda0 after step 1, 1.0 MiB requested, which the program caught. Too few steps"
+    )
+    said = verdict(folded(step(0, 300), failure, step(1, 300)), "finished").text
+    assert said.startswith("Too few steps")
+
+
+@pytest.mark.parametrize("steps", [8, 60])
+def test_of_two_memories_that_rise_the_one_that_rises_most_is_told(steps: int) -> None:
+    rises = [
+        replace(step(number, 300 + number), devices=(cuda(round(10 * MIB * 1.1**number)),))
+        for number in range(steps)
+    ]
+    found = verdict(folded(Device(at(0), "cuda0", "a GPU", 8 * 1024 * MIB), *rises), "finished")
+    assert found.outcome == ("too few steps" if steps < 10 else "unsure")
+    assert "memory on cuda0 rose by" in found.text
+    flat = [replace(each, devices=(cuda(10 * MIB),)) for each in rises]
+    assert "host memory rose by" in verdict(folded(*flat, End(at(99), "finished")), "finished").text

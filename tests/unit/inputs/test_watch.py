@@ -84,6 +84,19 @@ def test_growing_lengths(device: bool) -> None:
     assert all(record.inputs[0].shape == (8, 16 + 8 * record.step) for record in run.records)
 
 
+def test_lengths_that_grew_for_a_while_and_then_vary_have_no_growth_at_the_end() -> None:
+    run = Run()
+    lengths = [60 + 36 * at for at in range(10)] * 20
+    run.train((length, needs(length)) for length in lengths)
+    (early,) = run.findings
+    assert early.rate is not None
+    run.watch.finish(199)
+    newest = run.findings[-1]
+    assert (newest.kind, newest.where, newest.memory) == (early.kind, early.where, early.memory)
+    assert (newest.rate, newest.forecast) == (None, None)
+    assert "384 at step 9" in newest.title
+
+
 def test_no_record_without_a_rise_of_five_percent() -> None:
     run = Run()
     run.train((64, needs(64) + step * MIB) for step in range(100))
