@@ -320,7 +320,8 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
         pace = format_bytes(abs(grown) / max(count, 1))
         how = f"{verb} from {format_bytes(before)} to {format_bytes(after)}, {pace} a step"
     since = "" if begun is None else f" (after the first step it was {format_bytes(begun)})"
-    return f"In the last {count} steps {name} {how}{since}."
+    span = "the last step" if count == 1 else f"the last {count} steps"
+    return f"In {span} {name} {how}{since}."
 
 
 def _row(readings: Sequence[Reading], peaks: bool) -> Iterator[str]:
