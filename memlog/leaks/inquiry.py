@@ -75,6 +75,8 @@ class GrowthInquiry:
         self._complete = False
         self._before: Figures | None = None
         self._is_ending = self._is_early = False
+        self._is_delayed = False
+        """True while a search for holders waits for the one that needs some rises."""
         self._told: tuple[str, bool, bool] | None = None
         self._periodic = PeriodicInquiry(diagnostics, self._take_periodic)
         self._unexplained: Suspicion | None = None
@@ -102,18 +104,17 @@ class GrowthInquiry:
         before, self._growth, self._is_early = self._growth, growth, is_early
         if before is None or before.series != growth.series:
             self._end_search()
-            self._holders, self._complete = (), False
-            if not self._is_explained_by_rises(growth):
-                self._before = figures(growth.step)
-                self._begin_search(growth)
+            self._holders, self._complete, self._before = (), False, None
+            self._begin_first_search(growth)
         elif self._search is None and not self._is_explained(growth):
-            self._begin_search(growth)
+            self._begin_first_search(growth)
 
     def withdrawn(self, growth: Suspicion) -> None:
         """End the search, because the growth has ended."""
         if self._growth is not None and self._growth.series == growth.series:
             self._end_search()
             self._growth, self._holders = None, ()
+            self._is_delayed = False
             self._tell(growth.series, growth.step)
 
     def rises(self, series: str, since: int, rise: float) -> None:
@@ -131,8 +132,11 @@ class GrowthInquiry:
             self._publish_without_cause(growth)
             return
         self._confirmed = growth
-        if self._search is None and self._searches and not self._is_explained(growth):
+        has_tried = self._searches or self._is_delayed
+        if self._search is None and has_tried and not self._is_explained(growth):
+            self._before = self._before or figures(growth.step)
             self._begin_search(growth, watched=_WATCHED, later=_LATER)
+        self._is_delayed = False
         if self._search is None:
             self._report(growth)
 
@@ -140,6 +144,8 @@ class GrowthInquiry:
         """Continue the search after an optimizer step. Never raises."""
         search = self._search
         self._periodic.after_step(step, event, paused=search is not None)
+        if self._is_delayed and self._growth is not None and not self._periodic.is_promising:
+            self._begin_first_search(self._growth)
         if search is None or (not search.begun and self._is_traced()):
             return
         if self._before is not None and self._before.step == step:
@@ -148,7 +154,9 @@ class GrowthInquiry:
             with self._diagnostics.contained("publishing what holds memory"):
                 self._end_search()
                 growth = self._confirmed or self._growth
-                if growth is not None and not self._is_explained(growth):
+                if growth is not None and _explain(self._holders, growth):
+                    self._periodic.stop()
+                elif growth is not None and not self._is_explained(growth):
                     self._periodic.begin(_owner(growth.series), growth.since_step)
                 if self._confirmed is not None:
                     self._report(self._confirmed)
@@ -163,6 +171,14 @@ class GrowthInquiry:
         elif self._unexplained is not None and self._periodic.holders:
             self._report_rises(self._unexplained, self._unexplained.step)
         self._is_ending = False
+
+    def _begin_first_search(self, growth: Suspicion) -> None:
+        """Begin a search, unless the one for what grows at rises has named a holder, or soon may."""
+        is_about = self._periodic.series == _owner(growth.series)
+        self._is_delayed = is_about and self._periodic.is_promising
+        if not self._is_delayed and not self._is_explained_by_rises(growth):
+            self._before = self._before or figures(growth.step)
+            self._begin_search(growth)
 
     def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
         """Begin a search. Pass ``lengths`` (``watched`` and ``later``, or nothing) to `HolderSearch`."""
@@ -218,8 +234,10 @@ class GrowthInquiry:
         """Return the holders that were found, by the search that explains the growth."""
         found = self._holders or self._earlier
         rises = self._periodic.holders if self._periodic.series == _owner(growth.series) else ()
-        is_known = _explain(rises, growth, _RISES) and not _explain(found, growth)
-        return rises if is_known else found
+        is_sure = bool(found) and found[0].confidence == "high" and _explain(found, growth)
+        if self._periodic.rises < _CERTAIN or is_sure:
+            return found
+        return rises if _explain(rises, growth, _RISES) else found
 
     def _is_explained_by_rises(self, growth: Suspicion) -> bool:
         """Return True if what grows at rare rises explains the growth. No other search is needed then."""
@@ -239,8 +257,10 @@ class GrowthInquiry:
             growth = Suspicion(
                 periodic.series, periodic.since, rate, 0.0, 2 * rate, periodic.level, None, step
             )
-            if periodic.holders and periodic.rises >= LASTING:
+            if periodic.is_sparse and periodic.rises >= LASTING:
                 self._report_rises(growth, step)
+            elif self._growth is not None and _owner(self._growth.series) == periodic.series:
+                self._tell(self._growth.series, step, self._suspects(self._growth))
             else:  # once can be chance
                 holders = periodic.holders if periodic.rises >= _CERTAIN else ()
                 self._tell(periodic.series, step, self._suspects_of(growth, holders))

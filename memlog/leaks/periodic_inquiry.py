@@ -7,6 +7,7 @@ for many steps, and finds containers that grow every 1 to 500 steps.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +23,18 @@ _DEVICE_LEAST: Final = 512 * 1024
 """Smallest rises of a device's memory, and `_HOST_LEAST` of the process's memory, that count."""
 _PART: Final = 0.5
 """A rise counts if it is at least this part of the rises that led to the search."""
+_STAIRS: Final = 3
+"""Multiple of the smallest rise. If memory rises by this at once, it does so in stairs: a steady growth is
+noticed as soon as it has reached the smallest rise that is a sign (`memlog.facts.repeated_rises`)."""
+_TRIED: Final = 3
+"""Number of rises after which another search need not wait any longer for this one."""
 _MAX_SEARCHES: Final = 3
 _SPARSE: Final = 12
 """Steps. If memory rises less often than this, a search that watches a few steps in a row finds nothing."""
 LASTING: Final = 4
 """Number of rises of a search at which a container must grow before it is reported although the growth test
-has not confirmed the growth. Two rises have led to the search. So a container that keeps five things is not
-named."""
+has not confirmed the growth, if memory rises rarely (`PeriodicInquiry.is_sparse`). Two rises have led to the
+search. So a container that keeps five things is not named, nor a cache that fills within an epoch."""
 
 
 class PeriodicInquiry:
@@ -37,9 +43,10 @@ class PeriodicInquiry:
     def __init__(self, diagnostics: Diagnostics, on_news: Callable[[int], object]) -> None:
         self._diagnostics = diagnostics
         self._on_news = on_news
+        self._lock = threading.Lock()
         self._search: PeriodicSearch | None = None
         self._searches = 0
-        self._is_paused = False
+        self._is_paused = self._is_awaited = False
         self.series = ""
         self.since = 0
         self.holders: tuple[Holder, ...] = ()
@@ -48,6 +55,8 @@ class PeriodicInquiry:
         """Number of rises of the search at which the first holder grew, and bytes after the newest one."""
         self.rate = 0.0
         """Growth in bytes per step."""
+        self.is_sparse = False
+        """True if `holders` grow at rises with many steps between them."""
 
     @property
     def searching(self) -> bool:
@@ -65,6 +74,7 @@ class PeriodicInquiry:
         least = _DEVICE_LEAST if series.endswith(ALLOCATED) else _HOST_LEAST
         self.series, self.since = series, since
         self._is_paused = False
+        self._is_awaited = rise is not None and rise > _STAIRS * least
         self._search = PeriodicSearch(max(least, int(_PART * (rise or 0.0))))
 
     def after_step(self, step: int, event: Batch | None, *, paused: bool) -> None:
@@ -75,44 +85,51 @@ class PeriodicInquiry:
         if paused:
             self._is_paused = True
             return
-        level = None if event is None or event.step != step else _level(event, self.series)
-        if level is None:
+        # Several threads can train. A thread that does not get the lock at once goes on.
+        if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._is_paused:
-                self._is_paused = False
-                search.restart()
-            found = search.step_ended(step, level)
-            if found is not None:
-                self._take(found, level)
-                del found
-                self._on_news(step)
-            if search.has_ended:
-                self._search = None
+            self._go_on(search, step, event)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._search = None
             self._diagnostics.fault("looking for what grows when memory rises", error)
+        finally:
+            self._lock.release()
 
     def stop(self) -> None:
         """End the search. `holders` stay."""
         self._search = None
 
+    def _go_on(self, search: PeriodicSearch, step: int, event: Batch | None) -> None:
+        level = None if event is None or event.step != step else _level(event, self.series)
+        if level is None:
+            return
+        if self._is_paused:
+            self._is_paused = False
+            search.restart()
+        found = search.step_ended(step, level)
+        if found is not None:
+            self._take(found, level)
+            del found
+            self._on_news(step)
+        if search.has_ended:
+            self._search = None
+
     @property
-    def is_sparse(self) -> bool:
-        """True if `holders` grow at rises with many steps between them."""
+    def is_promising(self) -> bool:
+        """True if memory rises in stairs, and too few have come since the search began to name a holder."""
         search = self._search
-        return (
-            search is not None
-            and bool(self.holders)
-            and search.is_stairs
-            and search.every >= _SPARSE
-        )
+        return search is not None and self._is_awaited and len(search.rises) < _TRIED
 
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above
 
         self.holders = tuple(map(holder_of_growth, growers))
+        search = self._search
         self.level = level
+        self.is_sparse = (
+            search is not None and bool(growers) and search.is_stairs and search.every >= _SPARSE
+        )
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
 

@@ -31,6 +31,8 @@ _MAX_WALKS: Final = 8
 """Maximum number of walks in a search: one before the rises, the others after rises without a candidate."""
 _SETTLING: Final = 2
 """Number of steps after the first walk before the level counts: the walk takes memory, too."""
+_STAIRS: Final = 1.5
+"""Multiple of the smallest rise. A steady growth is noticed as soon as it has reached the smallest rise."""
 _ONE_RISE: Final = 4
 """Rises within this number of steps are one."""
 _STILL: Final = 3
@@ -40,6 +42,8 @@ _OFTEN: Final = 0.75
 _MAX_CANDIDATES: Final = 200
 _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
+_WEIGHING: Final = 0.05
+"""Processor seconds for weighing the elements of all candidates. If it takes longer, none is named."""
 _SECONDS: Final = 0.5
 """Processor seconds that a search may take, beyond `_SHARE` of the training thread's time."""
 _SHARE: Final = 0.03
@@ -56,8 +60,12 @@ _OUTSIDE: Final = 0.3
 
 
 class Reading(NamedTuple):
-    """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length."""
+    """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
 
+    ``rise`` is the first step of the rise, ``step`` that of the reading.
+    """
+
+    rise: int
     step: int
     length: int
     level: int
@@ -80,6 +88,7 @@ class Grower(NamedTuple):
         readings: Number of rises at which it was longer than before.
         is_buffer: True for a tensor or an array that is replaced by a larger one.
         is_element: True for an element of another container.
+        is_steady: True if memory grows steadily, not in stairs.
         containers: Number of containers that are counted together.
     """
 
@@ -96,6 +105,7 @@ class Grower(NamedTuple):
     readings: int
     is_buffer: bool
     is_element: bool
+    is_steady: bool = False
     containers: int = 1
 
     @property
@@ -129,10 +139,12 @@ class PeriodicSearch:
         self._walk: ProgramWalk | None = ProgramWalk(self._lines)
         self._walks = 1
         self._settles_at: int | None = None
-        self._base = Reading(0, 0, 0)
+        self._base = Reading(0, 0, 0, 0)
         self._level = 0
         self._candidates: list[_Candidate] = []
         self._dropped: set[Path] = set()
+        self._gradual: set[int] = set()
+        """First steps of the rises that came in several steps."""
         self.rises: list[tuple[int, int]] = []
         self.has_ended = False
         self.seconds = self.longest = 0.0
@@ -157,7 +169,8 @@ class PeriodicSearch:
     def is_stairs(self) -> bool:
         """True if memory rises at once, and stays as it is between the rises."""
         sizes = [size for _, size in self.rises]
-        return bool(sizes) and median(sizes) > 1.5 * self._least
+        at_once = 2 * len(self._gradual) < len(sizes)
+        return bool(sizes) and at_once and median(sizes) > _STAIRS * self._least
 
     @property
     def every(self) -> float:
@@ -170,14 +183,24 @@ class PeriodicSearch:
         self._walk, self._before, self._candidates = ProgramWalk(self._lines), None, []
         self._newest.clear()
         self.rises.clear()
+        self._gradual.clear()
 
     def _growers(self) -> list[Grower]:
-        found = _joined([one for one in map(_weighed, self._measured()) if one is not None])
+        is_steady = not self.is_stairs
+        late = time.thread_time() + _WEIGHING
+        weighed = []
+        for each in self._measured():
+            if time.thread_time() > late:
+                return []
+            one = _weighed(each)
+            weighed += [] if one is None else [one]
+        found = _joined(weighed)
         found = _with_foreign(found)
         named = [one for one in found if one.explained >= _PART]
         explained = sum(one.explained for one in named)
         if not _ENOUGH <= explained <= _ALL:
             return []
+        named = [one._replace(is_steady=is_steady) for one in named]
         return sorted(named, key=lambda one: -one.explained)
 
     def _go_on(self, step: int, level: int) -> list[Grower] | None:
@@ -195,7 +218,7 @@ class PeriodicSearch:
         if self._settles_at is not None:
             if step >= self._settles_at:
                 self._settles_at, self._level = None, low
-                self._base = Reading(step, 0, low)
+                self._base = Reading(step, step, 0, low)
             return None
         if low >= self._level + self._least:
             return self._take_rise(step, low)
@@ -216,7 +239,7 @@ class PeriodicSearch:
         for one in walk.grown[:_MAX_CANDIDATES]:
             if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
                 first = self._base._replace(length=one.before)
-                now = Reading(self.rises[-1][0], one.now, self._level)
+                now = Reading(self.rises[-1][0], step, one.now, self._level)
                 self._candidates.append(_Candidate(one.path, [first, now]))
         return self._growers() if self._candidates else None
 
@@ -225,12 +248,13 @@ class PeriodicSearch:
         if self.rises and step - self.rises[-1][0] <= _ONE_RISE:
             begun, before = self.rises.pop()
             self.rises.append((begun, before + size))
+            self._gradual.add(begun)
             for one in self._candidates:
                 one.readings.pop()
         else:
             self.rises.append((step, size))
         self._level = low
-        growing = [one for one in self._candidates if self._still_grows(one)]
+        growing = [one for one in self._candidates if self._still_grows(one, step)]
         self._dropped |= {one.path for one in self._candidates} - {one.path for one in growing}
         self._candidates = growing
         found = self._growers()
@@ -239,13 +263,13 @@ class PeriodicSearch:
             self._walks += 1
         return found
 
-    def _still_grows(self, one: _Candidate) -> bool:
+    def _still_grows(self, one: _Candidate, step: int) -> bool:
         chain = follow(one.path)
         length = -1 if chain is None else _length(chain.objects[-1])
         before = [reading.length for reading in one.readings]
         if length < before[-1]:
             return False
-        one.readings.append(Reading(self.rises[-1][0], length, self._level))
+        one.readings.append(Reading(self.rises[-1][0], step, length, self._level))
         return len(before) < _STILL or length > before[-_STILL]
 
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
@@ -308,7 +332,7 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
         gained=gained,
         rises=rises,
         steps=last.step - first.step,
-        every=median([b.step - a.step for a, b in pairwise(readings[1:])] or [0]),
+        every=median([b.rise - a.rise for a, b in pairwise(readings[1:])] or [0]),
         bytes_gained=own + graph,
         growth=growth,
         graph=graph,

@@ -55,9 +55,11 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     at = f" ({where})" if where else ""
     name = f"`{owner.expression}`" if owner.expression else "A container"
     every = _every(grower)
-    size = format_bytes(grower.bytes_gained / grower.rises)
+    is_steady = grower.is_steady
+    size = format_bytes(grower.bytes_gained / (grower.steps if is_steady else grower.rises))
+    size += " per step" if is_steady else " each time"
     if grower.is_buffer:
-        return f"{name}{place}{at} is replaced by a larger one {every}: {size} more each time."
+        return f"{name}{place}{at} is replaced by larger ones: {size}."
     kind = owner.kind
     if grower.containers > 1:
         kind = f"{grower.containers} containers"
@@ -65,16 +67,18 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     if grower.foreign:
         return (
             f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "
-            f"{size} each time."
+            f"{size}."
         )
     if grower.graph > grower.bytes_gained / 2:
-        return f"{gains}. They keep autograd graphs alive ({size} each time)."
-    return f"{gains}. That keeps {size} each time."
+        return f"{gains}. They keep autograd graphs alive ({size})."
+    return f"{gains}. That keeps {size}."
 
 
 def _gain(grower: Grower) -> str:
-    count = round(grower.gained / grower.rises)
-    if count <= 1:
+    count = round(grower.gained / (grower.steps if grower.is_steady else grower.rises))
+    if not count:  # less often than at each step
+        return f"{grower.gained:,} {'tensors' if _is_tensor(grower) else 'elements'}"
+    if count == 1:
         return "one element" if not _is_tensor(grower) else "one tensor"
     return f"{count:,} {'tensors' if _is_tensor(grower) else 'elements'}"
 
@@ -85,6 +89,9 @@ def _is_tensor(grower: Grower) -> bool:
 
 def _every(grower: Grower) -> str:
     steps = round(grower.every)
+    if grower.is_steady:
+        often = grower.gained >= grower.steps / 2
+        return "per step" if often else f"in {grower.steps:,} steps"
     if not steps:
         return "when memory rises"
     return "at each step" if steps == 1 else f"every {steps:,} steps"
@@ -94,6 +101,8 @@ def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
     times = "one rise" if grower.rises == 1 else f"each of {grower.rises} rises"
     often = f" ({_every(grower)})" if grower.every else ""
     found = [f"memory rose by {format_bytes(each)} at {times}{often}"]
+    if grower.is_steady:
+        found = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
     if grower.is_buffer:
         return (*found, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
     held = f"{grower.gained} more elements after {grower.steps} steps"
