@@ -9,14 +9,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from memlog.leaks import periodic_search, program_walk, variable_paths
+from memlog.leaks import periodic_search
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_search import PeriodicSearch
@@ -29,19 +28,7 @@ MIB = 2**20
 EVERY = 30
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the variables of pytest and of other test files: they lead to all of its objects."""
-    frames = variable_paths.running_frames
-
-    def own() -> list[FrameType]:
-        return [one for one in frames() if one.f_code.co_filename == __file__]
-
-    monkeypatch.setattr(variable_paths, "running_frames", own)
-    monkeypatch.setattr(program_walk, "running_frames", own)
-    monkeypatch.setattr(
-        ProgramWalk, "_is_program_module", lambda _, name: name == __name__, raising=True
-    )
+pytestmark = pytest.mark.usefixtures("only_this_file")
 
 
 def tensor() -> torch.Tensor:
