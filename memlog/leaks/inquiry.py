@@ -212,7 +212,8 @@ class GrowthInquiry:
     ) -> None:
         """Publish the inquiry's state, if it has changed."""
         state = (series, searching, bool(suspects))
-        if state != self._told and (self._told is not None or searching or suspects):
+        is_news = self._told is not None or searching or self._periodic.series == _owner(series)
+        if state != self._told and is_news:
             self._told = state
             self._publish(Inquiry(now_us(), step, series, searching, suspects))
 
@@ -257,7 +258,7 @@ class GrowthInquiry:
             growth = Suspicion(
                 periodic.series, periodic.since, rate, 0.0, 2 * rate, periodic.level, None, step
             )
-            if periodic.is_sparse and periodic.rises >= LASTING:
+            if periodic.is_sparse and periodic.is_weighed and periodic.rises >= LASTING:
                 self._report_rises(growth, step)
             elif self._growth is not None and _owner(self._growth.series) == periodic.series:
                 self._tell(self._growth.series, step, self._suspects(self._growth))

@@ -57,6 +57,8 @@ class PeriodicInquiry:
         """Growth in bytes per step."""
         self.is_sparse = False
         """True if `holders` grow at rises with many steps between them."""
+        self.is_weighed = False
+        """True if Python sees the bytes of `holders`. Otherwise they are named by elimination."""
 
     @property
     def searching(self) -> bool:
@@ -130,6 +132,7 @@ class PeriodicInquiry:
         self.is_sparse = (
             search is not None and bool(growers) and search.is_stairs and search.every >= _SPARSE
         )
+        self.is_weighed = not any(one.foreign for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
 

@@ -116,7 +116,7 @@ def test_a_search_for_holders_waits_for_some_rises_if_memory_rises_in_stairs() -
     training.inquiry.finish()
 
 
-def test_a_container_that_keeps_the_last_three_is_not_reported() -> None:
+def test_a_container_that_keeps_the_last_few_is_not_reported() -> None:
     training = Training()
     training.evaluate(2)
     training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
