@@ -26,7 +26,7 @@ from memlog.leaks.variable_paths import Path, follow
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 _MAX_STEPS: Final = 1_500
-"""Maximum number of steps of a search."""
+"""Maximum number of steps of a search; twice as many while a container explains the growth."""
 _MAX_WALKS: Final = 8
 """Maximum number of walks in a search: one before the rises, the others after rises without a candidate."""
 _SETTLING: Final = 2
@@ -143,6 +143,7 @@ class PeriodicSearch:
         self._level = 0
         self._candidates: list[_Candidate] = []
         self._dropped: set[Path] = set()
+        self._has_growers = False
         self._gradual: set[int] = set()
         """First steps of the rises that came in several steps."""
         self.rises: list[tuple[int, int]] = []
@@ -186,6 +187,7 @@ class PeriodicSearch:
         self._gradual.clear()
 
     def _growers(self) -> list[Grower]:
+        self._has_growers = False
         is_steady = not self.is_stairs
         late = time.thread_time() + _WEIGHING
         weighed = []
@@ -200,13 +202,15 @@ class PeriodicSearch:
         explained = sum(one.explained for one in named)
         if not _ENOUGH <= explained <= _ALL:
             return []
+        self._has_growers = True
         named = [one._replace(is_steady=is_steady) for one in named]
         return sorted(named, key=lambda one: -one.explained)
 
     def _go_on(self, step: int, level: int) -> list[Grower] | None:
         if self._began is None:
             self._began = step
-        if step - self._began > _MAX_STEPS or step < self._began:
+        most = 2 * _MAX_STEPS if self._has_growers else _MAX_STEPS
+        if step - self._began > most or step < self._began:
             self.has_ended = True
             return None
         self._newest.append(level)

@@ -314,6 +314,13 @@ def test_a_search_ends_after_a_limited_number_of_steps() -> None:
     assert search.has_ended
 
 
+def test_a_container_that_grows_every_500_steps_is_followed_for_longer() -> None:
+    memory, history = Memory(), list[Any]()
+    found = named(lambda _: history.extend(memory.take()), memory, steps=3_000, every=500)
+    assert found[-1][0] > periodic_search._MAX_STEPS + 500
+    assert "every 500 steps" in only(found).title
+
+
 def test_a_path_leads_to_the_object_again() -> None:
     trainer = Trainer()
     trainer.metric.kept.append(1)
