@@ -59,7 +59,7 @@ _OUTSIDE: Final = 0.3
 """If Python sees more than this part of the growth, foreign objects are not named for the rest."""
 
 
-class Reading(NamedTuple):
+class RiseReading(NamedTuple):
     """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
 
     ``rise`` is the first step of the rise, ``step`` that of the reading.
@@ -115,7 +115,7 @@ class Grower(NamedTuple):
 
 class _Candidate(NamedTuple):
     path: Path
-    readings: list[Reading]
+    readings: list[RiseReading]
 
 
 class PeriodicSearch:
@@ -139,7 +139,7 @@ class PeriodicSearch:
         self._walk: ProgramWalk | None = ProgramWalk(self._lines)
         self._walks = 1
         self._settles_at: int | None = None
-        self._base = Reading(0, 0, 0, 0)
+        self._base = RiseReading(0, 0, 0, 0)
         self._level = 0
         self._candidates: list[_Candidate] = []
         self._dropped: set[Path] = set()
@@ -222,7 +222,7 @@ class PeriodicSearch:
         if self._settles_at is not None:
             if step >= self._settles_at:
                 self._settles_at, self._level = None, low
-                self._base = Reading(step, step, 0, low)
+                self._base = RiseReading(step, step, 0, low)
             return None
         if low >= self._level + self._least:
             return self._take_rise(step, low)
@@ -243,7 +243,7 @@ class PeriodicSearch:
         for one in walk.grown[:_MAX_CANDIDATES]:
             if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
                 first = self._base._replace(length=one.before)
-                now = Reading(self.rises[-1][0], step, one.now, self._level)
+                now = RiseReading(self.rises[-1][0], step, one.now, self._level)
                 self._candidates.append(_Candidate(one.path, [first, now]))
         return self._growers() if self._candidates else None
 
@@ -273,7 +273,7 @@ class PeriodicSearch:
         before = [reading.length for reading in one.readings]
         if length < before[-1]:
             return False
-        one.readings.append(Reading(self.rises[-1][0], step, length, self._level))
+        one.readings.append(RiseReading(self.rises[-1][0], step, length, self._level))
         return len(before) < _STILL or length > before[-_STILL]
 
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
