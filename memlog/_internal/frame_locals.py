@@ -7,8 +7,8 @@ dictionary and its values alive. Therefore, up to Python 3.12:
 * A function that may call ``locals()`` is not read, because ``locals()`` returns the same dictionary to it.
 * No function is read while a trace function is set, because Python may then write the dictionary back into
   the variables.
-* The caller must not read functions of other threads, because another thread's trace function can't be
-  detected.
+* The caller must not read functions of other threads unless they show no sign of a trace function
+  (`memlog.leaks.variable_paths.running_frames`). Another thread's trace function can't be asked for.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType
+from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, ModuleType
 from typing import Any, Final
 
 _mro: Any = type.__dict__["__mro__"].__get__
 _namespace: Any = type.__dict__["__dict__"].__get__
+_module_dict: Any = vars(ModuleType)["__dict__"].__get__
 _class_name: Any = type.__dict__["__name__"].__get__
 
 CONTAINERS: Final[tuple[type, ...]] = (list, dict, set, deque, bytearray)
@@ -122,10 +123,18 @@ def instance_dict(value: object) -> dict[Any, Any] | None:
     return None
 
 
+def module_namespace(name: object) -> dict[str, Any]:
+    """Return the global variables of an imported module; empty if there is no such module."""
+    module = sys.modules.get(name) if type(name) is str else None
+    if module is None or not is_kind(module, ModuleType):
+        return {}
+    found = _module_dict(module)  # `instance_dict` does not know a module's descriptor
+    return found if type(found) is dict else {}
+
+
 def module_file(name: object) -> str:
     """Return the source file of an imported module; empty if unknown."""
-    module = sys.modules.get(name) if type(name) is str else None
-    file = (instance_dict(module) or {}).get("__file__")
+    file = module_namespace(name).get("__file__")
     return file if type(file) is str else ""
 
 

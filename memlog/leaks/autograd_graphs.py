@@ -113,17 +113,17 @@ class GraphWalk:
         kind = type(node)
         names = self._saved_names.get(id(kind))
         if names is None:
-            names = self._saved_names[id(kind)] = _saved_names(kind)
+            names = self._saved_names[id(kind)] = saved_names(kind)
         for name in names:
-            saved = _saved(node, name)
+            saved = saved_value(node, name)
             for one in saved if type(saved) in (tuple, list) else (saved,):
                 self._add_one(one, storages)
         if is_kind(node, torch.autograd.function.FunctionCtx):
             _add_packed(gc.get_referents(node), storages)
 
     def _add_one(self, saved: Any, storages: dict[int, int]) -> None:
-        hook = _saved(saved, "unpack_hook")
-        data = _saved(saved, "data")
+        hook = saved_value(saved, "unpack_hook")
+        data = saved_value(saved, "data")
         if hook is not None:
             _add_packed([data, hook], storages)
         elif data is not None:
@@ -142,7 +142,7 @@ def _traceback_bytes(node: Any) -> int:
     return 0
 
 
-def _saved(owner: Any, name: str) -> Any:
+def saved_value(owner: Any, name: str) -> Any:
     """Return an attribute of an autograd node; ``None`` if a backward pass freed it, or the node lacks it."""
     try:
         return getattr(owner, name, None)
@@ -150,7 +150,7 @@ def _saved(owner: Any, name: str) -> Any:
         return None
 
 
-def _saved_names(kind: type) -> tuple[str, ...]:
+def saved_names(kind: type) -> tuple[str, ...]:
     return tuple(
         name
         for base in bases(kind)

@@ -183,7 +183,7 @@ def element_size(growth: ContainerGrowth, budget: TimeBudget) -> ElementSize:
     slot = _SLOTS[growth.base]
     if growth.base is bytearray:
         return ElementSize(slot, 0.0)
-    newest = _newest(growth.container, growth.base, 2 * _SAMPLE)
+    newest = newest_elements(growth.container, growth.base, 2 * _SAMPLE)
     half = len(newest) // 2
     reach = _Reach(growth.container, budget)
     if not half or not reach.add(newest[half:]):
@@ -212,7 +212,7 @@ class _Reach:
         waiting = list(roots)
         while waiting:
             one = waiting.pop()
-            if id(one) in self._seen or _is_shared(type(one)):
+            if id(one) in self._seen or is_shared(type(one)):
                 continue
             if len(self._seen) >= _MAX_REACHED or self._budget.spent:
                 return False
@@ -222,7 +222,7 @@ class _Reach:
                 self.objects += _TENSOR
                 self._add_storage(one)
             else:
-                size, inner = _size(one)
+                size, inner = size_and_referents(one)
                 self.objects += size
                 waiting += inner
         return True
@@ -235,7 +235,7 @@ class _Reach:
                 self.storages += storage.nbytes()
 
 
-def _size(one: Any) -> tuple[float, list[Any]]:
+def size_and_referents(one: Any) -> tuple[float, list[Any]]:
     """Return an object's own size, and the objects that it refers to."""
     kind = type(one)
     if any(kind is atom for atom in _ATOMS):
@@ -257,11 +257,11 @@ _SLOTS: Final[dict[type, float]] = {list: 9, deque: 9, dict: 100, set: 60, bytea
 _ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
 
 
-def _is_shared(kind: type) -> bool:
+def is_shared(kind: type) -> bool:
     return any(base is one for base in bases(kind) for one in _SHARED)
 
 
-def _newest(container: Any, base: type, count: int) -> list[Any]:
+def newest_elements(container: Any, base: type, count: int) -> list[Any]:
     """Return the newest elements of a container, the newest first.
 
     Elements of a dictionary are pairs of a key and a value. A set has no order: any elements are returned.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
 
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])
 """Folder of memlog."""
+_OF_TRAINERS: Final = re.compile(
+    r"[/\\]memlog_(accelerate|hydra|keras|lightning|ray|transformers)[/\\]\w+\.py$"
+)
+"""Files of the integrations, whose functions have the trainer as an argument while a search runs."""
 
 
 class Variable(NamedTuple):
@@ -24,7 +29,8 @@ class Variable(NamedTuple):
 
 
 def is_memlog(code: CodeType) -> bool:
-    return code.co_filename.startswith(MEMLOG)
+    """Return whether a function is memlog's, or of one of its integrations for trainers."""
+    return code.co_filename.startswith(MEMLOG) or bool(_OF_TRAINERS.search(code.co_filename))
 
 
 def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import ALLOCATED, HOST_ANON, Event, Finding, Inquiry, now_us
+from memlog.events import ALLOCATED, HOST_ANON, Batch, Event, Finding, Inquiry, now_us
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
+from memlog.leaks.elimination import Figures, cause_by_elimination, figures
 from memlog.leaks.holders import Holder
-from memlog.leaks.time_budget import TimeBudget, seconds_allowed
-from memlog.probes.malloc import Heap, read_heap
+from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
+from memlog.leaks.time_budget import seconds_allowed
 
 if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch
@@ -22,31 +23,22 @@ if TYPE_CHECKING:
 _LEAST_SECONDS = 4.0
 """Processor seconds that a search may take even in a short run. A search looks at all objects three times.
 Each look takes 0.4 to 1 s for half a million objects."""
-_COUNT_SECONDS = 0.3
-"""Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
-unknown."""
 _MOST_SEARCHES = 4
 """Maximum number of searches for holders in a run."""
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
 _EXPLAINED = 0.5
-"""If all holders together explain less than this fraction of the growth, a second search begins. A cause from
-`by_elimination` is reported only if it explains at least this fraction."""
+"""If all holders together explain less than this fraction of the growth, a second search begins."""
+_RISES = 0.35
+"""As `_EXPLAINED`, for containers that grow whenever memory rises. That they do is evidence, too."""
+_CERTAIN = 2
+"""Number of rises at which a container must grow, before it is reported as the cause of confirmed growth."""
 _SOON = 4
 """If no tensor that a step made stays alive, growth of a device's memory is reported only if memory will be
 full within this number of times the steps that the growth has lasted."""
 _WATCHED, _LATER = 12, 13
 """Arguments ``watched`` and ``later`` of a second `HolderSearch`. It watches more iterations than the first
 search, so that it also finds memory that is kept only every few steps."""
-
-
-class _Figures(NamedTuple):
-    """Memory of this process at one moment."""
-
-    step: int
-    heap: Heap | None
-    tensors: int | None
-    """Bytes of all tensors that have a Python object."""
 
 
 class GrowthInquiry:
@@ -81,9 +73,14 @@ class GrowthInquiry:
         """Holders of growth that was published. If a tensor on a device is kept, the process's memory can
         seem to grow before the device's does. The holder is the same."""
         self._complete = False
-        self._before: _Figures | None = None
+        self._before: Figures | None = None
         self._is_ending = self._is_early = False
+        self._is_delayed = False
+        """True while a search for holders waits for the one that needs some rises."""
         self._told: tuple[str, bool, bool] | None = None
+        self._periodic = PeriodicInquiry(diagnostics, self._take_periodic)
+        self._unexplained: Suspicion | None = None
+        """Growth that was published without a cause, while a search for the cause may go on."""
 
     @property
     def searching(self) -> bool:
@@ -107,18 +104,27 @@ class GrowthInquiry:
         before, self._growth, self._is_early = self._growth, growth, is_early
         if before is None or before.series != growth.series:
             self._end_search()
-            self._holders, self._complete = (), False
-            self._before = _figures(growth.step)
-            self._begin_search(growth)
+            self._holders, self._complete, self._before = (), False, None
+            self._begin_first_search(growth)
         elif self._search is None and not self._is_explained(growth):
-            self._begin_search(growth)
+            self._begin_first_search(growth)
 
     def withdrawn(self, growth: Suspicion) -> None:
         """End the search, because the growth has ended."""
         if self._growth is not None and self._growth.series == growth.series:
             self._end_search()
             self._growth, self._holders = None, ()
+            self._is_delayed = False
             self._tell(growth.series, growth.step)
+
+    def rises(self, series: str, since: int, rise: float) -> None:
+        """Begin a search for what grows whenever a series rises, unless the growth is explained.
+
+        ``since`` is the step of the first rise, and ``rise`` its bytes.
+        """
+        growth = self._growth
+        if growth is None or growth.series != series or not self._is_explained(growth):
+            self._periodic.begin(series, since, rise)
 
     def confirmed(self, growth: Suspicion) -> None:
         """Publish the growth with its cause. If the search still runs, publish when the search has ended."""
@@ -126,14 +132,20 @@ class GrowthInquiry:
             self._publish_without_cause(growth)
             return
         self._confirmed = growth
-        if self._search is None and self._searches and not self._is_explained(growth):
+        has_tried = self._searches or self._is_delayed
+        if self._search is None and has_tried and not self._is_explained(growth):
+            self._before = self._before or figures(growth.step)
             self._begin_search(growth, watched=_WATCHED, later=_LATER)
+        self._is_delayed = False
         if self._search is None:
             self._report(growth)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, event: Batch | None = None) -> None:
         """Continue the search after an optimizer step. Never raises."""
         search = self._search
+        self._periodic.after_step(step, event, paused=search is not None)
+        if self._is_delayed and self._growth is not None and not self._periodic.is_promising:
+            self._begin_first_search(self._growth)
         if search is None or (not search.begun and self._is_traced()):
             return
         if self._before is not None and self._before.step == step:
@@ -141,6 +153,11 @@ class GrowthInquiry:
         if search.step_ended(step):
             with self._diagnostics.contained("publishing what holds memory"):
                 self._end_search()
+                growth = self._confirmed or self._growth
+                if growth is not None and _explain(self._holders, growth):
+                    self._periodic.stop()
+                elif growth is not None and not self._is_explained(growth):
+                    self._periodic.begin(_owner(growth.series), growth.since_step)
                 if self._confirmed is not None:
                     self._report(self._confirmed)
                 elif self._growth is not None:
@@ -151,7 +168,17 @@ class GrowthInquiry:
         self._end_search()
         if self._confirmed is not None:
             self._report(self._confirmed)
+        elif self._unexplained is not None and self._periodic.holders:
+            self._report_rises(self._unexplained, self._unexplained.step)
         self._is_ending = False
+
+    def _begin_first_search(self, growth: Suspicion) -> None:
+        """Begin a search, unless the one for what grows at rises has named a holder, or soon may."""
+        is_about = self._periodic.series == _owner(growth.series)
+        self._is_delayed = is_about and self._periodic.is_promising
+        if not self._is_delayed and not self._is_explained_by_rises(growth):
+            self._before = self._before or figures(growth.step)
+            self._begin_search(growth)
 
     def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
         """Begin a search. Pass ``lengths`` (``watched`` and ``later``, or nothing) to `HolderSearch`."""
@@ -185,35 +212,84 @@ class GrowthInquiry:
     ) -> None:
         """Publish the inquiry's state, if it has changed."""
         state = (series, searching, bool(suspects))
-        if state != self._told and (self._told is not None or searching):
+        is_news = self._told is not None or searching or self._periodic.series == _owner(series)
+        if state != self._told and is_news:
             self._told = state
             self._publish(Inquiry(now_us(), step, series, searching, suspects))
 
     def _suspects(self, growth: Suspicion) -> tuple[Finding, ...]:
-        named = self._named(growth)
-        return tuple(_finding(growth, one, is_main=one is named[0]) for one in named)
+        return self._suspects_of(growth, self._named(growth))
+
+    def _suspects_of(self, growth: Suspicion, holders: Sequence[Holder]) -> tuple[Finding, ...]:
+        return tuple(_finding(growth, one, is_main=one is holders[0]) for one in holders)
 
     def _named(self, growth: Suspicion) -> list[Holder]:
         """Return the holders that explain a large enough part of the growth."""
-        holders = self._holders or self._earlier
-        return [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
+        return [one for one in self._known(growth) if one.bytes_per_step >= _PART * growth.rate]
 
     def _is_explained(self, growth: Suspicion) -> bool:
-        holders = self._holders or self._earlier
-        return sum(one.bytes_per_step for one in holders) >= _EXPLAINED * growth.rate
+        known = self._known(growth)
+        return _explain(known, growth, _RISES if known is self._periodic.holders else _EXPLAINED)
+
+    def _known(self, growth: Suspicion) -> tuple[Holder, ...]:
+        """Return the holders that were found, by the search that explains the growth."""
+        found = self._holders or self._earlier
+        rises = self._periodic.holders if self._periodic.series == _owner(growth.series) else ()
+        is_sure = bool(found) and found[0].confidence == "high" and _explain(found, growth)
+        if self._periodic.rises < _CERTAIN or is_sure:
+            return found
+        return rises if _explain(rises, growth, _RISES) else found
+
+    def _is_explained_by_rises(self, growth: Suspicion) -> bool:
+        """Return True if what grows at rare rises explains the growth. No other search is needed then."""
+        periodic = self._periodic
+        is_about = periodic.is_sparse and periodic.series == _owner(growth.series)
+        return is_about and _explain(periodic.holders, growth, _RISES)
+
+    def _take_periodic(self, step: int) -> None:
+        """Publish or tell what grows whenever memory rises, after such a rise."""
+        periodic = self._periodic
+        growth = self._unexplained
+        if growth is not None and _owner(growth.series) == periodic.series:
+            if _explain(periodic.holders, growth, _RISES) and periodic.rises >= _CERTAIN:
+                self._report_rises(growth, step)
+        elif self._confirmed is None:
+            rate = periodic.rate
+            growth = Suspicion(
+                periodic.series, periodic.since, rate, 0.0, 2 * rate, periodic.level, None, step
+            )
+            if periodic.is_sparse and periodic.is_weighed and periodic.rises >= LASTING:
+                self._report_rises(growth, step)
+            elif self._growth is not None and _owner(self._growth.series) == periodic.series:
+                self._tell(self._growth.series, step, self._suspects(self._growth))
+            else:  # once can be chance
+                holders = periodic.holders if periodic.rises >= _CERTAIN else ()
+                self._tell(periodic.series, step, self._suspects_of(growth, holders))
+
+    def _report_rises(self, growth: Suspicion, step: int) -> None:
+        holders = self._periodic.holders
+        self._unexplained = None
+        self._earlier = holders
+        self._periodic.stop()
+        growth = growth._replace(step=step)
+        for one in holders:
+            self._publish(_finding(growth, one, is_main=one is holders[0]))
+        self._tell(growth.series, step)
 
     def _report(self, growth: Suspicion) -> None:
-        holders, before, complete = self._holders, self._before, self._complete
+        holders, before, complete = self._known(growth), self._before, self._complete
         named = self._named(growth)
         self._confirmed = self._growth = self._before = None
         self._holders, self._complete = (), False
         self._earlier = holders or self._earlier
         if not named and complete and before is not None:
             explained = sum(one.bytes_per_step for one in holders)
-            left = _by_elimination(growth, before, explained, is_ending=self._is_ending)
+            left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
+            self._unexplained = growth
         if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth)
+            self._unexplained = growth
         for holder in named:
             self._publish(_finding(growth, holder, is_main=holder is named[0]))
         self._tell(growth.series, growth.step)
@@ -222,6 +298,14 @@ class GrowthInquiry:
 def _has_holders(growth: Suspicion) -> bool:
     """Return True if objects of this process can hold the memory that grows."""
     return growth.series in (HOST_ANON, FREE_LISTS) or growth.series.endswith(ALLOCATED)
+
+
+def _owner(series: str) -> str:
+    return HOST_ANON if series == FREE_LISTS else series
+
+
+def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAINED) -> bool:
+    return sum(one.bytes_per_step for one in holders) >= part * growth.rate
 
 
 def _is_of_larger_steps(growth: Suspicion) -> bool:
@@ -234,104 +318,6 @@ def _is_of_larger_steps(growth: Suspicion) -> bool:
         return False
     lasted = growth.step - growth.since_step
     return growth.forecast is None or growth.forecast[0] > growth.step + _SOON * lasted
-
-
-def _figures(step: int) -> _Figures:
-    tensors: int | None = 0
-    if "torch" in sys.modules:
-        from memlog.leaks.frame_variables import all_objects  # noqa: PLC0415 - they load parts of torch
-        from memlog.leaks.live_tensors import tensor_bytes  # noqa: PLC0415
-
-        budget = TimeBudget(_COUNT_SECONDS)
-        with budget.running():
-            tensors = tensor_bytes(all_objects(), budget)
-    return _Figures(step, read_heap(), tensors)
-
-
-def _by_elimination(
-    growth: Suspicion, before: _Figures, explained: float, *, is_ending: bool
-) -> Holder | None:
-    """Return a cause outside Python objects if the allocator's figures show a cause; otherwise ``None``.
-
-    Return ``None`` also if tensors hold the memory. If ``is_ending`` is true, the allocator's free memory is
-    not considered, because the program can have freed this memory after the last step.
-    """
-    now = _figures(growth.step)
-    steps = now.step - before.step
-    if growth.series.endswith(ALLOCATED) or steps <= 0 or before.heap is None or now.heap is None:
-        return None
-    if before.tensors is None or now.tensors is None:
-        return None
-    if (now.tensors - before.tensors) / steps >= _PART * growth.rate:
-        return None
-    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
-
-    return by_elimination(
-        growth.rate,
-        explained=explained,
-        malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
-        malloc_free=0.0 if is_ending else (now.heap.idle - before.heap.idle) / steps,
-        profiling=profiling(),
-    )
-
-
-def by_elimination(
-    rate: float,
-    *,
-    explained: float,
-    malloc_used: float,
-    malloc_free: float,
-    profiling: bool,
-) -> Holder | None:
-    """Return the cause that the figures of the C library's allocator show; ``None`` if they show none.
-
-    Args:
-        rate: Growth in bytes per step.
-        explained: Bytes per step that Python objects explain.
-        malloc_used: Growth per step of the bytes that the C library's allocator has given out.
-        malloc_free: Growth per step of the free bytes that the C library's allocator keeps.
-        profiling: True if torch's profiler records. The profiler keeps its events in C++ until it is stopped.
-    """
-    least = _EXPLAINED * rate
-    if explained >= least:
-        return None
-    if malloc_free >= least:
-        return _free_lists(malloc_free)
-    if malloc_used - explained >= least:
-        return _native(malloc_used - explained, explained, profiling=profiling)
-    return None
-
-
-def _free_lists(rate: float) -> Holder:
-    return Holder(
-        "allocator_free_lists",
-        f"The C library's allocator keeps {format_bytes(rate)} more of free memory per step.",
-        None,
-        rate,
-        ("what the program uses does not grow; what the allocator keeps free does",),
-        "medium",
-        "Set `MALLOC_ARENA_MAX=2` or `MALLOC_TRIM_THRESHOLD_=131072`, or use jemalloc.",
-    )
-
-
-def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
-    title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
-    remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
-    if profiling:
-        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step."
-        remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
-    return Holder(
-        "native_library",
-        title,
-        None,
-        rate,
-        (
-            f"memory from malloc grows by {format_bytes(rate + explained)} per step",
-            f"Python objects and tensors explain {format_bytes(explained)} of it",
-        ),
-        "medium",
-        remedy,
-    )
 
 
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import ALLOCATED, HOST_ANON, Event, HeapReading, Inquiry, now_us
+from memlog.events import ALLOCATED, HOST_ANON, Batch, Event, HeapReading, Inquiry, now_us
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.early_rise import Rise
 from memlog.facts.judge import GrowthNews
@@ -82,9 +82,13 @@ class GrowthSearch:
         self._inquiry.suspected(growth, is_early=True)
         return True
 
-    def after_step(self, step: int) -> None:
-        """Continue the search after an optimizer step."""
-        self._inquiry.after_step(step)
+    def take_rises(self, series: str, rise: Rise) -> None:
+        """Begin a search for what grows whenever the series rises. The growth test may not suspect it yet."""
+        self._inquiry.rises(series, rise.since, rise.rate * (rise.step - rise.since))
+
+    def after_step(self, step: int, event: Batch | None) -> None:
+        """Continue the search after an optimizer step. ``event`` is the newest step that was published."""
+        self._inquiry.after_step(step, event)
         if (self._reads_heap or self._inquiry.searching) and step % _HEAP_STEPS == 0:
             heap = read_heap()
             if heap is not None:

@@ -250,6 +250,8 @@ class HelperRequests:
             self._collect_garbage()
         elif kind == "early":
             self.searches.take_rise(*msgspec.json.decode(body, type=tuple[str, Rise]))
+        elif kind == "rises":
+            self.searches.take_rises(*msgspec.json.decode(body, type=tuple[str, Rise]))
         elif kind == "following":
             self.searches.helper_follows()
         elif kind == "judged":

@@ -80,7 +80,7 @@ class StepSearches:
                     self._begin_early(*found)
             watching = self._wasted is not None and self._wasted.watching
             if self._growth is not None and not watching:
-                self._growth.after_step(step)
+                self._growth.after_step(step, event)
             self._look_for_waste(step)
         self.follows_steps = self._early is not None or self._growth is not None or self._layers
 
@@ -92,6 +92,11 @@ class StepSearches:
         """Begin a search for the cause of a rise that the helper process has seen, if it is recent."""
         if rise.step >= self._last_step() - _RECENT:
             self._begin_early(name, rise)
+
+    def take_rises(self, name: str, rise: Rise) -> None:
+        """Begin a search for what grows at the rises that the helper process has seen, if they are recent."""
+        if rise.step >= self._last_step() - _RECENT and not self.is_ending:
+            self._begun_search().take_rises(name, rise)
 
     def helper_follows(self) -> None:
         """Leave it to the helper process to see rises."""

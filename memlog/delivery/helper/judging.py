@@ -14,6 +14,7 @@ from memlog.events import Alert, Batch, ChildReading, End, Event, Finding, Readi
 from memlog.facts.early_rise import EarlyRises
 from memlog.facts.finding_alerts import FindingAlerts
 from memlog.facts.judge import RunJudge
+from memlog.facts.repeated_rises import RepeatedRises
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import RunDirectory
 from memlog.probes.host_free import host_free
@@ -80,6 +81,7 @@ class HelperJudge:
         self._other_alerts = FindingAlerts(bus.publish)
         self._is_publishing = self._follows = False
         self._early = EarlyRises()
+        self._repeated = RepeatedRises()
         self._answered = RUNNING
         self._told: RunVerdict | None = None
 
@@ -89,6 +91,9 @@ class HelperJudge:
         rise = self._early.take(event) if type(event) is Batch else None
         if rise is not None:
             self._requests.write("early", rise)
+        rises = self._repeated.take(event) if type(event) is Batch else None
+        if rises is not None:
+            self._requests.write("rises", rises)
 
     def note(self, event: Event) -> None:
         """Note what a helper process has published about the run. It is a fact for the verdict."""

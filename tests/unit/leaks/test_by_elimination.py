@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memlog.leaks.inquiry import by_elimination
+from memlog.leaks.elimination import by_elimination
 
 
 @pytest.mark.parametrize(

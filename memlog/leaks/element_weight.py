@@ -1,0 +1,164 @@
+"""Bytes that elements of a container hold: their own, those of graphs, and objects of foreign code."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+from collections import Counter
+from collections.abc import Sequence
+from types import (
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final
+
+import torch
+
+from memlog._internal.inert_access import bases, class_namespace, is_kind, type_name
+from memlog.leaks.autograd_graphs import saved_names, saved_value
+from memlog.leaks.containers import is_shared, size_and_referents
+from memlog.leaks.live_tensors import tensor_storage
+
+_MAX_VISITED: Final = 20_000
+"""Maximum number of objects and graph nodes that one `ElementWeight` visits. It takes about 20 ms."""
+_SLOTS: Final = (
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+_base: Any = torch._C.TensorBase
+_PYTHONS: Final = frozenset(
+    id(one) for space in (builtins, types) for one in vars(space).values() if type(one) is type
+)
+"""Identities of Python's own types."""
+_SEEN_BY_PYTHON: Final = frozenset(("torch", "numpy"))
+"""Packages whose objects tell their bytes."""
+_FOREIGN: Final = frozenset(
+    ("mmap", "sqlite3", "_sqlite3", "xml", "_elementtree", "ctypes", "_ctypes")
+)
+"""Modules of the standard library whose objects have memory that Python does not count."""
+
+
+class ElementWeight:
+    """Sum over elements. What one element shares with those before it counts one time.
+
+    Attributes:
+        own: Bytes of tensors, arrays and other objects.
+        graph: Bytes that only autograd graphs keep.
+        tensors: Number of tensors.
+        foreign: Number of objects of each class whose memory Python does not see, by the class's name.
+        elements: Number of elements that were weighed completely.
+    """
+
+    def __init__(self) -> None:
+        # With the objects: a new object could get the identity of one that was freed.
+        self._seen: dict[Any, Any] = {}
+        self.forget_counts()
+
+    def forget_counts(self) -> None:
+        """Begin the sums again. What was counted before still counts as shared."""
+        self.own = self.graph = self.tensors = self.elements = 0
+        self.foreign: Counter[str] = Counter()
+
+    def add(self, elements: Sequence[Any]) -> None:
+        """Weigh elements until too many objects were visited."""
+        for element in elements:
+            nodes: list[Any] = []
+            before = (self.own, self.graph, self.tensors, self.foreign.copy())
+            self._add_objects([element], nodes)
+            self._add_nodes(nodes)
+            if self._is_full and self.elements:  # the last element is incomplete
+                self.own, self.graph, self.tensors, self.foreign = before
+                return
+            self.elements += 1
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._seen) >= _MAX_VISITED
+
+    def _is_new(self, key: Any, one: Any) -> bool:
+        if key in self._seen:
+            return False
+        self._seen[key] = one
+        return True
+
+    def _add_objects(self, waiting: list[Any], nodes: list[Any]) -> None:
+        while waiting and not self._is_full:
+            one = waiting.pop()
+            kind = type(one)
+            if is_shared(kind) or not self._is_new(id(one), one):
+                continue
+            if is_kind(one, torch.Tensor):
+                self._add_tensor(one, nodes)
+                continue
+            size, inner = size_and_referents(one)
+            self.own += int(max(size, told_bytes(one)))
+            if is_foreign(kind):
+                self.foreign[type_name(one)] += 1
+            waiting += inner
+
+    def _add_tensor(self, tensor: Any, nodes: list[Any]) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            self.tensors += 1
+            self.own += self._storage_bytes(tensor)
+            node = _base.grad_fn.__get__(tensor)
+        if node is not None:
+            nodes.append(node)
+
+    def _add_nodes(self, waiting: list[Any]) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            while waiting and not self._is_full:
+                node = waiting.pop()
+                if not self._is_new(("node", id(node)), node):
+                    continue
+                for name in saved_names(type(node)):
+                    saved = saved_value(node, name)
+                    for one in saved if type(saved) in (tuple, list) else (saved,):
+                        data = saved_value(one, "data")  # no unpack hook is called
+                        if data is not None and is_kind(data, torch.Tensor):
+                            self.graph += self._storage_bytes(data)
+                waiting += [inner for inner, _ in node.next_functions if inner is not None]
+
+    def _storage_bytes(self, tensor: Any) -> int:
+        try:
+            if _base.layout.__get__(tensor) is torch.sparse_coo:
+                parts = (tensor._values(), tensor._indices())
+                return sum(map(self._storage_bytes, parts))
+            storage = tensor_storage(tensor)
+            if storage is None or not self._is_new(("storage", int(storage._cdata)), storage):
+                return 0
+            return int(storage.nbytes())
+        except RuntimeError:  # the size can be symbolic
+            return 0
+
+
+def told_bytes(one: Any) -> int:
+    """Return the bytes that an object of foreign code tells as ``nbytes``, such as Arrow's; 0 for others."""
+    if not is_foreign(type(one)):
+        return 0
+    for base in bases(type(one)):
+        found = class_namespace(base).get("nbytes")
+        if type(found) in _SLOTS:
+            told = found.__get__(one)
+            return told if type(told) is int else 0
+    return 0
+
+
+def is_foreign(kind: type) -> bool:
+    """Return True for a class written in C, C++ or Rust by a library, whose bytes Python can't see."""
+    own = class_namespace(kind)
+    module = type.__dict__["__module__"].__get__(kind)
+    top = module.partition(".")[0] if type(module) is str else ""
+    if id(kind) in _PYTHONS or top in _SEEN_BY_PYTHON:
+        return False
+    if top in sys.stdlib_module_names and top != "builtins" and top not in _FOREIGN:
+        return False
+    if "__slots__" in own:
+        return False
+    return any(
+        type(one) in _SLOTS and not key.startswith(("__dict", "__weak")) for key, one in own.items()
+    )

@@ -1,0 +1,128 @@
+"""Causes of growth outside Python's objects, from the figures of the C library's allocator."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final, NamedTuple
+
+from memlog._internal.units import format_bytes
+from memlog.events import ALLOCATED
+from memlog.growth.suspicion import Suspicion
+from memlog.leaks.holders import Holder
+from memlog.leaks.time_budget import TimeBudget
+from memlog.probes.malloc import Heap, read_heap
+
+_COUNT_SECONDS: Final = 0.3
+"""Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
+unknown."""
+_PART: Final = 0.25
+"""If tensors hold more than this fraction of the growth, no cause outside Python is named."""
+EXPLAINED: Final = 0.5
+"""A cause is named only if it explains at least this fraction of the growth."""
+
+
+class Figures(NamedTuple):
+    """Memory of this process at one moment."""
+
+    step: int
+    heap: Heap | None
+    tensors: int | None
+    """Bytes of all tensors that have a Python object."""
+
+
+def figures(step: int) -> Figures:
+    tensors: int | None = 0
+    if "torch" in sys.modules:
+        from memlog.leaks.frame_variables import all_objects  # noqa: PLC0415 - they load parts of torch
+        from memlog.leaks.live_tensors import tensor_bytes  # noqa: PLC0415
+
+        budget = TimeBudget(_COUNT_SECONDS)
+        with budget.running():
+            tensors = tensor_bytes(all_objects(), budget)
+    return Figures(step, read_heap(), tensors)
+
+
+def cause_by_elimination(
+    growth: Suspicion, before: Figures, explained: float, *, is_ending: bool
+) -> Holder | None:
+    """Return a cause outside Python objects if the allocator's figures show a cause; otherwise ``None``.
+
+    Return ``None`` also if tensors hold the memory. If ``is_ending`` is true, the allocator's free memory is
+    not considered, because the program can have freed this memory after the last step.
+    """
+    now = figures(growth.step)
+    steps = now.step - before.step
+    if growth.series.endswith(ALLOCATED) or steps <= 0 or before.heap is None or now.heap is None:
+        return None
+    if before.tensors is None or now.tensors is None:
+        return None
+    if (now.tensors - before.tensors) / steps >= _PART * growth.rate:
+        return None
+    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+
+    return by_elimination(
+        growth.rate,
+        explained=explained,
+        malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
+        malloc_free=0.0 if is_ending else (now.heap.idle - before.heap.idle) / steps,
+        profiling=profiling(),
+    )
+
+
+def by_elimination(
+    rate: float,
+    *,
+    explained: float,
+    malloc_used: float,
+    malloc_free: float,
+    profiling: bool,
+) -> Holder | None:
+    """Return the cause that the figures of the C library's allocator show; ``None`` if they show none.
+
+    Args:
+        rate: Growth in bytes per step.
+        explained: Bytes per step that Python objects explain.
+        malloc_used: Growth per step of the bytes that the C library's allocator has given out.
+        malloc_free: Growth per step of the free bytes that the C library's allocator keeps.
+        profiling: True if torch's profiler records. The profiler keeps its events in C++ until it is stopped.
+    """
+    least = EXPLAINED * rate
+    if explained >= least:
+        return None
+    if malloc_free >= least:
+        return _free_lists(malloc_free)
+    if malloc_used - explained >= least:
+        return _native(malloc_used - explained, explained, profiling=profiling)
+    return None
+
+
+def _free_lists(rate: float) -> Holder:
+    return Holder(
+        "allocator_free_lists",
+        f"The C library's allocator keeps {format_bytes(rate)} more of free memory per step.",
+        None,
+        rate,
+        ("what the program uses does not grow; what the allocator keeps free does",),
+        "medium",
+        "Set `MALLOC_ARENA_MAX=2` or `MALLOC_TRIM_THRESHOLD_=131072`, or use jemalloc.",
+    )
+
+
+def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
+    title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
+    remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
+    if profiling:
+        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step."
+        remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
+    return Holder(
+        "native_library",
+        title,
+        None,
+        rate,
+        (
+            f"memory from malloc grows by {format_bytes(rate + explained)} per step",
+            f"Python objects and tensors explain {format_bytes(explained)} of it",
+        ),
+        "medium",
+        remedy,
+    )

@@ -1,0 +1,144 @@
+"""Inquiry into memory that rises again and again, such as at each evaluation: its search and its findings.
+
+`memlog.leaks.holder_search` watches what ten steps in a row keep. This inquiry stands beside it: it goes on
+for many steps, and finds containers that grow every 1 to 500 steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import ALLOCATED, HOST_ANON, Batch
+from memlog.leaks.holders import Holder
+
+if TYPE_CHECKING:
+    from memlog.leaks.periodic_search import Grower, PeriodicSearch
+
+_HOST_LEAST: Final = 2 * 1024**2
+_DEVICE_LEAST: Final = 512 * 1024
+"""Smallest rises of a device's memory, and `_HOST_LEAST` of the process's memory, that count."""
+_PART: Final = 0.5
+"""A rise counts if it is at least this part of the rises that led to the search."""
+_STAIRS: Final = 3
+"""Multiple of the smallest rise. If memory rises by this at once, it does so in stairs: a steady growth is
+noticed as soon as it has reached the smallest rise that is a sign (`memlog.facts.repeated_rises`)."""
+_TRIED: Final = 3
+"""Number of rises after which another search need not wait any longer for this one."""
+_MAX_SEARCHES: Final = 3
+_SPARSE: Final = 12
+"""Steps. If memory rises less often than this, a search that watches a few steps in a row finds nothing."""
+LASTING: Final = 4
+"""Number of rises of a search at which a container must grow before it is reported although the growth test
+has not confirmed the growth, if memory rises rarely (`PeriodicInquiry.is_sparse`). Two rises have led to the
+search. So a container that keeps five things is not named, nor a cache that fills within an epoch."""
+
+
+class PeriodicInquiry:
+    """One search at a time. ``on_news`` is called after a step that may have changed `holders`."""
+
+    def __init__(self, diagnostics: Diagnostics, on_news: Callable[[int], object]) -> None:
+        self._diagnostics = diagnostics
+        self._on_news = on_news
+        self._lock = threading.Lock()
+        self._search: PeriodicSearch | None = None
+        self._searches = 0
+        self._is_paused = self._is_awaited = False
+        self.series = ""
+        self.since = 0
+        self.holders: tuple[Holder, ...] = ()
+        """Holders that explain the rises of `series`, as after the newest rise."""
+        self.rises = self.level = 0
+        """Number of rises of the search at which the first holder grew, and bytes after the newest one."""
+        self.rate = 0.0
+        """Growth in bytes per step."""
+        self.is_sparse = False
+        """True if `holders` grow at rises with many steps between them."""
+        self.is_weighed = False
+        """True if Python sees the bytes of `holders`. Otherwise they are named by elimination."""
+
+    @property
+    def searching(self) -> bool:
+        return self._search is not None
+
+    def begin(self, series: str, since: int, rise: float | None = None) -> None:
+        """Begin a search, unless there is one. ``rise`` is the usual rise in bytes; ``None``: unknown."""
+        if self._search is not None or self._searches >= _MAX_SEARCHES or self.holders:
+            return
+        if "torch" not in sys.modules:
+            return
+        from memlog.leaks.periodic_search import PeriodicSearch  # noqa: PLC0415 - it loads parts of torch
+
+        self._searches += 1
+        least = _DEVICE_LEAST if series.endswith(ALLOCATED) else _HOST_LEAST
+        self.series, self.since = series, since
+        self._is_paused = False
+        self._is_awaited = rise is not None and rise > _STAIRS * least
+        self._search = PeriodicSearch(max(least, int(_PART * (rise or 0.0))))
+
+    def after_step(self, step: int, event: Batch | None, *, paused: bool) -> None:
+        """Continue the search. While other work takes memory (``paused``), the levels tell nothing."""
+        search = self._search
+        if search is None:
+            return
+        if paused:
+            self._is_paused = True
+            return
+        # Several threads can train. A thread that does not get the lock at once goes on.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._go_on(search, step, event)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._search = None
+            self._diagnostics.fault("looking for what grows when memory rises", error)
+        finally:
+            self._lock.release()
+
+    def stop(self) -> None:
+        """End the search. `holders` stay."""
+        self._search = None
+
+    def _go_on(self, search: PeriodicSearch, step: int, event: Batch | None) -> None:
+        level = None if event is None or event.step != step else _level(event, self.series)
+        if level is None:
+            return
+        if self._is_paused:
+            self._is_paused = False
+            search.restart()
+        found = search.step_ended(step, level)
+        if found is not None:
+            self._take(found, level)
+            del found
+            self._on_news(step)
+        if search.has_ended:
+            self._search = None
+
+    @property
+    def is_promising(self) -> bool:
+        """True if memory rises in stairs, and too few have come since the search began to name a holder."""
+        search = self._search
+        return search is not None and self._is_awaited and len(search.rises) < _TRIED
+
+    def _take(self, growers: list[Grower], level: int) -> None:
+        from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above
+
+        self.holders = tuple(map(holder_of_growth, growers))
+        search = self._search
+        self.level = level
+        self.is_sparse = (
+            search is not None and bool(growers) and search.is_stairs and search.every >= _SPARSE
+        )
+        self.is_weighed = not any(one.foreign for one in growers)
+        self.rises = growers[0].readings if growers else 0
+        self.rate = growers[0].growth / growers[0].steps if growers else 0.0
+
+
+def _level(event: Batch, series: str) -> int | None:
+    if series == HOST_ANON:
+        return event.rss_anon
+    device = next((one for one in event.devices if one.name + ALLOCATED == series), None)
+    return None if device is None else device.allocated

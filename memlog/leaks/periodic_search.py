@@ -1,0 +1,402 @@
+"""Search for containers that grow whenever memory rises, such as at each evaluation or checkpoint.
+
+1. Record the lengths of the program's own containers (`memlog.leaks.program_walk`). No object is kept.
+2. Wait for a lasting rise of memory. Then walk again: each container that is longer becomes a candidate, and
+   is kept as a path of names.
+3. At each later rise, follow the paths and read the lengths. Drop a candidate that shrinks or stands still.
+4. Weigh the newest elements of the candidates: do they explain the rises?
+
+So neither the time between the rises nor their shape must be known, and steps between rises cost nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from memlog._internal.inert_access import container_base, container_length
+from memlog.leaks.containers import newest_elements
+from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.owner_chain import Chain
+from memlog.leaks.program_walk import Lengths, ProgramWalk, buffer_bytes, is_buffer
+from memlog.leaks.variable_paths import Path, follow
+from memlog.tracer.attribution.calling_lines import CallingLines
+
+_MAX_STEPS: Final = 1_500
+"""Maximum number of steps of a search; twice as many while a container explains the growth."""
+_MAX_WALKS: Final = 8
+"""Maximum number of walks in a search: one before the rises, the others after rises without a candidate."""
+_SETTLING: Final = 2
+"""Number of steps after the first walk before the level counts: the walk takes memory, too."""
+_STAIRS: Final = 1.5
+"""Multiple of the smallest rise. A steady growth is noticed as soon as it has reached the smallest rise."""
+_ONE_RISE: Final = 4
+"""Rises within this number of steps are one."""
+_STILL: Final = 3
+"""A container that has not grown at this number of rises is dropped."""
+_OFTEN: Final = 0.75
+"""If less than this part of the memory came at rises at which a container grew, it is not named."""
+_MAX_CANDIDATES: Final = 200
+_SAMPLE: Final = 6
+"""Maximum number of a container's newest elements that are weighed."""
+_WEIGHING: Final = 0.05
+"""Processor seconds for weighing the elements of all candidates. If it takes longer, none is named."""
+_SECONDS: Final = 0.5
+"""Processor seconds that a search may take, beyond `_SHARE` of the training thread's time."""
+_SHARE: Final = 0.03
+_ENOUGH: Final = 0.4
+"""If candidates together hold less than this part of the growth, none is named. Small tensors that are kept
+between others that are freed make the process grow by up to twice their bytes."""
+_ALL: Final = 1.7
+"""If candidates together hold more than this multiple of the growth, several hold the same memory, or the
+measure is wrong. Then none is named."""
+_PART: Final = 0.25
+"""A candidate that holds less than this part of the growth is not named."""
+_OUTSIDE: Final = 0.3
+"""If Python sees more than this part of the growth, foreign objects are not named for the rest."""
+
+
+class RiseReading(NamedTuple):
+    """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
+
+    ``rise`` is the first step of the rise, ``step`` that of the reading.
+    """
+
+    rise: int
+    step: int
+    length: int
+    level: int
+
+
+class Grower(NamedTuple):
+    """A container that grows with the memory.
+
+    Attributes:
+        chain: Objects from the variable to the container.
+        gained: Elements that it gained over ``rises`` rises; bytes for a tensor or an array.
+        rises: Number of rises over which it was measured.
+        steps: Number of steps over which it was measured.
+        every: Usual number of steps from rise to rise; 0 if there was only one.
+        bytes_gained: Bytes that the gained elements hold.
+        growth: Bytes by which the memory rose meanwhile.
+        graph: Part of ``bytes_gained`` that only autograd graphs keep.
+        tensors: Number of tensors in an element.
+        foreign: Class of the objects whose memory Python does not see, if these explain the growth; or empty.
+        readings: Number of rises at which it was longer than before.
+        is_buffer: True for a tensor or an array that is replaced by a larger one.
+        is_element: True for an element of another container.
+        is_steady: True if memory grows steadily, not in stairs.
+        containers: Number of containers that are counted together.
+    """
+
+    chain: Chain
+    gained: int
+    rises: int
+    steps: int
+    every: float
+    bytes_gained: float
+    growth: float
+    graph: float
+    tensors: float
+    foreign: str
+    readings: int
+    is_buffer: bool
+    is_element: bool
+    is_steady: bool = False
+    containers: int = 1
+
+    @property
+    def explained(self) -> float:
+        return self.bytes_gained / self.growth
+
+
+class _Candidate(NamedTuple):
+    path: Path
+    readings: list[RiseReading]
+
+
+class PeriodicSearch:
+    """One search. Call `step_ended` after each step on the training thread.
+
+    ``least`` is the smallest rise, in bytes, that counts.
+
+    Attributes:
+        rises: First step and size of each rise since the search began.
+        has_ended: True if the search has ended.
+        seconds: Processor time of the search so far.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._newest: deque[int] = deque(maxlen=2)
+        self._began: int | None = None
+        self._thread_began = time.thread_time()
+        self._before: Lengths | None = None
+        self._lines = CallingLines()
+        self._walk: ProgramWalk | None = ProgramWalk(self._lines)
+        self._walks = 1
+        self._settles_at: int | None = None
+        self._base = RiseReading(0, 0, 0, 0)
+        self._level = 0
+        self._candidates: list[_Candidate] = []
+        self._dropped: set[Path] = set()
+        self._has_growers = False
+        self._gradual: set[int] = set()
+        """First steps of the rises that came in several steps."""
+        self.rises: list[tuple[int, int]] = []
+        self.has_ended = False
+        self.seconds = self.longest = 0.0
+
+    def step_ended(self, step: int, level: int) -> list[Grower] | None:
+        """Continue the search. Return the containers that explain the growth, the largest part first.
+
+        The result is ``None`` if nothing has changed, and empty if no container explains the growth. It
+        refers to objects of the program: do not keep it.
+        """
+        if self.has_ended:
+            return None
+        began = time.thread_time()
+        try:
+            return self._go_on(step, level)
+        finally:
+            spent = time.thread_time() - began
+            self.seconds += spent
+            self.longest = max(self.longest, spent)
+
+    @property
+    def is_stairs(self) -> bool:
+        """True if memory rises at once, and stays as it is between the rises."""
+        sizes = [size for _, size in self.rises]
+        at_once = 2 * len(self._gradual) < len(sizes)
+        return bool(sizes) and at_once and median(sizes) > _STAIRS * self._least
+
+    @property
+    def every(self) -> float:
+        """Mean number of steps from rise to rise; 0 if there are not two."""
+        count = len(self.rises) - 1
+        return (self.rises[-1][0] - self.rises[0][0]) / count if count > 0 else 0.0
+
+    def restart(self) -> None:
+        """Begin again: other work has taken memory meanwhile, so that the levels so far do not count."""
+        self._walk, self._before, self._candidates = ProgramWalk(self._lines), None, []
+        self._newest.clear()
+        self.rises.clear()
+        self._gradual.clear()
+
+    def _growers(self) -> list[Grower]:
+        self._has_growers = False
+        is_steady = not self.is_stairs
+        late = time.thread_time() + _WEIGHING
+        weighed = []
+        for each in self._measured():
+            if time.thread_time() > late:
+                return []
+            one = _weighed(each)
+            weighed += [] if one is None else [one]
+        found = _joined(weighed)
+        found = _with_foreign(found)
+        named = [one for one in found if one.explained >= _PART]
+        explained = sum(one.explained for one in named)
+        if not _ENOUGH <= explained <= _ALL:
+            return []
+        self._has_growers = True
+        named = [one._replace(is_steady=is_steady) for one in named]
+        return sorted(named, key=lambda one: -one.explained)
+
+    def _go_on(self, step: int, level: int) -> list[Grower] | None:
+        if self._began is None:
+            self._began = step
+        most = 2 * _MAX_STEPS if self._has_growers else _MAX_STEPS
+        if step - self._began > most or step < self._began:
+            self.has_ended = True
+            return None
+        self._newest.append(level)
+        if self._walk is not None:
+            if not self._may_work() or not self._walk.go_on():
+                return None
+            return self._end_walk(self._walk, step)
+        low, high = min(self._newest), max(self._newest)
+        if self._settles_at is not None:
+            if step >= self._settles_at:
+                self._settles_at, self._level = None, low
+                self._base = RiseReading(step, step, 0, low)
+            return None
+        if low >= self._level + self._least:
+            return self._take_rise(step, low)
+        if high < self._level - self._least:
+            self._level = high
+        return None
+
+    def _may_work(self) -> bool:
+        return self.seconds < _SECONDS + _SHARE * (time.thread_time() - self._thread_began)
+
+    def _end_walk(self, walk: ProgramWalk, step: int) -> list[Grower] | None:
+        self._walk = None
+        if self._before is None:
+            self._before = walk.lengths
+            self._settles_at = step + _SETTLING
+            return None
+        known = {one.path for one in self._candidates} | self._dropped
+        for one in walk.grown[:_MAX_CANDIDATES]:
+            if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
+                first = self._base._replace(length=one.before)
+                now = RiseReading(self.rises[-1][0], step, one.now, self._level)
+                self._candidates.append(_Candidate(one.path, [first, now]))
+        return self._growers() if self._candidates else None
+
+    def _take_rise(self, step: int, low: int) -> list[Grower] | None:
+        size = low - self._level
+        if self.rises and step - self.rises[-1][0] <= _ONE_RISE:
+            begun, before = self.rises.pop()
+            self.rises.append((begun, before + size))
+            self._gradual.add(begun)
+            for one in self._candidates:
+                one.readings.pop()
+        else:
+            self.rises.append((step, size))
+        self._level = low
+        growing = [one for one in self._candidates if self._still_grows(one, step)]
+        self._dropped |= {one.path for one in self._candidates} - {one.path for one in growing}
+        self._candidates = growing
+        found = self._growers()
+        if not found and self._walks < _MAX_WALKS and self._may_work():
+            self._walk = ProgramWalk(self._lines, self._before)
+            self._walks += 1
+        return found
+
+    def _still_grows(self, one: _Candidate, step: int) -> bool:
+        chain = follow(one.path)
+        length = -1 if chain is None else _length(chain.objects[-1])
+        before = [reading.length for reading in one.readings]
+        if length < before[-1]:
+            return False
+        one.readings.append(RiseReading(self.rises[-1][0], step, length, self._level))
+        return len(before) < _STILL or length > before[-_STILL]
+
+    def _measured(self) -> list[tuple[_Candidate, Chain]]:
+        chains = [(one, follow(one.path)) for one in self._candidates]
+        found = [(one, chain) for one, chain in chains if chain is not None]
+        newest = [_newest_of(chain.objects[-1]) for _, chain in found]
+        # Two containers with the same elements: to empty one of them frees nothing. So neither is named.
+        return [
+            each
+            for each, own in zip(found, newest, strict=True)
+            if own is None or sum(other is own for other in newest) == 1
+        ]
+
+
+def _newest_of(container: Any) -> Any:
+    base = container_base(container)
+    found = (
+        [] if base is None or is_buffer(type(container)) else newest_elements(container, base, 1)
+    )
+    value = found[0] if found else None
+    if base is dict and value is not None:
+        value = value[1]
+    return None if type(value) in (int, float, str, bool, bytes) else value
+
+
+def _length(one: Any) -> int:
+    if is_buffer(type(one)):
+        return buffer_bytes(one)
+    base = container_base(one)
+    return -1 if base is None else container_length(one, base)
+
+
+def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
+    candidate, chain = measured
+    readings = candidate.readings
+    # The memory of the first walk makes the first rise less certain than the later ones.
+    first = readings[0] if len(readings) <= 2 else readings[1]  # noqa: PLR2004 - no later rise yet
+    last, container = readings[-1], chain.objects[-1]
+    gained, growth = last.length - first.length, last.level - first.level
+    if gained <= 0 or growth <= 0:
+        return None
+    rises = len(readings) - (1 if first is readings[0] else 2)
+    lengths = [reading.length for reading in readings]
+    grew = [after > before for before, after in pairwise(lengths)]
+    risen = [after.level - before.level for before, after in pairwise(readings)]
+    meanwhile = sum(each for each, did in zip(risen, grew, strict=True) if did)
+    # Once it may be late, if another thread adds the elements.
+    if not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen):
+        return None  # it may be full, or memory rises without it
+    own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
+    if not is_buffer(type(container)):
+        weight = _weight(container, gained)
+        if weight is None:
+            return None
+        own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
+        tensors = weight.tensors / weight.elements
+        foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
+    return Grower(
+        chain=chain,
+        gained=gained,
+        rises=rises,
+        steps=last.step - first.step,
+        every=median([b.rise - a.rise for a, b in pairwise(readings[1:])] or [0]),
+        bytes_gained=own + graph,
+        growth=growth,
+        graph=graph,
+        tensors=tensors,
+        foreign=foreign,
+        readings=sum(grew),
+        is_buffer=is_buffer(type(container)),
+        is_element=bool(candidate.path.hops) and candidate.path.hops[-1][0] == "item",
+    )
+
+
+def _weight(container: Any, gained: int) -> ElementWeight | None:
+    """Return the weight of a container's newest elements, without what an older element holds, too."""
+    base = container_base(container)
+    if base is None:
+        return None
+    elements = newest_elements(container, base, min(_SAMPLE, gained) + 1)
+    if base is dict:
+        elements = [value for _, value in elements]
+    weight = ElementWeight()
+    if container_length(container, base) > gained and len(elements) > 1:
+        weight.add([elements.pop()])
+        weight.forget_counts()
+    weight.add(elements[:_SAMPLE])
+    return weight if weight.elements else None
+
+
+def _joined(growers: list[Grower]) -> list[Grower]:
+    """Return the growers. Those that are elements of one container, such as a list for each key, are one."""
+    groups: dict[object, Grower] = {}
+    for one in growers:
+        objects = one.chain.objects
+        key: object = id(objects[-1])
+        if one.is_element:
+            key = id(objects[-2]), type(objects[-1])
+        other = groups.get(key)
+        groups[key] = one if other is None else _sum(other, one)
+    return list(groups.values())
+
+
+def _sum(one: Grower, other: Grower) -> Grower:
+    return one._replace(
+        gained=one.gained + other.gained,
+        bytes_gained=one.bytes_gained + other.bytes_gained,
+        graph=one.graph + other.graph,
+        growth=max(one.growth, other.growth),
+        readings=max(one.readings, other.readings),
+        containers=one.containers + other.containers,
+    )
+
+
+def _with_foreign(growers: list[Grower]) -> list[Grower]:
+    """Return the growers. If Python sees little of the growth, one with foreign objects explains the rest.
+
+    If several have such objects, it is unknown which of them holds the memory.
+    """
+    foreign = [one for one in growers if one.foreign]
+    seen = sum(one.explained for one in growers)
+    if len(foreign) == 1 and seen < _OUTSIDE:
+        one = foreign[0]
+        rest = one.growth * (1 - seen) + one.bytes_gained
+        return [each for each in growers if each is not one] + [one._replace(bytes_gained=rest)]
+    return [one._replace(foreign="") for one in growers]

@@ -1,0 +1,122 @@
+"""Titles, evidence and remedies of findings about containers that grow whenever memory rises."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memlog._internal.units import format_bytes
+from memlog.leaks import assignment_lines
+from memlog.leaks.holder_text import addition
+from memlog.leaks.holders import Confidence, Holder, HolderKind
+from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.periodic_search import Grower
+
+_SURE: Final = 3
+"""With fewer rises at which the container grew, the confidence is at most medium."""
+_WITHIN: Final = 0.25
+"""If the gained elements hold the growth up to this part of it, the confidence can be high."""
+_REMEDIES: Final[dict[HolderKind, str]] = {
+    "kept_graph": "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`).",
+    "kept_tensors": "Remove what is no longer needed, limit its length, or keep `.item()` or a copy on disk.",
+    "growing_container": "Remove old elements, or limit its length.",
+}
+
+
+def holder_of_growth(grower: Grower) -> Holder:
+    """Return the description of a container that grows whenever memory rises."""
+    container = grower.chain.objects[-1]
+    chain = grower.chain
+    if not grower.is_buffer:  # for `describe`, the last object is an element of the container
+        chain = chain._replace(objects=(*chain.objects, None))
+    owner = describe(chain, frozenset((id(container),)))
+    kind = _kind(grower)
+    added = addition(owner)
+    where = None if added is None else assignment_lines.shown(*added[:2])
+    each = grower.growth / grower.rises
+    return Holder(
+        kind,
+        _title(owner, grower, where),
+        where,
+        grower.bytes_gained / grower.steps,
+        _evidence(grower, each),
+        _confidence(grower, owner),
+        _REMEDIES[kind],
+    )
+
+
+def _kind(grower: Grower) -> HolderKind:
+    if grower.graph > grower.bytes_gained / 2:
+        return "kept_graph"
+    return "kept_tensors" if grower.tensors and not grower.foreign else "growing_container"
+
+
+def _title(owner: Owner, grower: Grower, where: str | None) -> str:
+    place = f" {owner.place}" if owner.place else ""
+    at = f" ({where})" if where else ""
+    name = f"`{owner.expression}`" if owner.expression else "A container"
+    every = _every(grower)
+    is_steady = grower.is_steady
+    size = format_bytes(grower.bytes_gained / (grower.steps if is_steady else grower.rises))
+    size += " per step" if is_steady else " each time"
+    if grower.is_buffer:
+        return f"{name}{place}{at} is replaced by larger ones: {size}."
+    kind = owner.kind
+    if grower.containers > 1:
+        kind = f"{grower.containers} containers"
+    gains = f"{name}, {kind}{place}{at}, gains {_gain(grower)} {every}"
+    if grower.foreign:
+        return (
+            f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "
+            f"{size}."
+        )
+    if grower.graph > grower.bytes_gained / 2:
+        return f"{gains}. They keep autograd graphs alive ({size})."
+    return f"{gains}. That keeps {size}."
+
+
+def _gain(grower: Grower) -> str:
+    count = round(grower.gained / (grower.steps if grower.is_steady else grower.rises))
+    if not count:  # less often than at each step
+        return f"{grower.gained:,} {'tensors' if _is_tensor(grower) else 'elements'}"
+    if count == 1:
+        return "one element" if not _is_tensor(grower) else "one tensor"
+    return f"{count:,} {'tensors' if _is_tensor(grower) else 'elements'}"
+
+
+def _is_tensor(grower: Grower) -> bool:
+    return grower.tensors == 1 and not grower.foreign
+
+
+def _every(grower: Grower) -> str:
+    steps = round(grower.every)
+    if grower.is_steady:
+        often = grower.gained >= grower.steps / 2
+        return "per step" if often else f"in {grower.steps:,} steps"
+    if not steps:
+        return "when memory rises"
+    return "at each step" if steps == 1 else f"every {steps:,} steps"
+
+
+def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
+    times = "one rise" if grower.rises == 1 else f"each of {grower.rises} rises"
+    often = f" ({_every(grower)})" if grower.every else ""
+    found = [f"memory rose by {format_bytes(each)} at {times}{often}"]
+    if grower.is_steady:
+        found = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
+    if grower.is_buffer:
+        return (*found, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
+    held = f"{grower.gained} more elements after {grower.steps} steps"
+    if grower.foreign:
+        found.append(f"{held}; no other container that grew meanwhile explains the memory")
+    else:
+        found.append(f"{held}, which hold {format_bytes(grower.bytes_gained)}")
+    if not grower.foreign and grower.tensors > 1:
+        found.append(f"an element has {grower.tensors:,.0f} tensors")
+    return tuple(found)
+
+
+def _confidence(grower: Grower, owner: Owner) -> Confidence:
+    if grower.readings < 2:  # noqa: PLR2004 - seen one time
+        return "low"
+    sure = grower.readings >= _SURE and abs(grower.explained - 1) <= _WITHIN
+    return "high" if sure and owner.root.name and not grower.foreign else "medium"

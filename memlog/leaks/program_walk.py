@@ -1,0 +1,295 @@
+"""Lengths of the program's own containers, from a walk that begins at its variables.
+
+The walk begins at the variables of running functions and of the program's modules, and goes through
+instances, containers, closures and default arguments. Unlike ``gc.get_objects``, it needs no look at the
+objects of libraries, and finds dictionaries that hold only numbers and strings.
+
+The walk goes on in slices. Between two slices it keeps numbers and names, and no object of the program.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from memlog._internal.frame_locals import local_variables
+from memlog._internal.inert_access import (
+    bases,
+    class_namespace,
+    container_kind,
+    container_length,
+    instance_dict,
+    is_kind,
+    module_file,
+    module_namespace,
+)
+from memlog.leaks.live_tensors import tensor_storage
+from memlog.leaks.variable_paths import Path, Start, identity_of, path_to, running_frames
+from memlog.tracer.attribution.calling_lines import CallingLines
+
+_SLICE: Final = 0.003
+"""Processor seconds after which a slice ends, when the walk from a variable has ended."""
+_LONGEST: Final = 0.05
+"""Maximum processor seconds of the walk from one variable. Objects that are farther away are not visited."""
+_MAX_VISITED: Final = 400_000
+"""Maximum number of visited objects of a walk."""
+_MAX_LENGTHS: Final = 200_000
+_MAX_DEPTH: Final = 12
+_ENDS: Final = 128
+"""Number of elements at each end of a container that are visited."""
+_CHECKED: Final = 64
+"""Number of objects between two looks at the clock."""
+_ATOMS: Final = (
+    int, float, complex, str, bytes, type(None), torch.dtype, torch.device, CodeType, ModuleType, FrameType,
+    BuiltinFunctionType, MappingProxyType, GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType,
+    WrapperDescriptorType,
+)  # fmt: skip
+"""Types of objects that hold no container of the program."""
+_BUFFERS: Final = "buffer"
+_OTHERS: Final = "other"
+
+Lengths = dict[object, int]
+"""Length of each container by its identity, and by its slot: the owner's identity, the place, and the kind.
+
+The slot finds a container that the program replaces. Tensors and arrays, in bytes, are found by it alone.
+"""
+_Link = tuple[Any, Any]
+
+
+class Grown(NamedTuple):
+    """A container that is longer than in an earlier walk, or a tensor or an array that is larger."""
+
+    path: Path
+    before: int
+    now: int
+
+
+class ProgramWalk:
+    """One walk. Without ``before``, record `lengths`; with it, compare, and record what has `grown`.
+
+    ``lines`` tells which source files are the program's. It remembers them for later walks.
+
+    Attributes:
+        lengths: Lengths of the containers, if there are none to compare with.
+        grown: Containers that are longer than in ``before``.
+        seconds: Processor time of the slices so far.
+        longest: Processor time of the longest slice.
+    """
+
+    def __init__(self, lines: CallingLines, before: Lengths | None = None) -> None:
+        self._before = before
+        self.lengths: Lengths = {}
+        self.grown: list[Grown] = []
+        self.seconds = self.longest = 0.0
+        self._seen: set[int] = set()
+        self._kinds: dict[int, tuple[type, object]] = {}
+        self._lines = lines
+        self._visited = 0
+        self._began = 0.0
+        self._slices = self._walk()
+
+    def go_on(self) -> bool:
+        """Do the next slice of the walk. Return True if the walk has ended."""
+        self._began = time.thread_time()
+        has_ended = next(self._slices, self) is self
+        spent = time.thread_time() - self._began
+        self.seconds += spent
+        self.longest = max(self.longest, spent)
+        return has_ended
+
+    def _walk(self) -> Iterator[None]:
+        for read in self._scopes():
+            variables = read()
+            for start in sorted(variables, key=lambda one: type(variables[one]) is FunctionType):
+                if time.thread_time() > self._began + _SLICE:
+                    variables = {}  # nothing of the program is kept between slices
+                    yield
+                    variables = read()
+                if self._visited < _MAX_VISITED:
+                    self._visit(start, variables.get(start))
+            variables = {}
+
+    def _scopes(self) -> Iterator[Callable[[], dict[Start, Any]]]:
+        """Yield functions that read variables: of the program first, because its names are preferred."""
+        codes = dict.fromkeys(identity_of(frame.f_code) for frame in running_frames())
+        own = [code for code in codes if self._lines.is_program(code[1])]
+        for code in own:
+            yield lambda code=code: _locals(code)  # type: ignore[misc] # the default binds the loop's value
+        for name in list(sys.modules):
+            if type(name) is str and (name == "__main__" or self._is_program_module(name)):
+                yield lambda name=name: _globals(name)  # type: ignore[misc] # likewise
+        for code in codes.keys() - set(own):
+            yield lambda code=code: _locals(code)  # type: ignore[misc] # likewise
+
+    def _is_program_module(self, name: object) -> bool:
+        file = module_file(name)
+        return bool(file) and self._lines.is_program(file)
+
+    def _visit(self, start: Start, value: Any) -> None:
+        """Visit the objects to which a variable leads, the nearest first."""
+        late = time.thread_time() + _LONGEST
+        first = self._take(value, start, None, start)
+        waiting: deque[tuple[_Link, int]] = deque([((value, None), 0)] if first else [])
+        checked = 0
+        while waiting:
+            link, depth = waiting.popleft()
+            for place, child in enumerate(self._children(link[0])):
+                checked += 1
+                if checked % _CHECKED == 0 and time.thread_time() > late:
+                    return
+                if self._take(child, (id(link[0]), place), link, start) and depth < _MAX_DEPTH:
+                    waiting.append(((child, link), depth + 1))
+
+    def _take(self, one: Any, slot: object, above: _Link | None, start: Start) -> bool:
+        """Record an object's length. Return True if the objects to which it refers are visited, too."""
+        kind = self._kind_of(type(one))
+        if kind is None or id(one) in self._seen:
+            return False
+        if is_kind(one, type) and not self._is_program_module(
+            class_namespace(one).get("__module__")
+        ):
+            return False
+        self._seen.add(id(one))
+        self._visited += 1
+        if kind is _OTHERS:
+            return True
+        is_buffer = kind is _BUFFERS
+        length = buffer_bytes(one) if is_buffer else container_length(one, kind)  # type: ignore[arg-type]
+        slot = slot, id(kind)
+        keys = (slot,) if is_buffer else (id(one), slot)
+        if self._before is None:
+            if len(self.lengths) < _MAX_LENGTHS:
+                self.lengths.update(dict.fromkeys(keys, length))
+        else:
+            before = next((self._before[key] for key in keys if key in self._before), None)
+            if before is not None and length > before and not _is_left_out(one, above):
+                path = path_to(start, _objects((one, above)))
+                if path is not None:
+                    self.grown.append(Grown(path, before, length))
+        return not is_buffer
+
+    def _kind_of(self, kind: type) -> object:
+        """Return `_BUFFERS`, `_OTHERS`, or the type from `CONTAINERS`; ``None``: holds no container."""
+        known = self._kinds.get(id(kind))
+        if known is None:
+            known = self._kinds[id(kind)] = kind, _kind_of(kind)
+        return known[1]
+
+    def _children(self, one: Any) -> list[Any]:
+        base = container_kind(type(one))
+        if base is not None or is_kind(one, tuple):
+            return _ends(one, base or tuple)
+        if type(one) is FunctionType:
+            cells = [value for cell in one.__closure__ or () for value in gc.get_referents(cell)]
+            own = [each for each in gc.get_referents(one) if type(each) is dict]
+            own = [
+                each for each in own if each is not one.__globals__ and "__builtins__" not in each
+            ]
+            return [*cells, *(one.__defaults__ or ()), *own]
+        if is_kind(one, type):
+            return list(class_namespace(one).values())
+        return gc.get_referents(one)
+
+
+def buffer_bytes(one: Any) -> int:
+    """Return the bytes of a tensor's storage, or of an array; 0 if unknown."""
+    if is_kind(one, torch.Tensor):
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                storage = tensor_storage(one)
+                return 0 if storage is None else int(storage.nbytes())
+        except RuntimeError:  # the size can be symbolic
+            return 0
+    if is_kind(one, bytearray):
+        return bytearray.__len__(one)
+    array = _array_type()
+    return int(array.nbytes.__get__(one)) if array is not None and is_kind(one, array) else 0
+
+
+def is_buffer(kind: type) -> bool:
+    """Return True for tensors, arrays and bytearrays."""
+    array = _array_type()
+    return any(
+        base is torch.Tensor or base is bytearray or (array is not None and base is array)
+        for base in bases(kind)
+    )
+
+
+def _array_type() -> Any:
+    return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def _kind_of(kind: type) -> object:
+    if any(base is atom for base in bases(kind) for atom in _ATOMS):
+        return None
+    module = class_namespace(kind).get("__module__")
+    if type(module) is str and module.partition(".")[0] == "memlog":
+        return None
+    if is_buffer(kind):
+        return _BUFFERS
+    return container_kind(kind) or _OTHERS
+
+
+def _is_left_out(one: Any, above: _Link | None) -> bool:
+    """Return True for a container with a limit, and for a dictionary of attributes."""
+    if is_kind(one, deque):
+        return deque.maxlen.__get__(one) is not None
+    return above is not None and instance_dict(above[0]) is one
+
+
+def _ends(one: Any, base: type) -> list[Any]:
+    """Return the elements at both ends of a container; values of a dictionary."""
+    try:
+        values: Any = dict.values(one) if base is dict else one
+        forward = iter(values) if base is dict else base.__iter__(one)  # type: ignore[attr-defined]
+        if base.__len__(one) <= 2 * _ENDS:  # type: ignore[attr-defined]
+            return list(forward)
+        found = list(itertools.islice(forward, _ENDS))
+        if base is dict:
+            found += itertools.islice(reversed(values), _ENDS)
+        elif base is list or base is tuple:
+            found += base.__getitem__(one, slice(-_ENDS, None))
+        elif base is deque:
+            found += itertools.islice(deque.__reversed__(one), _ENDS)
+    except RuntimeError:  # another thread has changed the container meanwhile
+        return []
+    return found
+
+
+def _objects(link: _Link | None) -> list[Any]:
+    found = []
+    while link is not None:
+        found.append(link[0])
+        link = link[1]
+    return found[::-1]
+
+
+def _locals(code: tuple[str, str, int]) -> dict[Start, Any]:
+    for frame in running_frames():
+        if identity_of(frame.f_code) == code:
+            return {Start(name, "", code): one for name, one in local_variables(frame).items()}
+    return {}
+
+
+def _globals(name: str) -> dict[Start, Any]:
+    found = list(module_namespace(name).items())
+    return {Start(key, name): one for key, one in found if type(key) is str}

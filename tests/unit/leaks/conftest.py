@@ -1,0 +1,24 @@
+"""Fixtures of the tests about what holds memory."""
+
+from __future__ import annotations
+
+from types import FrameType
+
+import pytest
+
+from memlog.leaks import program_walk, variable_paths
+
+
+@pytest.fixture
+def only_this_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let walks begin at this test file's variables alone: those of pytest lead to all of its objects."""
+    frames, file, name = variable_paths.running_frames, str(request.path), request.module.__name__
+
+    def own() -> list[FrameType]:
+        return [one for one in frames() if one.f_code.co_filename == file]
+
+    monkeypatch.setattr(variable_paths, "running_frames", own)
+    monkeypatch.setattr(program_walk, "running_frames", own)
+    monkeypatch.setattr(
+        program_walk.ProgramWalk, "_is_program_module", lambda _, module: module == name
+    )

@@ -1,0 +1,125 @@
+"""When a container that grows at each rise is told as a suspect, and when it is reported."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import HOST_ANON, Batch, Event, Finding, Inquiry
+from memlog.growth.suspicion import Suspicion
+from memlog.leaks.inquiry import GrowthInquiry
+
+pytestmark = pytest.mark.usefixtures("only_this_file")
+
+MIB = 2**20
+EVERY = 30
+
+
+class Training:
+    """A training that keeps tensors at each evaluation, and whose process grows by their bytes."""
+
+    def __init__(self, rise: int = 10) -> None:
+        self.events: list[Event] = []
+        self.inquiry = GrowthInquiry(
+            self.events.append, Diagnostics(), lambda: False, time.monotonic()
+        )
+        self.kept: list[Any] = []
+        self.rise = rise
+        self.step = 0
+        self.level = 500 * MIB
+
+    def evaluate(self, count: int, *, limit: int | None = None) -> None:
+        """Train up to the step after ``count`` more evaluations. Keep the ``limit`` newest tensors."""
+        end = (self.step // EVERY + count) * EVERY + 5
+        while self.step < end:
+            self.step += 1
+            if self.step % EVERY == 0:
+                self.level += self.rise * MIB
+                self.kept.append(torch.empty(10 * MIB // 4))
+                del self.kept[: -(limit or len(self.kept))]
+            batch = Batch(0, self.step, None, None, None, rss_anon=self.level)
+            self.inquiry.after_step(self.step, batch)
+
+    def growth(self) -> Suspicion:
+        rate = self.rise * MIB / EVERY
+        return Suspicion(HOST_ANON, 0, rate, 0.9 * rate, 1.1 * rate, self.level, None, self.step)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [event for event in self.events if isinstance(event, Finding)]
+
+    @property
+    def suspects(self) -> list[str]:
+        newest = [event for event in self.events if isinstance(event, Inquiry)][-1:]
+        return [one.title for event in newest for one in event.suspects]
+
+
+def test_a_holder_is_a_suspect_at_the_second_rise_and_reported_at_the_fourth() -> None:
+    training = Training()
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(1)
+    assert training.suspects == []
+    training.evaluate(1)
+    [suspect] = training.suspects
+    assert "training.kept" in suspect
+    training.evaluate(1)
+    assert training.findings == []
+    training.evaluate(1)
+    [found] = training.findings
+    assert found.title == suspect
+    assert (found.kind, found.memory, found.confidence) == ("kept_tensors", "host", "medium")
+    assert found.rate == pytest.approx(10 * MIB / EVERY, rel=0.1)
+    assert training.suspects == []
+    training.evaluate(5)
+    assert training.findings == [found]
+
+
+def test_confirmed_growth_has_the_holder_for_a_cause_after_two_rises() -> None:
+    training = Training()
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(2)
+    training.inquiry.suspected(training.growth())
+    assert not training.inquiry.searching  # the costly search is not needed
+    training.inquiry.confirmed(training.growth())
+    [found] = training.findings
+    assert "training.kept" in found.title
+    assert found.since_step == 0
+
+
+def test_growth_that_was_reported_without_a_cause_gets_one_later() -> None:
+    training = Training()
+    training.evaluate(4)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.inquiry.confirmed(training.growth())
+    assert [found.kind for found in training.findings] == ["growth"]
+    training.evaluate(2)
+    assert [found.kind for found in training.findings] == ["growth", "kept_tensors"]
+
+
+def test_a_search_for_holders_waits_for_some_rises_if_memory_rises_in_stairs() -> None:
+    training = Training()
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.inquiry.suspected(training.growth())
+    assert not training.inquiry.searching
+    training.kept = []  # what grows is none of the containers that the walk has seen
+    training.evaluate(2, limit=1)
+    assert not training.inquiry.searching
+    training.evaluate(1, limit=1)
+    assert training.inquiry.searching
+    training.inquiry.finish()
+
+
+def test_a_container_that_keeps_the_last_few_is_not_reported() -> None:
+    training = Training()
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(12, limit=5)
+    assert training.findings == []
+    assert training.suspects == []

@@ -1,0 +1,350 @@
+"""Containers that grow whenever memory rises: the walk, the paths of names, the weight, and what is named."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from memlog.leaks import periodic_search
+from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.holders import Holder
+from memlog.leaks.periodic_search import PeriodicSearch
+from memlog.leaks.periodic_text import holder_of_growth
+from memlog.leaks.program_walk import ProgramWalk
+from memlog.leaks.variable_paths import follow
+from memlog.tracer.attribution.calling_lines import CallingLines
+
+MIB = 2**20
+EVERY = 30
+
+
+pytestmark = pytest.mark.usefixtures("only_this_file")
+
+
+def tensor() -> torch.Tensor:
+    return torch.empty(MIB // 4)
+
+
+class Memory:
+    """Level of the process's memory, as the program and the tests set it."""
+
+    def __init__(self) -> None:
+        self.level = 500 * MIB
+
+    def take(self, count: int = 10) -> list[torch.Tensor]:
+        self.level += count * MIB
+        return [tensor() for _ in range(count)]
+
+
+def named(
+    evaluate: Callable[[int], object], memory: Memory, steps: int = 200, every: int = EVERY
+) -> list[tuple[int, list[Holder]]]:
+    """Train, evaluate every 30 steps, and return what is named after each rise."""
+    search = PeriodicSearch(2 * MIB)
+    found = []
+    for step in range(steps):
+        if step % every == every - 1:
+            evaluate(step)
+        growers = search.step_ended(step, memory.level)
+        if growers is not None:
+            found.append((step, [holder_of_growth(one) for one in growers]))
+            del growers
+    return found
+
+
+def only(found: list[tuple[int, list[Holder]]]) -> Holder:
+    """Return the holder that is named last, if it is the only one, at each rise from the first on."""
+    assert [len(holders) for _, holders in found][1:] == [1] * (len(found) - 1)
+    [holder] = found[-1][1]
+    return holder
+
+
+@dataclass
+class State:
+    kept: list[Any] = field(default_factory=list)
+
+
+class Slots:
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+
+class Log:
+    kept: list[Any] = []  # noqa: RUF012 - as programs have it
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.metric = State()
+
+
+GLOBAL: list[Any] = []
+
+
+def test_a_list_is_named_at_the_first_rise_and_again_at_each() -> None:
+    memory, history = Memory(), []
+    found = named(lambda _: history.extend(memory.take()), memory)
+    assert found[0][0] < 2 * EVERY
+    holder = only(found)
+    assert (holder.kind, holder.confidence) == ("kept_tensors", "high")
+    assert "`history`, a list in `test_a_list_is_named" in holder.title
+    assert "gains 10 tensors every 30 steps. That keeps 10.0 MiB each time." in holder.title
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.05)
+    assert (holder.where or "").startswith("test_periodic_search.py:")
+    assert "memory rose by 10.0 MiB at each of" in holder.evidence[0]
+
+
+def test_what_is_kept_in_other_places_is_named() -> None:
+    def of(evaluate: Callable[[int], object]) -> str:
+        return only(named(evaluate, memory)).title.partition(",")[0].strip("`")
+
+    memory, by_step, recent = Memory(), dict[int, Any](), collections.deque[Any]()
+    assert of(lambda step: by_step.update({step: memory.take()})) == "by_step"
+    assert of(lambda _: recent.append(memory.take())) == "recent"
+    trainer, slots, module = Trainer(), Slots(), torch.nn.Linear(2, 2)
+    assert of(lambda _: trainer.metric.kept.append(memory.take())) == "trainer.metric.kept"
+    assert of(lambda _: slots.kept.append(memory.take())) == "slots.kept"
+    assert of(lambda _: Log.kept.append(memory.take())) == "Log.kept"
+    assert of(lambda _: GLOBAL.append(memory.take())) == "GLOBAL"
+    module.kept = []  # type: ignore[assignment]
+    assert of(lambda _: module.kept.append(memory.take())) == "module.kept"  # type: ignore[operator, union-attr]
+
+    def collector() -> Iterator[None]:
+        seen = []
+        while True:
+            yield
+            seen.append(memory.take())
+
+    running = collector()
+    next(running)
+    assert of(lambda _: next(running)) == "seen of running"
+
+    def made() -> Callable[[int], object]:
+        inside: list[Any] = []
+        return lambda _: inside.append(memory.take())
+
+    function = made()
+    assert of(function) == "inside of <lambda>()"
+
+
+def test_a_variable_of_another_thread_is_named() -> None:
+    memory, waiting = Memory(), queue.Queue[Any]()
+
+    def write() -> None:
+        written = []
+        while (one := waiting.get()) is not None:
+            written.append(one)
+            one = None
+            waiting.task_done()
+
+    def evaluate(_: int) -> None:
+        waiting.put(memory.take())
+        waiting.join()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        holder = only(named(evaluate, memory))
+    finally:
+        waiting.put(None)
+        thread.join()
+    assert "`written`, a list in `write()`" in holder.title
+
+
+def test_lists_in_a_container_are_counted_together() -> None:
+    memory, by_key = Memory(), {key: list[Any]() for key in "abcde"}
+    holder = only(named(lambda _: [one.extend(memory.take(2)) for one in by_key.values()], memory))
+    assert "5 containers" in holder.title
+    assert "gains 10 tensors every 30 steps" in holder.title
+
+
+def test_a_list_that_is_replaced_by_a_longer_one_is_named() -> None:
+    memory, trainer = Memory(), Trainer()
+
+    def evaluate(_: int) -> None:
+        trainer.metric.kept = [*trainer.metric.kept, memory.take()]
+
+    assert "trainer.metric.kept" in only(named(evaluate, memory)).title
+
+
+def test_kept_graphs_are_told_from_kept_tensors() -> None:
+    memory, losses = Memory(), []
+    weight = torch.ones(MIB // 4, requires_grad=True)
+
+    def evaluate(_: int) -> None:
+        loss = weight
+        for _ in range(10):
+            loss = loss.exp()
+        memory.level += 10 * MIB
+        losses.append(loss.sum())
+
+    holder = only(named(evaluate, memory))
+    assert holder.kind == "kept_graph"
+    assert ".detach()" in (holder.remedy or "")
+
+
+class Foreign:
+    """An object that refers to one of a C library."""
+
+    def __init__(self) -> None:
+        self.image = Image.new("L", (1, 1))
+
+
+def test_objects_whose_memory_python_does_not_see_are_named_by_elimination() -> None:
+    memory, decoded, names = Memory(), [], []
+
+    def evaluate(step: int) -> None:
+        memory.level += 10 * MIB
+        decoded.append(Foreign())
+        names.append(str(step))
+
+    holder = only(named(evaluate, memory))
+    assert holder.title.startswith("`decoded`, a list")
+    assert "whose memory is outside Python" in holder.title
+    assert holder.confidence == "medium"
+
+
+def test_two_containers_with_foreign_objects_are_not_named() -> None:
+    memory, decoded, others = Memory(), [], []
+
+    def evaluate(_: int) -> None:
+        memory.level += 10 * MIB
+        decoded.append(Foreign())
+        others.append(Foreign())
+
+    assert not any(holders for _, holders in named(evaluate, memory))
+
+
+def test_two_containers_with_the_same_tensors_are_not_named() -> None:
+    memory, history, again = Memory(), [], []
+
+    def evaluate(_: int) -> None:
+        taken = memory.take()
+        history.extend(taken)
+        again.extend(taken)
+
+    assert not any(holders for _, holders in named(evaluate, memory))
+
+
+def test_bounded_containers_are_named_no_more_when_they_are_full() -> None:
+    memory, ring, cache = Memory(), collections.deque[Any](maxlen=3), dict[int, Any]()
+    other: list[Any] = []
+
+    def evaluate(step: int) -> None:
+        ring.append(memory.take())
+        memory.level += 5 * MIB
+        if len(cache) < 2:
+            cache[step] = memory.take(1)
+        other.append(float(step))
+
+    found = named(evaluate, memory, steps=400)
+    assert len(found) > 5
+    assert not any(holders for _, holders in found)
+    last: list[Any] = []
+
+    def keep_three(_: int) -> None:
+        last.append(memory.take())
+        del last[:-3]
+
+    found = named(keep_three, memory, steps=400)
+    assert not any(holders for _, holders in found[5:])  # a rise later than the last that it gained
+
+
+def test_levels_that_do_not_rise_name_nothing() -> None:
+    history: list[Any] = []
+    assert named(lambda _: history.extend([tensor()]), Memory()) == []
+
+
+def test_nothing_of_the_program_is_kept_alive() -> None:
+    memory, history = Memory(), [tensor()]
+    search = PeriodicSearch(2 * MIB)
+    for step in range(100):
+        if step % EVERY == EVERY - 1:
+            history.extend(memory.take())
+        search.step_ended(step, memory.level)
+    alive = [weakref.ref(one) for one in history]
+    gc.disable()
+    history.clear()
+    try:
+        assert all(one() is None for one in alive)
+    finally:
+        gc.enable()
+
+
+class Hostile(list[Any]):
+    """A list whose methods must not run."""
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_methods_of_the_program_are_not_called() -> None:
+    memory, hostile = Memory(), Hostile()
+    holder = only(named(lambda _: list.extend(hostile, memory.take()), memory))
+    assert "`hostile`, a Hostile" in holder.title
+
+
+def test_a_search_ends_after_a_limited_number_of_steps() -> None:
+    search = PeriodicSearch(2 * MIB)
+    for step in range(periodic_search._MAX_STEPS + 2):
+        search.step_ended(step, 500 * MIB)
+    assert search.has_ended
+
+
+def test_a_container_that_grows_every_500_steps_is_followed_for_longer() -> None:
+    memory, history = Memory(), list[Any]()
+    found = named(lambda _: history.extend(memory.take()), memory, steps=3_000, every=500)
+    assert found[-1][0] > periodic_search._MAX_STEPS + 500
+    assert "every 500 steps" in only(found).title
+
+
+def test_a_path_leads_to_the_object_again() -> None:
+    trainer = Trainer()
+    trainer.metric.kept.append(1)
+    first = ProgramWalk(CallingLines())
+    while not first.go_on():
+        pass
+    trainer.metric.kept.append(2)
+    second = ProgramWalk(CallingLines(), first.lengths)
+    while not second.go_on():
+        pass
+    [grown] = [one for one in second.grown if one.path.start.name == "trainer"]
+    assert (grown.before, grown.now) == (1, 2)
+    chain = follow(grown.path)
+    assert chain is not None
+    assert chain.objects[-1] is trainer.metric.kept
+    del trainer.metric.kept
+    assert follow(grown.path) is None
+
+
+def test_an_element_weighs_what_it_does_not_share() -> None:
+    base = torch.empty(2 * MIB)
+    weight = ElementWeight()
+    weight.add([[base[:10]]])
+    weight.forget_counts()
+    weight.add([[base[10:20], tensor()]])
+    assert weight.own == pytest.approx(MIB, rel=0.05)
+    assert weight.tensors == 2
