@@ -1,7 +1,7 @@
 """Inquiry into memory that rises again and again, such as at each evaluation: its search and its findings.
 
 `memlog.leaks.holder_search` watches what ten steps in a row keep. This inquiry stands beside it: it goes on
-for many steps, and finds containers that grow every 1 to 500 steps.
+for many steps, and finds containers that grow every 1 to some hundred steps.
 """
 
 from __future__ import annotations
