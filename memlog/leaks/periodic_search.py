@@ -21,7 +21,7 @@ from memlog._internal.inert_access import container_base, container_length
 from memlog.leaks.containers import newest_elements
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.owner_chain import Chain
-from memlog.leaks.program_walk import Lengths, ProgramWalk, buffer_bytes, is_buffer
+from memlog.leaks.program_walk import Lengths, ProgramWalk
 from memlog.leaks.variable_paths import Path, follow
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -60,7 +60,7 @@ _OUTSIDE: Final = 0.3
 
 
 class RiseReading(NamedTuple):
-    """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
+    """Length of a candidate, and level of the memory, after a rise.
 
     ``rise`` is the first step of the rise, ``step`` that of the reading.
     """
@@ -76,7 +76,7 @@ class Grower(NamedTuple):
 
     Attributes:
         chain: Objects from the variable to the container.
-        gained: Elements that it gained over ``rises`` rises; bytes for a tensor or an array.
+        gained: Elements that it gained over ``rises`` rises.
         rises: Number of rises over which it was measured.
         steps: Number of steps over which it was measured.
         every: Usual number of steps from rise to rise; 0 if there was only one.
@@ -86,7 +86,6 @@ class Grower(NamedTuple):
         tensors: Number of tensors in an element.
         foreign: Class of the objects whose memory Python does not see, if these explain the growth; or empty.
         readings: Number of rises at which it was longer than before.
-        is_buffer: True for a tensor or an array that is replaced by a larger one.
         is_element: True for an element of another container.
         is_steady: True if memory grows steadily, not in stairs.
         containers: Number of containers that are counted together.
@@ -103,7 +102,6 @@ class Grower(NamedTuple):
     tensors: float
     foreign: str
     readings: int
-    is_buffer: bool
     is_element: bool
     is_steady: bool = False
     containers: int = 1
@@ -290,9 +288,7 @@ class PeriodicSearch:
 
 def _newest_of(container: Any) -> Any:
     base = container_base(container)
-    found = (
-        [] if base is None or is_buffer(type(container)) else newest_elements(container, base, 1)
-    )
+    found = [] if base is None else newest_elements(container, base, 1)
     value = found[0] if found else None
     if base is dict and value is not None:
         value = value[1]
@@ -300,8 +296,6 @@ def _newest_of(container: Any) -> Any:
 
 
 def _length(one: Any) -> int:
-    if is_buffer(type(one)):
-        return buffer_bytes(one)
     base = container_base(one)
     return -1 if base is None else container_length(one, base)
 
@@ -323,14 +317,10 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
     # Once it may be late, if another thread adds the elements.
     if not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen):
         return None  # it may be full, or memory rises without it
-    own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
-    if not is_buffer(type(container)):
-        weight = _weight(container, gained)
-        if weight is None:
-            return None
-        own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
-        tensors = weight.tensors / weight.elements
-        foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
+    weight = _weight(container, gained)
+    if weight is None:
+        return None
+    own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
     return Grower(
         chain=chain,
         gained=gained,
@@ -340,10 +330,9 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
         bytes_gained=own + graph,
         growth=growth,
         graph=graph,
-        tensors=tensors,
-        foreign=foreign,
+        tensors=weight.tensors / weight.elements,
+        foreign=weight.foreign.most_common(1)[0][0] if weight.foreign else "",
         readings=sum(grew),
-        is_buffer=is_buffer(type(container)),
         is_element=bool(candidate.path.hops) and candidate.path.hops[-1][0] == "item",
     )
 

@@ -25,9 +25,8 @@ _REMEDIES: Final[dict[HolderKind, str]] = {
 def holder_of_growth(grower: Grower) -> Holder:
     """Return the description of a container that grows whenever memory rises."""
     container = grower.chain.objects[-1]
-    chain = grower.chain
-    if not grower.is_buffer:  # for `describe`, the last object is an element of the container
-        chain = chain._replace(objects=(*chain.objects, None))
+    # For `describe`, the last object is an element of the container.
+    chain = grower.chain._replace(objects=(*grower.chain.objects, None))
     owner = describe(chain, frozenset((id(container),)))
     kind = _kind(grower)
     added = addition(owner)
@@ -58,8 +57,6 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     is_steady = grower.is_steady
     size = format_bytes(grower.bytes_gained / (grower.steps if is_steady else grower.rises))
     size += " per step" if is_steady else " each time"
-    if grower.is_buffer:
-        return f"{name}{place}{at} is replaced by larger ones: {size}."
     kind = owner.kind
     if grower.containers > 1:
         kind = f"{grower.containers} containers"
@@ -103,8 +100,6 @@ def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
     found = [f"memory rose by {format_bytes(each)} at {times}{often}"]
     if grower.is_steady:
         found = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
-    if grower.is_buffer:
-        return (*found, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
     held = f"{grower.gained} more elements after {grower.steps} steps"
     if grower.foreign:
         found.append(f"{held}; no other container that grew meanwhile explains the memory")
