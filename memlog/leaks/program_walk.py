@@ -235,7 +235,15 @@ def _kind_of(kind: type) -> object:
 
 
 def _is_left_out(one: Any, above: _Link | None) -> bool:
-    """Return True for a container with a limit, and for a dictionary of attributes."""
+    """Return True for a container with a limit, a dictionary of attributes, and an optimizer's state.
+
+    The state grows as more layers are trained.
+    """
+    link = above
+    while link is not None:
+        if is_kind(link[0], torch.optim.Optimizer):
+            return True
+        link = link[1]
     if is_kind(one, deque):
         return deque.maxlen.__get__(one) is not None
     return above is not None and instance_dict(above[0]) is one
