@@ -26,9 +26,9 @@ _EVEN = 0.3
 _FAST_BLOCKS = 3
 """Number of blocks that are enough if the level rises by the least rise from each to the next."""
 
-_HOST_LEAST = 4 * 1024**2
-_DEVICE_LEAST = 1024**2
-"""Smallest rises of a device's memory, and `_HOST_LEAST` of the process's memory, that count."""
+HOST_LEAST = 4 * 1024**2
+DEVICE_LEAST = 1024**2
+"""Smallest rises of a device's memory, and `HOST_LEAST` of the process's memory, that count."""
 
 
 class Rise(NamedTuple):
@@ -84,13 +84,13 @@ class EarlyRises:
     def take(self, event: Batch) -> tuple[str, Rise] | None:
         """Take a step. Return the name of a series that rises evenly, and its rise."""
         if event.rss_anon is not None:
-            found = self._take(HOST_ANON, event.step, event.rss_anon, _HOST_LEAST)
+            found = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)
             if found is not None:
                 return found
         for device in event.devices:
             if device.allocated is not None:
                 name = device.name + ALLOCATED
-                found = self._take(name, event.step, device.allocated, _DEVICE_LEAST)
+                found = self._take(name, event.step, device.allocated, DEVICE_LEAST)
                 if found is not None:
                     return found
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from memlog.events import ALLOCATED, HOST_ANON, Batch
-from memlog.facts.early_rise import Rise
+from memlog.facts.early_rise import DEVICE_LEAST, HOST_LEAST, Rise
 
 _WARM_UP = 5
 """Number of first levels that do not count."""
@@ -27,9 +27,6 @@ _ALIKE = 1.6
 _AGAIN = 1_500
 """Number of steps after a sign before another one. A search takes at most so many."""
 _MAX_SIGNS = 3
-_HOST_LEAST = 4 * 1024**2
-_DEVICE_LEAST = 1024**2
-"""Smallest rises of a device's memory, and `_HOST_LEAST` of the process's memory, that count."""
 
 
 class RepeatedRise:
@@ -95,11 +92,11 @@ class RepeatedRises:
         """Take a step. Return the name of a series that rises repeatedly, and its rise per step."""
         found = None
         if event.rss_anon is not None:
-            found = self._take(HOST_ANON, event.step, event.rss_anon, _HOST_LEAST)
+            found = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)
         for device in event.devices:
             if device.allocated is not None:
                 name = device.name + ALLOCATED
-                found = self._take(name, event.step, device.allocated, _DEVICE_LEAST) or found
+                found = self._take(name, event.step, device.allocated, DEVICE_LEAST) or found
         return found
 
     def _take(self, name: str, step: int, level: int, least: int) -> tuple[str, Rise] | None:

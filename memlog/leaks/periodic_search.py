@@ -146,7 +146,7 @@ class PeriodicSearch:
         """First steps of the rises that came in several steps."""
         self.rises: list[tuple[int, int]] = []
         self.has_ended = False
-        self.seconds = self.longest = 0.0
+        self.seconds = 0.0
 
     def step_ended(self, step: int, level: int) -> list[Grower] | None:
         """Continue the search. Return the containers that explain the growth, the largest part first.
@@ -160,9 +160,7 @@ class PeriodicSearch:
         try:
             return self._go_on(step, level)
         finally:
-            spent = time.thread_time() - began
-            self.seconds += spent
-            self.longest = max(self.longest, spent)
+            self.seconds += time.thread_time() - began
 
     @property
     def is_stairs(self) -> bool:

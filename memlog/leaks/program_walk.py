@@ -89,15 +89,12 @@ class ProgramWalk:
     Attributes:
         lengths: Lengths of the containers, if there are none to compare with.
         grown: Containers that are longer than in ``before``.
-        seconds: Processor time of the slices so far.
-        longest: Processor time of the longest slice.
     """
 
     def __init__(self, lines: CallingLines, before: Lengths | None = None) -> None:
         self._before = before
         self.lengths: Lengths = {}
         self.grown: list[Grown] = []
-        self.seconds = self.longest = 0.0
         self._seen: set[int] = set()
         self._kinds: dict[int, tuple[type, object]] = {}
         self._lines = lines
@@ -108,11 +105,7 @@ class ProgramWalk:
     def go_on(self) -> bool:
         """Do the next slice of the walk. Return True if the walk has ended."""
         self._began = time.thread_time()
-        has_ended = next(self._slices, self) is self
-        spent = time.thread_time() - self._began
-        self.seconds += spent
-        self.longest = max(self.longest, spent)
-        return has_ended
+        return next(self._slices, self) is self
 
     def _walk(self) -> Iterator[None]:
         for read in self._scopes():
