@@ -60,11 +60,11 @@ class SegmentOutput:
         self._disk = Disk()
         self._queue: WriteQueue | None = None
         self._try_at, self._try_after = 0.0, TRY_AGAIN_S
-        self._unchecked = 0
+        self.unchecked = 0
         self._gone = False
         self._can_map = can_map(directory)
         self._file = self._created(header, is_first=True)
-        self._mapped: MappedFile | None = None
+        self.mapped: MappedFile | None = None
         """The file, if lines are written to it at once, and it is mapped."""
         self._find_mapped()
 
@@ -74,14 +74,7 @@ class SegmentOutput:
 
     def write(self, line: bytes, event: Event) -> None:
         """Write a line, whose event is ``event``."""
-        mapped = self._mapped
-        if mapped is not None and self._unchecked < CHECK_EVERY - 1:
-            self._unchecked += 1
-            try:
-                mapped.write(line, event)
-            except OSError as error:
-                self._lose(error, mapped, line, event)
-        elif mapped is not None:
+        if self.mapped is not None:
             self._write(line, event)
         elif self._queue is not None and not self._leaves(self._queue):
             self._queue.put(partial(self._write, line, event))
@@ -155,8 +148,8 @@ class SegmentOutput:
         self._on_switch()
 
     def _write(self, line: bytes, event: Event, put: Put = os.write) -> None:
-        self._unchecked += 1
-        if self._unchecked >= CHECK_EVERY or self._gone:
+        self.unchecked += 1
+        if self.unchecked >= CHECK_EVERY or self._gone:
             self._check_file()
         if self._gone:
             return
@@ -167,9 +160,9 @@ class SegmentOutput:
             else:
                 file.write(line, put)
         except OSError as error:
-            self._lose(error, file, line, event)
+            self.lose(error, file, line, event)
 
-    def _lose(
+    def lose(
         self, error: OSError, file: MappedFile | SegmentFile, line: bytes, event: Event
     ) -> None:
         """Count a line that could not be written to a file.
@@ -190,7 +183,7 @@ class SegmentOutput:
 
     def _check_file(self) -> None:
         """If the file was deleted, count the events since the last check as lost."""
-        unseen, self._unchecked = self._unchecked, 0
+        unseen, self.unchecked = self.unchecked, 0
         if not self._gone and self._file.is_there():
             return
         self._gone = True
@@ -215,7 +208,7 @@ class SegmentOutput:
 
     def _find_mapped(self) -> None:
         file, at_once = self._file, self._queue is None and not self._gone
-        self._mapped = file if at_once and isinstance(file, MappedFile) else None
+        self.mapped = file if at_once and isinstance(file, MappedFile) else None
 
     def _leaves(self, queue: WriteQueue) -> bool:
         """End an empty queue when the time has come to test the disk again.

@@ -13,7 +13,7 @@ from memlog.errors import UnwritableDirectoryError
 from memlog.events import Event
 from memlog.journal.backpressure import Backpressure
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role
-from memlog.journal.segment_output import SegmentOutput
+from memlog.journal.segment_output import CHECK_EVERY, SegmentOutput
 
 
 class JournalWriter:
@@ -89,7 +89,17 @@ class JournalWriter:
             seq, self._seq = self._seq, self._seq + 1
             line = self._encode(Record(seq, event)) + b"\n"
             self._size += len(line)
-            self._output.write(line, event)
+            output = self._output
+            mapped = output.mapped
+            if mapped is not None and output.unchecked < CHECK_EVERY - 1:
+                # What `SegmentOutput.write` does then, without a call.
+                output.unchecked += 1
+                try:
+                    mapped.write(line, event)
+                except OSError as error:
+                    output.lose(error, mapped, line, event)
+            else:
+                output.write(line, event)
             if self._size >= self._segment_bytes:
                 self._begin_segment(self._header)
             return seq

@@ -59,7 +59,11 @@ class HostProbe:
         self._memory = self._open()
 
     def read(self) -> HostReading:
-        """Read the resident set, its peak, and whether the peak was reached since the last call."""
+        """Read the resident set, its peak, and whether the peak was reached since the last call.
+
+        On Linux, this function does all of it without calls of Python functions: most of a step's time for
+        memlog is spent in code that is no longer in the processor's caches.
+        """
         if fork.generation != self._generation and self._memory is not None:
             # In a forked child, the descriptors still belong to the parent's files in `/proc`.
             self.close()
@@ -68,7 +72,20 @@ class HostProbe:
         if memory is None:
             return HostReading()
         try:
-            rss, mark = memory.read()
+            if memory.statm is None:
+                rss, mark = memory.read()
+            else:
+                _, resident, shared, _ = os.pread(memory.statm, 128, 0).split(b" ", 3)
+                rss, pages = int(resident) * _PAGE, int(shared)
+                memory.file_pages = pages
+                if not -_SHARED_CHANGED < pages - memory.pages_when_read < _SHARED_CHANGED:
+                    memory.read_shared()
+                # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous
+                # memory, mapped files and shared memory. `shared` counts mapped files and shared memory.
+                memory.rss_anon = rss - pages * _PAGE
+                mark = getrusage(RUSAGE_SELF).ru_maxrss * _KIB
+                if mark <= memory.inherited:
+                    mark = memory.status_figure(b"VmHWM")
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             # If another thread has ended the run meanwhile, the files are closed.
             if self._memory is not None:
@@ -110,11 +127,17 @@ class HostProbe:
 
 
 class _LinuxMemory:
-    """Reader for Linux: 1.4 µs for the resident set, 0.8 µs for its largest size so far (``ru_maxrss``).
+    """Files and last figures of a `HostProbe` on Linux.
 
     A process can inherit ``ru_maxrss`` from another program: by ``exec``, or by ``vfork`` (``subprocess``
     uses ``vfork``). ``VmHWM`` is never inherited, but reading ``VmHWM`` takes 8 µs. memlog reads ``VmHWM``
     only while ``ru_maxrss`` still has an inherited value.
+
+    Attributes:
+        statm: Descriptor of ``/proc/self/statm``.
+        inherited: The value of ``ru_maxrss`` that may be inherited, in bytes.
+        file_pages: Number of pages in mapped files and shared memory at the last reading.
+        pages_when_read: ``file_pages`` when ``RssShmem`` was read.
 
     Raises:
         OSError: ``/proc`` can't be read.
@@ -122,36 +145,27 @@ class _LinuxMemory:
 
     def __init__(self, proc: Path) -> None:
         self._kept: list[Descriptor] = []
-        self._pages = 0
-        """Number of pages in mapped files and shared memory at the last reading."""
+        self.file_pages = 0
+        self.pages_when_read = -_SHARED_CHANGED
         self.rss_anon: int | None = None
-        self._shared: int | None = None
-        """`_pages` when ``RssShmem`` was read."""
         self.rss_shared: int | None = None
-        self._statm = self._keep(proc / "self/statm")
+        self.statm = self._keep(proc / "self/statm")
         self._status = self._keep(proc / "self/status")
         # `ru_maxrss` is read before `VmHWM`. If the process grows between the two readings, `VmHWM` is the
         # higher one, and `ru_maxrss` does not look inherited.
         watermark = _max_rss()
-        own = self._status_figure(b"VmHWM")
-        self._inherited = watermark if own is None or watermark > own else 0
-
-    def read(self) -> tuple[int, int | None]:
-        _, resident, shared, _ = os.pread(self._statm, 128, 0).split(b" ", 3)
-        rss, pages = int(resident) * _PAGE, int(shared)
-        self._pages, before = pages, self._shared
-        if before is None or not -_SHARED_CHANGED < pages - before < _SHARED_CHANGED:
-            self._shared, self.rss_shared = pages, self._status_figure(b"RssShmem")
-        # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous memory, mapped
-        # files and shared memory. `shared` counts mapped files and shared memory.
-        self.rss_anon = rss - pages * _PAGE
-        mark = getrusage(RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
-        return rss, mark if mark > self._inherited else self._status_figure(b"VmHWM")
+        own = self.status_figure(b"VmHWM")
+        self.inherited = watermark if own is None or watermark > own else 0
 
     @property
     def rss_file(self) -> int | None:
         """Bytes in mapped files at the last reading; ``None`` if unknown."""
-        return None if self.rss_shared is None else max(self._pages * _PAGE - self.rss_shared, 0)
+        if self.rss_shared is None:
+            return None
+        return max(self.file_pages * _PAGE - self.rss_shared, 0)
+
+    def read_shared(self) -> None:
+        self.pages_when_read, self.rss_shared = self.file_pages, self.status_figure(b"RssShmem")
 
     def close(self) -> None:
         for descriptor in self._kept:
@@ -161,7 +175,7 @@ class _LinuxMemory:
         self._kept.append(Descriptor(os.open(path, os.O_RDONLY)))
         return self._kept[-1].number
 
-    def _status_figure(self, name: bytes) -> int | None:
+    def status_figure(self, name: bytes) -> int | None:
         """Return a figure of the process's status, in bytes; ``None`` if a sandboxed kernel lacks it."""
         # 16 KiB, because the line before the figure is long if the user is in many groups.
         status = os.pread(self._status, 16 * _KIB, 0)
@@ -172,7 +186,7 @@ class _LinuxMemory:
 class _PortableMemory:
     """Reader for macOS and other systems without ``/proc``. The kinds of memory stay unknown."""
 
-    rss_file = rss_anon = rss_shared = None
+    statm = rss_file = rss_anon = rss_shared = None
 
     def __init__(self) -> None:
         import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does not need it

@@ -155,7 +155,7 @@ def test_a_signal_handler_may_write_at_any_moment(tmp_path: Path) -> None:
 def test_a_signal_handler_may_begin_the_next_segment_before_a_write(tmp_path: Path) -> None:
     """The handler runs after the segment is chosen, when the write to it is entered."""
     journal = writer(tmp_path)
-    first = journal._output._mapped
+    first = journal._output.mapped
     assert first is not None
     write, switched = first.write, []
 

@@ -124,7 +124,7 @@ def test_never_closes_a_file_that_reuses_its_descriptor(
     health: Diagnostics, tmp_path: Path
 ) -> None:
     probe = HostProbe(health)
-    number = probe._memory._statm  # type: ignore[union-attr]
+    number = probe._memory.statm  # type: ignore[union-attr]
     with (tmp_path / "the user's").open("w") as users:
         os.dup2(users.fileno(), number)
     probe.close()
