@@ -6,6 +6,7 @@ for many steps, and finds containers that grow every 1 to some hundred steps.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -28,6 +29,8 @@ _STAIRS: Final = 3
 noticed as soon as it has reached the smallest rise that is a sign (`memlog.facts.repeated_rises`)."""
 _TRIED: Final = 3
 """Number of rises after which another search need not wait any longer for this one."""
+_PATIENCE: Final = 40
+"""As `_TRIED`, a number of steps, if memory grows steadily."""
 _MAX_SEARCHES: Final = 3
 _SPARSE: Final = 12
 """Steps. If memory rises less often than this, a search that watches a few steps in a row finds nothing."""
@@ -46,7 +49,10 @@ class PeriodicInquiry:
         self._lock = threading.Lock()
         self._search: PeriodicSearch | None = None
         self._searches = 0
-        self._is_paused = self._is_awaited = False
+        self._is_paused = False
+        self._steps = 0
+        self._patience: float = 0
+        """Number of steps for which another search waits for this one."""
         self.series = ""
         self.since = 0
         self.holders: tuple[Holder, ...] = ()
@@ -64,8 +70,13 @@ class PeriodicInquiry:
     def searching(self) -> bool:
         return self._search is not None
 
-    def begin(self, series: str, since: int, rise: float | None = None) -> None:
-        """Begin a search, unless there is one. ``rise`` is the usual rise in bytes; ``None``: unknown."""
+    def begin(
+        self, series: str, since: int, rise: float | None = None, *, is_first: bool = False
+    ) -> None:
+        """Begin a search, unless there is one. ``rise`` is the usual rise in bytes; ``None``: unknown.
+
+        ``is_first`` is true if no other search has looked for the cause. Another one then waits for a while.
+        """
         if self._search is not None or self._searches >= _MAX_SEARCHES or self.holders:
             return
         if "torch" not in sys.modules:
@@ -76,7 +87,8 @@ class PeriodicInquiry:
         least = _DEVICE_LEAST if series.endswith(ALLOCATED) else _HOST_LEAST
         self.series, self.since = series, since
         self._is_paused = False
-        self._is_awaited = rise is not None and rise > _STAIRS * least
+        in_stairs = rise is not None and rise > _STAIRS * least
+        self._steps, self._patience = 0, math.inf if in_stairs else _PATIENCE * is_first
         self._search = PeriodicSearch(max(least, int(_PART * (rise or 0.0))))
 
     def after_step(self, step: int, event: Batch | None, *, paused: bool) -> None:
@@ -106,6 +118,7 @@ class PeriodicInquiry:
         level = None if event is None or event.step != step else _level(event, self.series)
         if level is None:
             return
+        self._steps += 1
         if self._is_paused:
             self._is_paused = False
             search.restart()
@@ -119,9 +132,11 @@ class PeriodicInquiry:
 
     @property
     def is_promising(self) -> bool:
-        """True if memory rises in stairs, and too few have come since the search began to name a holder."""
+        """True if too few rises have come since the search began to name a holder, and more are expected."""
         search = self._search
-        return search is not None and self._is_awaited and len(search.rises) < _TRIED
+        return (
+            search is not None and self._steps < self._patience and len(search.rises) < _TRIED
+        )
 
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above

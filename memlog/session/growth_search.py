@@ -129,6 +129,8 @@ class GrowthSearch:
         series = HOST_ANON if growth.series == FREE_LISTS else growth.series
         if series != HOST_ANON and not series.endswith(ALLOCATED):
             return False
+        if self._inquiry.is_explained_by_rises(growth):
+            return False  # a variable holds it. A collection would take 0.1 s and more
         found = self._memory.is_garbage(
             growth,
             is_confirmed=is_confirmed,
