@@ -134,9 +134,7 @@ class PeriodicInquiry:
     def is_promising(self) -> bool:
         """True if too few rises have come since the search began to name a holder, and more are expected."""
         search = self._search
-        return (
-            search is not None and self._steps < self._patience and len(search.rises) < _TRIED
-        )
+        return search is not None and self._steps < self._patience and len(search.rises) < _TRIED
 
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above
