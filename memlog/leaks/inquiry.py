@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from memlog.leaks.elimination import Figures, cause_by_elimination, figures
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import seconds_allowed
+from memlog.probes.free_memory import device_free, host_free
 
 if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch
@@ -33,6 +35,9 @@ _RISES = 0.35
 """As `_EXPLAINED`, for containers that grow whenever memory rises. That they do is evidence, too."""
 _CERTAIN = 2
 """Number of rises at which a container must grow, before it is reported as the cause of confirmed growth."""
+_EARLY_RISES, _EARLY_STEPS, _EARLY_PART = 6, 64, 0.04
+"""Growth that the growth test has not confirmed is reported with its holder after this many rises and steps,
+when it has taken this part of what was free. A cache that fills may end sooner."""
 _SOON = 4
 """If no tensor that a step made stays alive, growth of a device's memory is reported only if memory will be
 full within this number of times the steps that the growth has lasted."""
@@ -267,13 +272,26 @@ class GrowthInquiry:
             growth = Suspicion(
                 periodic.series, periodic.since, rate, 0.0, 2 * rate, periodic.level, None, step
             )
-            if periodic.is_sparse and periodic.is_weighed and periodic.rises >= LASTING:
+            is_rare = periodic.is_sparse and periodic.is_weighed and periodic.rises >= LASTING
+            if is_rare or self._has_taken_much(growth):
                 self._report_rises(growth, step)
             elif self._growth is not None and _owner(self._growth.series) == periodic.series:
                 self._tell(self._growth.series, step, self._suspects(self._growth))
             else:  # once can be chance
                 holders = periodic.holders if periodic.rises >= _CERTAIN else ()
                 self._tell(periodic.series, step, self._suspects_of(growth, holders))
+
+    def _has_taken_much(self, growth: Suspicion) -> bool:
+        """Return True if a holder is sure, and the growth can't wait for the growth test."""
+        steps = growth.step - growth.since_step
+        if self._periodic.rises < _EARLY_RISES or steps < _EARLY_STEPS:
+            return False
+        if not self.is_explained_by_rises(growth):
+            return False
+        taken = growth.rate * steps
+        device = growth.series.removesuffix(ALLOCATED)
+        free = host_free(os.getpid()) if device == growth.series else device_free(device)
+        return free is not None and taken >= _EARLY_PART * (free + taken)
 
     def _report_rises(self, growth: Suspicion, step: int) -> None:
         holders = self._periodic.holders

@@ -13,7 +13,7 @@ from memlog.facts.run_fold import RunFold
 from memlog.facts.run_verdict import RunVerdict
 from memlog.facts.verdict import verdict
 from memlog.journal import RunDirectory
-from memlog.probes.host_free import host_free
+from memlog.probes.free_memory import host_free
 
 _SECONDS = 5.0
 """Maximum seconds for judging. The growth of a longer run is judged by commands that read the run."""

@@ -22,7 +22,7 @@ from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import JournalWriter, new_run
 from memlog.journal.delivery_state import UploadState
 from memlog.oom.observer import AllocatorWatch
-from memlog.probes.host_free import host_free
+from memlog.probes.free_memory import host_free
 from memlog.session.helper_requests import HelperRequests
 from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery

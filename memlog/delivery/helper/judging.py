@@ -17,7 +17,7 @@ from memlog.facts.judge import RunJudge
 from memlog.facts.repeated_rises import RepeatedRises
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import RunDirectory
-from memlog.probes.host_free import host_free
+from memlog.probes.free_memory import host_free
 
 
 class Rules(Protocol):

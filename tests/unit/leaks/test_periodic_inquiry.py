@@ -11,6 +11,7 @@ import torch
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import HOST_ANON, Batch, Event, Finding, Inquiry
 from memlog.growth.suspicion import Suspicion
+from memlog.leaks import inquiry
 from memlog.leaks.inquiry import GrowthInquiry
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
@@ -22,22 +23,23 @@ EVERY = 30
 class Training:
     """A training that keeps tensors at each evaluation, and whose process grows by their bytes."""
 
-    def __init__(self, rise: int = 10) -> None:
+    def __init__(self, rise: int = 10, every: int = EVERY) -> None:
         self.events: list[Event] = []
         self.inquiry = GrowthInquiry(
             self.events.append, Diagnostics(), lambda: False, time.monotonic()
         )
         self.kept: list[Any] = []
         self.rise = rise
+        self.every = every
         self.step = 0
         self.level = 500 * MIB
 
     def evaluate(self, count: int, *, limit: int | None = None) -> None:
         """Train up to the step after ``count`` more evaluations. Keep the ``limit`` newest tensors."""
-        end = (self.step // EVERY + count) * EVERY + 5
+        end = (self.step // self.every + count) * self.every + min(5, self.every - 1)
         while self.step < end:
             self.step += 1
-            if self.step % EVERY == 0:
+            if self.step % self.every == 0:
                 self.level += self.rise * MIB
                 self.kept.append(torch.empty(10 * MIB // 4))
                 del self.kept[: -(limit or len(self.kept))]
@@ -45,7 +47,7 @@ class Training:
             self.inquiry.after_step(self.step, batch)
 
     def growth(self) -> Suspicion:
-        rate = self.rise * MIB / EVERY
+        rate = self.rise * MIB / self.every
         return Suspicion(HOST_ANON, 0, rate, 0.9 * rate, 1.1 * rate, self.level, None, self.step)
 
     @property
@@ -123,3 +125,38 @@ def test_a_container_that_keeps_the_last_few_is_not_reported() -> None:
     training.evaluate(12, limit=5)
     assert training.findings == []
     assert training.suspects == []
+
+
+def early(free: int | None, steps: int, limit: int | None = None) -> Training:
+    """Return a training that keeps 10 MiB at each step, in a process that has ``free`` bytes left."""
+    training = Training(every=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inquiry, "host_free", lambda _: free)
+        training.evaluate(10)
+        training.inquiry.suspected(training.growth(), is_early=True)
+        training.evaluate(steps - 10, limit=limit)
+    return training
+
+
+def test_an_early_rise_is_explained_without_the_search_that_holds_up_steps() -> None:
+    training = early(None, 40)
+    assert not training.inquiry.searching
+    [suspect] = training.suspects
+    assert "training.kept" in suspect
+    assert training.findings == []
+    training.inquiry.confirmed(training.growth())
+    assert not training.inquiry.searching
+    assert [found.title for found in training.findings] == [suspect]
+
+
+def test_growth_that_takes_much_of_the_free_memory_is_reported_before_it_is_confirmed() -> None:
+    [found] = early(free=10_000 * MIB, steps=75).findings
+    assert "training.kept" in found.title
+    assert 64 <= found.step < 75
+    assert early(free=100_000 * MIB, steps=75).findings == []
+
+
+def test_an_early_rise_without_a_container_that_grows_is_searched_in_the_other_way() -> None:
+    training = early(None, 30, limit=1)
+    assert training.inquiry.searching
+    training.inquiry.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from memlog.probes.cgroup import read_cgroup, read_file_pages
 from memlog.probes.machine import available_memory
 
@@ -14,6 +16,16 @@ def host_free(pid: int) -> int | None:
     """
     known = [free for free in (_cgroup_free(pid), available_memory()) if free is not None]
     return min(known, default=None)
+
+
+def device_free(name: str) -> int | None:
+    """Return the bytes that are free on a device, such as ``cuda0``; ``None`` if unknown."""
+    kind = name.rstrip("0123456789")
+    try:
+        module = getattr(sys.modules["torch"], kind)
+        return int(module.mem_get_info(int(name[len(kind) :]))[0])
+    except Exception:  # noqa: BLE001 - a device that can't be read must not end training
+        return None
 
 
 def _cgroup_free(pid: int) -> int | None:
