@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import startup, step
+from benchmarks import leak_search, startup, step
 from benchmarks.loops import LOOPS, Worker
 from benchmarks.publish import measure
 from benchmarks.statistics import estimate
@@ -33,6 +33,7 @@ def main() -> None:
             step_table(options.rounds),
             publish_table(),
             startup_table(options.rounds),
+            search_table(options.rounds),
         ]
     )
     Console().print(tables, markup=False, highlight=False)
@@ -142,6 +143,27 @@ def startup_table(rounds: int) -> str:
     ]
     for name, (clock, processor) in startup.measure(rounds).items():
         lines.append(f"| `{name}` | {clock.format(1)} | {processor.format(1)} |")
+    return "\n".join(lines)
+
+
+def search_table(rounds: int) -> str:
+    """Measure what the search for the cause of growth costs, and return the table."""
+    pairs = max(rounds // 3, 1)
+    lines = [
+        f"Search for the cause of growth: {leak_search.STEPS} steps of about 5 ms, {pairs} pairs of "
+        "processes, with memlog and without. Processor time of the training process, `init` and `finish` "
+        "included:\n",
+        "| loop | without memlog, s | added, s | longest step, ms | with memlog, ms |",
+        "|---|---|---|---|---|",
+    ]
+    for name, cost in leak_search.measure(pairs).items():
+        figures = (
+            cost.bare.format(2),
+            cost.added.format(2),
+            cost.longest_bare.format(1),
+            cost.longest.format(1),
+        )
+        lines.append(f"| {name} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 

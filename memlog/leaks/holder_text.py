@@ -241,7 +241,7 @@ def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
         of_owner = _remedy_for_owner(held.owner)
-    return of_owner or _REMEDIES.get(kind)
+    return of_owner or REMEDIES.get(kind)
 
 
 def _remedy_for_graph(held: Held, value: str) -> str:
@@ -264,7 +264,7 @@ def _remedy_for_owner(owner: Owner) -> str | None:
     return None
 
 
-_REMEDIES: Final[dict[str, str]] = {
+REMEDIES: Final[dict[str, str]] = {
     "forward_without_backward": "Run the evaluation under `torch.no_grad()`, or append `.detach()`.",
     "gradients_not_cleared": "Set the gradients to `None` after each step (`optimizer.zero_grad()`), "
     "or call `backward` without `create_graph=True`.",

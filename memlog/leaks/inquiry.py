@@ -91,6 +91,11 @@ class GrowthInquiry:
     def searching(self) -> bool:
         return self._search is not None
 
+    @property
+    def waits(self) -> bool:
+        """True while a search that holds up steps waits for the one for what grows at rises."""
+        return self._is_delayed
+
     def ends(self) -> None:
         """Remember that the training has ended. Memory that its functions held can have been freed.
 
@@ -110,8 +115,7 @@ class GrowthInquiry:
         if before is None or before.series != growth.series:
             self._end_search()
             self._holders, self._complete, self._before = (), False, None
-            if is_early:
-                self._periodic.begin(growth.series, growth.since_step, is_first=True)
+            self._periodic.begin(_owner(growth.series), growth.since_step, rate=growth.rate)
             self._begin_first_search(growth)
         elif self._search is None and not self._is_explained(growth):
             self._begin_first_search(growth)

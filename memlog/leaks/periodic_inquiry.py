@@ -29,8 +29,10 @@ _STAIRS: Final = 3
 noticed as soon as it has reached the smallest rise that is a sign (`memlog.facts.repeated_rises`)."""
 _TRIED: Final = 3
 """Number of rises after which another search need not wait any longer for this one."""
-_PATIENCE: Final = 40
-"""As `_TRIED`, a number of steps, if memory grows steadily."""
+_TRIED_FIRST: Final = 5
+"""As `_TRIED`, if no other search has looked for the cause."""
+_PATIENCE: Final = 40, 150
+"""Least and most steps for which another search waits, if no other search has looked for the cause."""
 _MAX_SEARCHES: Final = 3
 _SPARSE: Final = 12
 """Steps. If memory rises less often than this, a search that watches a few steps in a row finds nothing."""
@@ -52,7 +54,8 @@ class PeriodicInquiry:
         self._is_paused = False
         self._steps = 0
         self._patience: float = 0
-        """Number of steps for which another search waits for this one."""
+        self._tried = _TRIED
+        """Number of rises, and of steps (`_patience`), for which another search waits for this one."""
         self.series = ""
         self.since = 0
         self.holders: tuple[Holder, ...] = ()
@@ -71,11 +74,12 @@ class PeriodicInquiry:
         return self._search is not None
 
     def begin(
-        self, series: str, since: int, rise: float | None = None, *, is_first: bool = False
+        self, series: str, since: int, rise: float | None = None, rate: float | None = None
     ) -> None:
         """Begin a search, unless there is one. ``rise`` is the usual rise in bytes; ``None``: unknown.
 
-        ``is_first`` is true if no other search has looked for the cause. Another one then waits for a while.
+        ``rate`` is the growth in bytes per step if no other search has looked for its cause. Another one then
+        waits for a while.
         """
         if self._search is not None or self._searches >= _MAX_SEARCHES or self.holders:
             return
@@ -88,7 +92,12 @@ class PeriodicInquiry:
         self.series, self.since = series, since
         self._is_paused = False
         in_stairs = rise is not None and rise > _STAIRS * least
-        self._steps, self._patience = 0, math.inf if in_stairs else _PATIENCE * is_first
+        self._steps, self._patience = 0, math.inf if in_stairs else 0
+        self._tried = _TRIED
+        if rate is not None:
+            least_steps, most_steps = _PATIENCE
+            needed = max(least_steps, _TRIED_FIRST * least / rate)
+            self._tried, self._patience = _TRIED_FIRST, needed if needed <= most_steps else 0
         self._search = PeriodicSearch(max(least, int(_PART * (rise or 0.0))))
 
     def after_step(self, step: int, event: Batch | None, *, paused: bool) -> None:
@@ -134,7 +143,9 @@ class PeriodicInquiry:
     def is_promising(self) -> bool:
         """True if too few rises have come since the search began to name a holder, and more are expected."""
         search = self._search
-        return search is not None and self._steps < self._patience and len(search.rises) < _TRIED
+        return (
+            search is not None and self._steps < self._patience and len(search.rises) < self._tried
+        )
 
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above

@@ -275,7 +275,7 @@ class PeriodicSearch:
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
         chains = [(one, follow(one.path)) for one in self._candidates]
         found = [(one, chain) for one, chain in chains if chain is not None]
-        newest = [_newest_of(chain.objects[-1]) for _, chain in found]
+        newest = [newest_of(chain.objects[-1]) for _, chain in found]
         # Two containers with the same elements: to empty one of them frees nothing. So neither is named.
         return [
             each
@@ -284,7 +284,8 @@ class PeriodicSearch:
         ]
 
 
-def _newest_of(container: Any) -> Any:
+def newest_of(container: Any) -> Any:
+    """Return the newest element of a container; ``None`` if it has none, or one without an identity."""
     base = container_base(container)
     found = [] if base is None else newest_elements(container, base, 1)
     value = found[0] if found else None

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
+
+from memlog._internal.inert_access import is_kind
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.holder_text import addition
+from memlog.leaks.holder_text import REMEDIES, addition
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.owner_text import Owner, describe
-from memlog.leaks.periodic_search import Grower
+from memlog.leaks.periodic_search import Grower, newest_of
 
 _SURE: Final = 3
 """With fewer rises at which the container grew, the confidence is at most medium."""
 _WITHIN: Final = 0.25
 """If the gained elements hold the growth up to this part of it, the confidence can be high."""
-_REMEDIES: Final[dict[HolderKind, str]] = {
-    "kept_graph": "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`).",
-    "kept_tensors": "Remove what is no longer needed, limit its length, or keep `.item()` or a copy on disk.",
-    "growing_container": "Remove old elements, or limit its length.",
-}
+_KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`)."
+_NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "model_copies": "module"}
 
 
 def holder_of_growth(grower: Grower) -> Holder:
@@ -39,13 +39,18 @@ def holder_of_growth(grower: Grower) -> Holder:
         grower.bytes_gained / grower.steps,
         _evidence(grower, each),
         _confidence(grower, owner),
-        _REMEDIES[kind],
+        _KEPT_GRAPH if kind == "kept_graph" else REMEDIES[kind],
     )
 
 
 def _kind(grower: Grower) -> HolderKind:
     if grower.graph > grower.bytes_gained / 2:
         return "kept_graph"
+    newest = newest_of(grower.chain.objects[-1])
+    if is_kind(newest, torch.optim.Optimizer):
+        return "optimizers_pile_up"
+    if is_kind(newest, torch.nn.Module):
+        return "model_copies"
     return "kept_tensors" if grower.tensors and not grower.foreign else "growing_container"
 
 
@@ -57,10 +62,11 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     is_steady = grower.is_steady
     size = format_bytes(grower.bytes_gained / (grower.steps if is_steady else grower.rises))
     size += " per step" if is_steady else " each time"
-    kind = owner.kind
-    if grower.containers > 1:
-        kind = f"{grower.containers} containers"
-    gains = f"{name}, {kind}{place}{at}, gains {_gain(grower)} {every}"
+    kind = owner.kind if grower.containers == 1 else f"{grower.containers} containers"
+    kind = f", {kind}" if kind else ""
+    gains = f"{name}{kind}{place}{at} gains {_gain(grower)} {every}"
+    if kind:
+        gains = f"{name}{kind}{place}{at}, gains {_gain(grower)} {every}"
     if grower.foreign:
         return (
             f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "
@@ -73,11 +79,10 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
 
 def _gain(grower: Grower) -> str:
     count = round(grower.gained / (grower.steps if grower.is_steady else grower.rises))
-    if not count:  # less often than at each step
-        return f"{grower.gained:,} {'tensors' if _is_tensor(grower) else 'elements'}"
+    noun = _NOUNS.get(_kind(grower), "tensor" if _is_tensor(grower) else "element")
     if count == 1:
-        return "one element" if not _is_tensor(grower) else "one tensor"
-    return f"{count:,} {'tensors' if _is_tensor(grower) else 'elements'}"
+        return f"one {noun}"
+    return f"{count or grower.gained:,} {noun}s"  # the whole number if less often than at each step
 
 
 def _is_tensor(grower: Grower) -> bool:

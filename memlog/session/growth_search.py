@@ -135,6 +135,7 @@ class GrowthSearch:
             growth,
             is_confirmed=is_confirmed,
             has_ended=self._is_ending and series in self._suspected,
+            is_early=not is_confirmed and self._inquiry.waits,
         )
         if found:
             self._freed_at[series] = self._last_step()

@@ -157,6 +157,6 @@ def test_growth_that_takes_much_of_the_free_memory_is_reported_before_it_is_conf
 
 
 def test_an_early_rise_without_a_container_that_grows_is_searched_in_the_other_way() -> None:
-    training = early(None, 30, limit=1)
+    training = early(None, 55, limit=1)
     assert training.inquiry.searching
     training.inquiry.finish()
