@@ -77,6 +77,7 @@ def _summary(scores: Sequence[Score]) -> Iterator[str]:
         yield f"| {name} | {_percent(scores, field)} | {_AIMS[field]} |"
     alarms = sum(each.false_alarm for each in scores)
     yield f"| false alarms on twins | {alarms} of {len(scores)} | 0 |"
+    yield f"| twins of which memlog is unsure | {sum(each.unsure for each in scores)} | |"
 
 
 def _matrix(judged: _Judged) -> Iterator[str]:

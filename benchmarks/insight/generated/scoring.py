@@ -55,6 +55,7 @@ class Score(NamedTuple):
         soon: True if the holder was named soon, before the run's end.
         early: True if the holder was named early enough.
         false_alarm: True if there is a finding about the twin.
+        unsure: True if the twin has none, but memlog does not call it steady.
         why: What is wrong, in words; empty if nothing is.
     """
 
@@ -65,6 +66,7 @@ class Score(NamedTuple):
     soon: bool
     early: bool
     false_alarm: bool
+    unsure: bool
     why: tuple[str, ...]
 
 
@@ -110,7 +112,10 @@ def judge(program: Program, leak: Said, twin: Said, rises: Mapping[Variant, floa
         at = "at the end" if leak.named_at is None else f"at step {leak.named_at}"
         why.append(f"named late, {at}")
     why += [f"false alarm on the twin ({each.kind})" for each in alarms]
-    return Score(first is not None, named, cause, remedy, soon, early, bool(alarms), tuple(why))
+    unsure = not alarms and twin.verdict.startswith("Unsure")
+    return Score(
+        first is not None, named, cause, remedy, soon, early, bool(alarms), unsure, tuple(why)
+    )
 
 
 def _is_true_of_twin(finding: Finding, program: Program) -> bool:

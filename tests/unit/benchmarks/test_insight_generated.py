@@ -90,7 +90,7 @@ def test_a_remedy_asks_for_a_fix(remedy: str | None, fix: str | None) -> None:
 
 def test_a_right_finding_scores_everywhere() -> None:
     score = judge(PLAIN, Said((finding(),), named_at=300), Said(), RISES)
-    assert score == (True, True, True, True, True, True, False, ())
+    assert score == (True, True, True, True, True, True, False, False, ())
 
 
 def test_growth_without_a_holder_is_found_and_no_more() -> None:
@@ -128,6 +128,12 @@ def test_a_finding_about_a_twin_is_a_false_alarm_unless_it_is_true() -> None:
     assert judge(PLAIN, Said(), Said((evaluates,)), RISES).false_alarm
     assert not judge(graphs, Said(), Said((evaluates,)), RISES).false_alarm
     assert judge(graphs, Said(), Said((finding(),)), RISES).false_alarm
+
+
+def test_memlog_can_be_unsure_of_a_twin() -> None:
+    twin = Said(verdict="Unsure: memory rose by 20 MiB in 472 steps.")
+    assert judge(PLAIN, Said(), twin, RISES).unsure
+    assert not judge(PLAIN, Said(), Said(verdict="No growth."), RISES).unsure
 
 
 def result(chosen: Program, said: Said) -> Result:
