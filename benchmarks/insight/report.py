@@ -30,6 +30,7 @@ time without.
 
 """
 ON_DEVICE = "## On a device\n"
+GENERATED = "## Generated programs\n"
 DEVICE_PREFACE = """
 Written by `make insight ARGS="--device cuda"`. The same scripts with their tensors on a GPU
 (`torch.set_default_device`). The device is simulated ([how](gpu-checks.md)): torch's allocator and all of
@@ -39,13 +40,18 @@ growth is that of the host's memory plus that of the tensors on the device (`tor
 
 
 def put_into(file: Path, text: str, device: str) -> None:
-    """Replace the part about a device in the page, or, for the CPU, the part before it."""
-    before, _, on_device = (file.read_text() if file.exists() else "").partition(ON_DEVICE)
+    """Replace the part about a device in the page, or, for the CPU, the part before it.
+
+    What follows, about generated programs, stays.
+    """
+    page, heading, generated = (file.read_text() if file.exists() else "").partition(GENERATED)
+    before, _, on_device = page.partition(ON_DEVICE)
     if device == "cpu":
         before = PREFACE + text + "\n\n"
     else:
         on_device = f"{DEVICE_PREFACE}\n{text}\n".replace("\n## ", "\n### ")
-    file.write_text(f"{before.rstrip()}\n" + (f"\n{ON_DEVICE}{on_device}" if on_device else ""))
+    scripts = f"{before.rstrip()}\n" + (f"\n{ON_DEVICE}{on_device.rstrip()}\n" if on_device else "")
+    file.write_text(scripts + (f"\n{heading}{generated}" if heading else ""))
 
 
 def text(

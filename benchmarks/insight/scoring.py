@@ -29,6 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
     rate: float | None = None
     forecast: Forecast | None = None
     evidence: tuple[str, ...] = ()
+    remedy: str | None = None
 
     @property
     def tells_growth(self) -> bool:

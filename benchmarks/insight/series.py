@@ -70,6 +70,11 @@ def measure(name: str, seed: int = 0, timeout: float = 300, *, device: str = "cp
     Raises:
         RuntimeError: The script failed; the message has the end of its output.
     """
+    return measure_file(SCRIPTS / f"{name}.py", seed, timeout, device=device)
+
+
+def measure_file(script: Path, seed: int = 0, timeout: float = 300, *, device: str) -> Series:
+    """Do the same as `measure` for any file."""
     with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
         out = Path(folder) / "series.json"
         done = subprocess.run(
@@ -78,7 +83,7 @@ def measure(name: str, seed: int = 0, timeout: float = 300, *, device: str = "cp
                 "-m",
                 "benchmarks.insight.series",
                 device,
-                str(SCRIPTS / f"{name}.py"),
+                str(script),
                 str(out),
             ],
             cwd=folder,
@@ -90,7 +95,7 @@ def measure(name: str, seed: int = 0, timeout: float = 300, *, device: str = "cp
         )
         if done.returncode or not out.exists():
             raise RuntimeError(
-                f"{name} failed ({done.returncode}): {(done.stdout + done.stderr)[-2000:]}"
+                f"{script.stem} failed ({done.returncode}): {(done.stdout + done.stderr)[-2000:]}"
             )
         written = json.loads(out.read_text())
         return Series(tuple(written["levels"]), written["seconds"])
