@@ -2,12 +2,14 @@
 
 The test of growth (`memlog.growth`) needs a trend that lasts, and an early rise (`memlog.facts.early_rise`)
 an even one. A rise every 200 steps is neither for a long time. So two lasting rises of about the same size
-are a sign, too. It is no finding: a search for the cause begins.
+are a sign, too, and three of any size: what else a program does can hide a part of a rise. It is no finding:
+a search for the cause begins.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 from memlog.events import ALLOCATED, HOST_ANON, Batch
 from memlog.facts.early_rise import DEVICE_LEAST, HOST_LEAST, Rise
@@ -20,10 +22,10 @@ _ONE = 6
 """Rises within this number of steps are one."""
 _APART = 12
 """Minimum number of steps between two rises."""
-_PATTERN = 2
-"""Number of rises that are compared."""
 _ALIKE = 1.6
 """Maximum ratio of the sizes of two rises."""
+_ANY = 3
+"""Number of rises whose sizes need not be alike."""
 _AGAIN = 1_500
 """Number of steps after a sign before another one. A search takes at most so many."""
 _MAX_SIGNS = 3
@@ -38,14 +40,14 @@ class RepeatedRise:
         self._count = 0
         self._level: int | None = None
         self._rises: list[tuple[int, int]] = []
-        """First step and size of the two newest rises."""
+        """First step and size of the newest rises."""
         self._risen_at = 0
         self._is_new = False
         self._quiet_until = 0
         self._signs = 0
 
     def take(self, step: int, level: int) -> Rise | None:
-        """Take the level after a step. Return the rise if two lasting ones of about one size have come."""
+        """Take the level after a step. Return the smallest of some lasting rises if they are a sign."""
         self._newest.append(level)
         self._count += 1
         low = min(self._newest)
@@ -67,19 +69,25 @@ class RepeatedRise:
             begun, before = self._rises.pop()
             self._rises.append((begun, before + size))
         else:
-            self._rises = [*self._rises[-1:], (step, size)]
+            self._rises = [*self._rises[1 - _ANY :], (step, size)]
         self._risen_at, self._is_new = step, True
 
     def _pattern(self, step: int, level: int) -> Rise | None:
-        if len(self._rises) < _PATTERN or self._signs >= _MAX_SIGNS or step < self._quiet_until:
+        if len(self._rises) < 2 or self._signs >= _MAX_SIGNS or step < self._quiet_until:  # noqa: PLR2004
             return None
-        (before, first), (after, second) = self._rises
-        apart = after - before
-        if apart < _APART or max(first, second) > _ALIKE * min(first, second):
+        compared = self._rises[-2:]
+        sizes = [size for _, size in compared]
+        if max(sizes) > _ALIKE * min(sizes):
+            compared = self._rises
+            if len(compared) < _ANY:
+                return None
+        steps = [risen_at for risen_at, _ in compared]
+        if min(after - before for before, after in pairwise(steps)) < _APART:
             return None
         self._signs += 1
         self._quiet_until = step + _AGAIN
-        return Rise(before, after, level, second / apart)
+        smallest = min(size for _, size in compared)
+        return Rise(steps[0], steps[-1], level, smallest / (steps[-1] - steps[0]))
 
 
 class RepeatedRises:
@@ -89,7 +97,7 @@ class RepeatedRises:
         self._watches: dict[str, RepeatedRise] = {}
 
     def take(self, event: Batch) -> tuple[str, Rise] | None:
-        """Take a step. Return the name of a series that rises repeatedly, and its rise per step."""
+        """Take a step. Return the name of a series that rises repeatedly, and its smallest rise."""
         found = None
         if event.rss_anon is not None:
             found = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)

@@ -181,6 +181,9 @@ class GrowthInquiry:
             self._report(self._confirmed)
         elif self._unexplained is not None and self._periodic.holders:
             self._report_rises(self._unexplained, self._unexplained.step)
+        elif self._periodic.still_rises:
+            growth = self._growth_of_rises(self._periodic.last_step)
+            self._report_rises(growth, growth.step)
         self._is_ending = False
 
     def _begin_first_search(self, growth: Suspicion) -> None:
@@ -272,10 +275,7 @@ class GrowthInquiry:
             if _explain(periodic.holders, growth, _RISES) and periodic.rises >= _CERTAIN:
                 self._report_rises(growth, step)
         elif self._confirmed is None:
-            rate = periodic.rate
-            growth = Suspicion(
-                periodic.series, periodic.since, rate, 0.0, 2 * rate, periodic.level, None, step
-            )
+            growth = self._growth_of_rises(step)
             is_rare = periodic.is_sparse and periodic.is_weighed and periodic.rises >= LASTING
             if is_rare or self._has_taken_much(growth):
                 self._report_rises(growth, step)
@@ -284,6 +284,11 @@ class GrowthInquiry:
             else:  # once can be chance
                 holders = periodic.holders if periodic.rises >= _CERTAIN else ()
                 self._tell(periodic.series, step, self._suspects_of(growth, holders))
+
+    def _growth_of_rises(self, step: int) -> Suspicion:
+        found = self._periodic
+        rate = found.rate
+        return Suspicion(found.series, found.since, rate, 0.0, 2 * rate, found.level, None, step)
 
     def _has_taken_much(self, growth: Suspicion) -> bool:
         """Return True if a holder is sure, and the growth can't wait for the growth test."""

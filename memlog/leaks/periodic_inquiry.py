@@ -40,6 +40,8 @@ LASTING: Final = 4
 """Number of rises of a search at which a container must grow before it is reported although the growth test
 has not confirmed the growth, if memory rises rarely (`PeriodicInquiry.is_sparse`). Two rises have led to the
 search. So a container that keeps five things is not named, nor a cache that fills within an epoch."""
+_OVERDUE: Final = 1.5
+"""Multiple of the usual time from rise to rise. After this time, a rise has not come."""
 
 
 class PeriodicInquiry:
@@ -53,6 +55,8 @@ class PeriodicInquiry:
         self._searches = 0
         self._is_paused = False
         self._steps = 0
+        self.last_step = 0
+        """Newest step of the search."""
         self._patience: float = 0
         self._tried = _TRIED
         """Number of rises, and of steps (`_patience`), for which another search waits for this one."""
@@ -128,6 +132,7 @@ class PeriodicInquiry:
         if level is None:
             return
         self._steps += 1
+        self.last_step = step
         if self._is_paused:
             self._is_paused = False
             search.restart()
@@ -138,6 +143,18 @@ class PeriodicInquiry:
             self._on_news(step)
         if search.has_ended:
             self._search = None
+
+    @property
+    def still_rises(self) -> bool:
+        """True if rare rises went on until the newest step, so that the next one is not overdue.
+
+        At the end of a run, one rise less than `LASTING` is enough then.
+        """
+        search = self._search
+        if search is None or not (self.is_sparse and self.is_weighed):
+            return False
+        since = self.last_step - search.rises[-1][0]
+        return self.rises >= LASTING - 1 and since < _OVERDUE * search.every
 
     @property
     def is_promising(self) -> bool:

@@ -1,4 +1,4 @@
-"""Two lasting rises of about one size, many steps apart, are a sign; a warm-up, a jump and noise are not."""
+"""Some lasting rises, many steps apart, are a sign; a warm-up, a jump and noise are not."""
 
 import random
 from collections.abc import Iterable
@@ -31,6 +31,13 @@ def test_a_rise_that_comes_in_two_steps_is_one() -> None:
     levels = (500 + 10 * ((step + 1) // 50) + 10 * (step // 50) for step in range(120))
     [found] = rises(levels)
     assert found.rate * (found.step - found.since) == pytest.approx(20 * MIB, rel=0.1)
+
+
+def test_three_rises_of_any_size_are_a_sign() -> None:
+    sizes = [60, 20, 40]
+    [found] = rises(500 + sum(sizes[: step // 100]) for step in range(399))
+    assert (found.since, found.step) == (102, 302)
+    assert found.rate * (found.step - found.since) == pytest.approx(20 * MIB)
 
 
 def test_there_is_no_second_sign_while_a_search_may_go_on() -> None:

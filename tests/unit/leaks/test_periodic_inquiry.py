@@ -160,3 +160,23 @@ def test_an_early_rise_without_a_container_that_grows_is_searched_in_the_other_w
     training = early(None, 55, limit=1)
     assert training.inquiry.searching
     training.inquiry.finish()
+
+
+def test_at_the_end_a_rise_less_is_enough_if_the_next_one_is_not_overdue() -> None:
+    training = Training()
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(3)
+    assert training.findings == []
+    training.inquiry.finish()
+    [found] = training.findings
+    assert "training.kept" in found.title
+
+    stopped = Training()
+    stopped.evaluate(2)
+    stopped.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    stopped.evaluate(3)
+    stopped.rise = 0
+    stopped.evaluate(2, limit=5)
+    stopped.inquiry.finish()
+    assert stopped.findings == []
