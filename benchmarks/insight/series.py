@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,8 +74,15 @@ def measure(name: str, seed: int = 0, timeout: float = 300, *, device: str = "cp
     return measure_file(SCRIPTS / f"{name}.py", seed, timeout, device=device)
 
 
-def measure_file(script: Path, seed: int = 0, timeout: float = 300, *, device: str) -> Series:
-    """Do the same as `measure` for any file."""
+def measure_file(
+    script: Path,
+    seed: int = 0,
+    timeout: float = 300,
+    *,
+    device: str = "cpu",
+    variables: Mapping[str, str] | None = None,
+) -> Series:
+    """Do the same as `measure` for any file. ``variables`` are added to the environment."""
     with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
         out = Path(folder) / "series.json"
         done = subprocess.run(
@@ -87,7 +95,7 @@ def measure_file(script: Path, seed: int = 0, timeout: float = 300, *, device: s
                 str(out),
             ],
             cwd=folder,
-            env=environment(seed),
+            env={**environment(seed), **(variables or {})},
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -200,14 +200,13 @@ THINGS = (
         ("import pyarrow", "import pyarrow.compute"),
     ),
     Thing(
-        "databases in memory",
+        "ctypes buffers",
         "foreign",
-        'database = sqlite3.connect(":memory:", check_same_thread=False)\n'
-        'database.execute("create table samples (data blob)")\n'
-        'database.execute("insert into samples values (randomblob({rows}))")\n'
-        "return database",
+        "block = ctypes.create_string_buffer({rows})\n"
+        "ctypes.memset(block, 7, {rows})\n"
+        "return block",
         lambda _: 1,
-        ("import sqlite3",),
+        ("import ctypes",),
     ),
     Thing(
         "mapped memory",
