@@ -18,7 +18,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunRefusedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
-from memlog_tensorboard.backend import run_in
+from memlog_tensorboard.backend import OWN_FILE, run_in
 from memlog_tensorboard.event_file import EventFile, Scalar
 
 ALERTS = "memlog/alerts"
@@ -57,10 +57,9 @@ class TensorboardSink:
         self._known = target.joined or target.opened
         self._root = Path(target.connection.uri or "runs").absolute()
         self._folder = Path(self._known.run_id) if self._known else self._root / _own_run(target)
-        # TensorBoard reads a folder's files in the order of their names, and may never read an earlier file
-        # again. memlog's file comes before the user's files, so TensorBoard still reads the user's new rows.
         run = _UNSAFE.sub("_", target.memlog_run)
-        self._file = EventFile(self._folder / f"events.out.tfevents.0000000000.memlog-{run}")
+        begun = (target.begun_us or 0) // 1_000_000
+        self._file = EventFile(self._folder / OWN_FILE.format(begun=begun, run=run))
 
     def probe(self) -> None:
         """Check that the folder exists or can be made."""

@@ -23,6 +23,7 @@ from memlog.sink import (
     EndingBackend,
     InProcessBackend,
     JoinableBackend,
+    ResumableBackend,
     TrackerRun,
     load_backend,
 )
@@ -60,6 +61,7 @@ class RunDetector:
     _on_end: Callable[[str, str, Status], object] = lambda *_: None
     """Function that is called on the user's thread before a joined run ends. It gets the backend's name, the
     run's id and the status. It does not raise."""
+    _initial_step: int = 0
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
@@ -76,7 +78,7 @@ class RunDetector:
     """Functions that stop watching for runs that end, by the backend's name."""
 
     def __post_init__(self) -> None:
-        self._offsets = RunOffsets(self._opened_own)
+        self._offsets = RunOffsets(self._opened_own, self._initial_step)
         self.looks_for_runs = bool(self._backends)
         """False if no run can be joined, because the session uses no tracker."""
 
@@ -143,6 +145,27 @@ class RunDetector:
         joined, self.joined = self.joined, False
         return joined
 
+    def number_first_row(self, name: str, run_id: str, number: int | None, step: int | None) -> int:
+        """Take the user's number of a run's first row (`RunOffsets.number_first_row`). Never raises.
+
+        Return the amount by which the run's steps rise.
+        """
+        rise: int | None = 0
+        with self._diagnostics.contained("counting the steps of a run"):
+            known, backend = self._runs[name], self._backends[name]
+            rise = self._offsets.number_first_row(name, run_id, number, step)
+            if rise:
+                self._point_to(name, known, self._offsets.of(name, run_id))
+            elif (
+                rise is None and isinstance(backend, ResumableBackend) and backend.may_go_on(known)
+            ):
+                self._diagnostics.say_once(
+                    f"first step {run_id}",
+                    f"{name} does not tell which steps run {run_id} has already, so memlog counts from 0: "
+                    "if the run goes on, pass initial_step=N to memlog.init() (N: number of the next step)",
+                )
+        return rise or 0
+
     def is_newest(self, name: str, run_id: str) -> bool:
         """Return True if events now belong to this run of the backend ``name``."""
         known = self._runs.get(name)
@@ -159,6 +182,11 @@ class RunDetector:
                 if run is not None and run.name not in (None, known.name):
                     self._runs[name] = run
                     self._point_to(name, run, self._offsets.of(name, run.run_id))
+
+    def note_last_step(self, last_step: int) -> None:
+        """Keep the session's last step, for a later session of this process with the same runs."""
+        for name, known in self._runs.items():
+            self._offsets.end(name, known.run_id, last_step)
 
     def watch_no_ends(self) -> None:
         """Stop watching for runs that end."""
@@ -215,7 +243,11 @@ class RunDetector:
         if isinstance(backend, EndingBackend) and name not in self._ends:
             self._ends[name] = backend.watch_ends(partial(self._on_end, name))
             self._on_in_process()
-        offset = self._offsets.joined(name, run.run_id, next_step, is_first=is_first)
+        last_step = None
+        if isinstance(backend, ResumableBackend):
+            with self._diagnostics.contained(f"reading the last step of a run in {name}"):
+                last_step = backend.last_step(run)
+        offset = self._offsets.joined(name, run.run_id, next_step, last_step, is_first=is_first)
         self._on_joined(name, self._point_to(name, run, offset))
 
     def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:

@@ -196,6 +196,8 @@ class Recording(RecordingParts):
             if self._delivery.lead_if_lowest(self._rank, has_stepped=stepped, is_final=True):
                 self.runs.join_new_runs(self.batches.next_step)
         self.runs.note_names()
+        if self.batches.last_step is not None:
+            self.runs.note_last_step(self.batches.last_step)
         health = self._publish_summary(status)
         end = End(now_us(), status, reason_of(status, error))
         self._bus.publish(end)

@@ -13,10 +13,10 @@ def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Positi
     """Return the plan that converts a segment's events to points.
 
     The plan uses the metric names of the memlog version that wrote the segment. `memlog.journal.Binding`
-    explains ``offset``. If ``offset`` is 0, the tracker's run begins at the header's ``initial_step``. If
-    ``offset`` is not 0, the tracker's run begins at step 0.
+    explains ``offset``. Buckets begin at the number that the session's first step has in the tracker's run,
+    or at 0 if that step is not in the run.
     """
-    initial_step = 0 if offset else header.initial_step
+    initial_step = max(header.initial_step - offset, 0)
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
 
 
