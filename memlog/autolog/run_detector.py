@@ -214,6 +214,34 @@ class RunDetector:
                     remember(connection.uri, *connection.environment.values())
                     self._tell(Connect(name, connection))
 
+    def step_beside(self, next_step: int, *, is_parallel: bool) -> None:
+        """Count a step of a thread whose steps are not the session's, in the thread's own run. Never raises.
+
+        ``next_step`` is the session's. ``is_parallel``: the thread of the session's steps trains, too.
+        """
+        for name, backend in self._backends.items():
+            if name in self._writers:
+                continue  # these trackers have one run for all threads
+            with self._diagnostics.contained(f"counting the steps of a run in {name}"):
+                run = backend.active_run()
+                if run is None or self.is_newest(name, run.run_id):
+                    continue
+                last_step = partial(self._last_step, name, run)
+                self._offsets.step_beside(name, run.run_id, next_step, last_step)
+                if is_parallel and self._may_join():
+                    self._diagnostics.say_once(
+                        f"beside {name} {run.run_id}",
+                        "several threads train at the same time, and memlog records the steps of one of "
+                        f"them: {name} run {run.name or run.run_id!r} has no memory of these steps",
+                    )
+
+    def _last_step(self, name: str, run: TrackerRun) -> int | None:
+        backend = self._backends[name]
+        if isinstance(backend, ResumableBackend):
+            with self._diagnostics.contained(f"reading the last step of a run in {name}"):
+                return backend.last_step(run)
+        return None
+
     def _is_new(self, name: str, run: TrackerRun) -> bool:
         known = self._runs.get(name)
         if known is None or run.run_id != known.run_id:
@@ -243,10 +271,7 @@ class RunDetector:
         if isinstance(backend, EndingBackend) and name not in self._ends:
             self._ends[name] = backend.watch_ends(partial(self._on_end, name))
             self._on_in_process()
-        last_step = None
-        if isinstance(backend, ResumableBackend):
-            with self._diagnostics.contained(f"reading the last step of a run in {name}"):
-                last_step = backend.last_step(run)
+        last_step = self._last_step(name, run)
         offset = self._offsets.joined(name, run.run_id, next_step, last_step, is_first=is_first)
         self._on_joined(name, self._point_to(name, run, offset))
 

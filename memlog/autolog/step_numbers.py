@@ -36,6 +36,8 @@ class RunOffsets:
         self._without_step: dict[str, str] = {}
         self._unsure: set[tuple[str, str]] = set()
         """Runs that begin at step 0 because nothing else is known."""
+        self._next: dict[tuple[str, str], int] = {}
+        """Next step of each run whose thread does not lead (`memlog.autolog.training_threads`)."""
 
     def joined(
         self, backend: str, run_id: str, next_step: int, last_step: int | None, *, is_first: bool
@@ -45,7 +47,10 @@ class RunOffsets:
         ``last_step`` is the last step that the run has from an earlier process; ``None``: it has none, or the
         step is unknown. ``is_first``: no other run of this backend was joined before.
         """
-        known = self._by_run.get((backend, run_id))
+        key = backend, run_id
+        if key in self._next:
+            self._by_run[key] = next_step - self._next.pop(key)
+        known = self._by_run.get(key)
         if known is not None:
             return known
         continues = is_first and not self._opened_own(backend)
@@ -87,6 +92,17 @@ class RunOffsets:
     def end(self, backend: str, run_id: str, last_step: int) -> None:
         """Keep the session's last step in a run, for a later session of this process."""
         self._reached[backend, run_id] = last_step - self._by_run[backend, run_id]
+
+    def step_beside(
+        self, backend: str, run_id: str, next_step: int, last_step: Callable[[], int | None]
+    ) -> None:
+        """Count a step of a run whose thread does not lead. The arguments are those of `joined`."""
+        key = backend, run_id
+        if key not in self._next:
+            known = self._by_run.get(key)
+            last = (last_step() or -1) if known is None else next_step - known - 1
+            self._next[key] = last + 1
+        self._next[key] += 1
 
     def of(self, backend: str, run_id: str) -> int:
         """Return the offset of a run that was joined."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns, time_ns
 from typing import Any, Protocol
@@ -71,6 +72,8 @@ class BatchRecorder:
         self.health = HealthReport(bus, journal, diagnostics)
         self._next = self._due_from = settings.initial_step
         self._begun = self._by_hand = self._claimed = False
+        self.lock = threading.RLock()
+        """Lock for steps that the user's threads report."""
         self._numbers = TrainerNumbers()
         self._last: Batch | None = None
         self._read_devices_at = 0
@@ -95,6 +98,11 @@ class BatchRecorder:
                 self._accelerators.notice(_device_type(optimizer))
         if not (self._by_hand or self._claimed):
             self._record()
+
+    def other_thread_stepped(self, is_parallel: bool) -> None:
+        """Count a step of a thread that does not lead (`memlog.autolog.training_threads`). Never raises."""
+        if fork.generation == self._generation and not (self._by_hand or self._claimed):
+            self._run_detector.step_beside(self._next, is_parallel=is_parallel)
 
     def step_by_hand(self, number: object = None) -> None:
         """Record a step that the caller reports. From now on only the caller's steps count. Never raises.

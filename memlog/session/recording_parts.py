@@ -113,6 +113,7 @@ class RecordingParts:
         self._begin_steps(model, undo)
         self._begin_watches(model, undo)
         self._autolog = listen(self.batches.optimizer_stepped)
+        self._autolog.threads.on_other_step = self.batches.other_thread_stepped
         undo.callback(self._autolog.remove)
         self.runs.resolve_active_runs()
         if self._rank.may_deliver:
