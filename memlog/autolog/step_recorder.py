@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns, time_ns
@@ -156,7 +158,8 @@ class BatchRecorder:
             Diagnostics().say_once(
                 "fork",
                 "this process is a fork of the one that began the run, so its steps are not recorded: call "
-                "memlog.init() after the fork (a program that becomes a daemon has forked)",
+                "memlog.init() after the fork (a program that becomes a daemon has forked), or leave it out "
+                "and start the program with `memlog run`",
             )
         return True
 
@@ -185,7 +188,15 @@ class BatchRecorder:
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", f"nothing was recorded, because {NOT_NOTICED}")
+            message = f"nothing was recorded, because {NOT_NOTICED}"
+            if children := child_processes():
+                are = "a child process" if children == 1 else f"{children:,} child processes"
+                message = (
+                    "nothing was recorded in this process, because memlog noticed no optimizer step here. It "
+                    f"has started {are}: if they train, call memlog.init() in the function that they run, or "
+                    "leave it out and start the program with `memlog run`"
+                )
+            self._diagnostics.say_once("no_steps", message)
 
     def _record(self, number: int | None = None) -> None:
         begun = perf_counter_ns()
@@ -264,6 +275,13 @@ def run_event(settings: Settings, begun_us: int) -> Run:
         backends=settings.backends,
         settings=settings.described(),
     )
+
+
+def child_processes() -> int:
+    """Return the number of processes that this one has started with ``multiprocessing``, ended or not."""
+    counter = getattr(sys.modules.get("multiprocessing.process"), "_process_counter", None)
+    known = re.fullmatch(r"count\((\d+)\)", repr(counter))  # its next number, from 1
+    return 0 if known is None else int(known[1]) - 1
 
 
 def _device_type(optimizer: Any) -> str:

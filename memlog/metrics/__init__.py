@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.metrics.axes import alert_in_run, axis_and_index, in_run
+from memlog.metrics.axes import alert_in_run, axis_and_index, in_run, is_content
 from memlog.metrics.event_values import (
     fragmentation,
     parameters_of,
@@ -19,6 +19,7 @@ __all__ = [
     "bucket_start",
     "fragmentation",
     "in_run",
+    "is_content",
     "parameters_of",
     "replaces",
     "safe_label",

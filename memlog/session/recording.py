@@ -117,6 +117,7 @@ class Recording(RecordingParts):
         is being raised.
         """
         if fork.generation != self.generation:
+            self._autolog.remove()  # so that the copy says nothing of the child's steps
             return  # a forked copy: the run belongs to the parent process
         end, health = self._close(status, error, timeout)
         self._closed = True

@@ -18,6 +18,7 @@ from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, deferred_key
 from memlog.journal.in_process_state import ClaimOf
+from memlog.metrics import is_content
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
@@ -85,7 +86,7 @@ class Uploader:
         self._progress = SavedProgress(run, self.state, self._open_runs)
         self._cursors: dict[str, Cursor] = {}
         self._artifact_files = ArtifactFiles(run)
-        self._is_final = False
+        self._is_final = self._is_worth = False
 
     def connect(self, connection: Connection) -> None:
         """Set how the tracker's client connects."""
@@ -165,7 +166,7 @@ class Uploader:
         self._open_runs.refused_runs.end()
         if self.refused:
             self._progress.note_refusals(complete=True)
-        elif self.state.own_run or self.state.joined:
+        elif self.state.own_run or self.state.joined or not self._has_content():
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
 
@@ -262,7 +263,7 @@ class Uploader:
         header = entry.header
         binding = self._binding(file, header)
         if binding is None and not self._own.may_begin(
-            is_allowed=self.may_open_own, is_final=self._is_final
+            is_allowed=self.may_open_own and self._has_content(), is_final=self._is_final
         ):
             return False
         target = _run_id(binding)
@@ -280,6 +281,13 @@ class Uploader:
             cursor.plan = plan_for(header, resolution, offset)
         cursor.header, cursor.segment = header, entry.start.segment
         return True
+
+    def _has_content(self) -> bool:
+        """Return whether the journal has more than facts about the process. Such a run is worth opening."""
+        self._is_worth = self._is_worth or any(
+            is_content(entry.event) for file in self.run.files() for entry in file.read()
+        )
+        return self._is_worth
 
     def _binding(self, file: JournalFile, header: Header) -> Binding | None:
         """Return the user's run that a segment's events go to; ``None``: the sink's own run."""
