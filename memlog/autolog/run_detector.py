@@ -14,8 +14,9 @@ from memlog._internal.redact import remember
 from memlog.autolog.step_numbers import RunOffsets
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
-from memlog.events import Status
+from memlog.events import Status, ThreadStep, now_us
 from memlog.journal import Binding, JournalWriter, binding_of
+from memlog.metrics import bucket_start
 from memlog.sink import (
     DISABLED,
     Backend,
@@ -214,26 +215,23 @@ class RunDetector:
                     remember(connection.uri, *connection.environment.values())
                     self._tell(Connect(name, connection))
 
-    def step_beside(self, next_step: int, *, is_parallel: bool) -> None:
-        """Count a step of a thread whose steps are not the session's, in the thread's own run. Never raises.
+    def step_beside(self, next_step: int, rss: int | None) -> None:
+        """Write a step of a thread whose steps are not the session's, for the thread's own run. Never raises.
 
-        ``next_step`` is the session's. ``is_parallel``: the thread of the session's steps trains, too.
+        ``next_step`` is the session's. ``rss`` is the process's memory now.
         """
         for name, backend in self._backends.items():
             if name in self._writers:
                 continue  # these trackers have one run for all threads
-            with self._diagnostics.contained(f"counting the steps of a run in {name}"):
+            with self._diagnostics.contained(f"recording a thread's step in {name}"):
                 run = backend.active_run()
-                if run is None or self.is_newest(name, run.run_id):
+                if run is None or self.is_newest(name, run.run_id) or not self._may_join():
                     continue
                 last_step = partial(self._last_step, name, run)
-                self._offsets.step_beside(name, run.run_id, next_step, last_step)
-                if is_parallel and self._may_join():
-                    self._diagnostics.say_once(
-                        f"beside {name} {run.run_id}",
-                        "several threads train at the same time, and memlog records the steps of one of "
-                        f"them: {name} run {run.name or run.run_id!r} has no memory of these steps",
-                    )
+                step = self._offsets.step_beside(name, run.run_id, next_step, last_step)
+                if rss is not None and step == bucket_start(step):
+                    uri = binding_of(run).uri
+                    self._journal.append(ThreadStep(now_us(), name, run.run_id, uri, step, rss))
 
     def _last_step(self, name: str, run: TrackerRun) -> int | None:
         backend = self._backends[name]
@@ -260,6 +258,8 @@ class RunDetector:
 
     def _join(self, name: str, run: TrackerRun, next_step: int) -> None:
         is_first = name not in self._runs
+        if not is_first:
+            self._offsets.leave(name, self._runs[name].run_id, next_step)
         self._runs[name] = run
         self.joined = True
         self.connect()

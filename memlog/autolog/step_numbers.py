@@ -38,6 +38,8 @@ class RunOffsets:
         """Runs that begin at step 0 because nothing else is known."""
         self._next: dict[tuple[str, str], int] = {}
         """Next step of each run whose thread does not lead (`memlog.autolog.training_threads`)."""
+        self._left: dict[tuple[str, str], int] = {}
+        """The session's next step when the events of each run ended, because another run was joined."""
 
     def joined(
         self, backend: str, run_id: str, next_step: int, last_step: int | None, *, is_first: bool
@@ -93,16 +95,27 @@ class RunOffsets:
         """Keep the session's last step in a run, for a later session of this process."""
         self._reached[backend, run_id] = last_step - self._by_run[backend, run_id]
 
+    def leave(self, backend: str, run_id: str, next_step: int) -> None:
+        """Note that events from ``next_step`` on belong to another run of the backend."""
+        self._left[backend, run_id] = next_step
+
     def step_beside(
         self, backend: str, run_id: str, next_step: int, last_step: Callable[[], int | None]
-    ) -> None:
-        """Count a step of a run whose thread does not lead. The arguments are those of `joined`."""
+    ) -> int:
+        """Count a step of a run whose thread does not lead, and return its number in the run.
+
+        The arguments are those of `joined`.
+        """
         key = backend, run_id
         if key not in self._next:
             known = self._by_run.get(key)
-            last = (last_step() or -1) if known is None else next_step - known - 1
-            self._next[key] = last + 1
+            if known is None:
+                last = last_step()
+                self._next[key] = 0 if last is None else last + 1
+            else:
+                self._next[key] = self._left.get(key, next_step) - known
         self._next[key] += 1
+        return self._next[key] - 1
 
     def of(self, backend: str, run_id: str) -> int:
         """Return the offset of a run that was joined."""

@@ -101,10 +101,14 @@ class BatchRecorder:
         if not (self._by_hand or self._claimed):
             self._record()
 
-    def other_thread_stepped(self, is_parallel: bool) -> None:
-        """Count a step of a thread that does not lead (`memlog.autolog.training_threads`). Never raises."""
+    def other_thread_stepped(self) -> None:
+        """Record a step of a thread that does not lead (`memlog.autolog.training_threads`). Never raises."""
         if fork.generation == self._generation and not (self._by_hand or self._claimed):
-            self._run_detector.step_beside(self._next, is_parallel=is_parallel)
+            probe = HostProbe(
+                self._diagnostics
+            )  # the peaks of `host` belong to the leading thread's steps
+            self._run_detector.step_beside(self._next, probe.read()[0])
+            probe.close()
 
     def step_by_hand(self, number: object = None) -> None:
         """Record a step that the caller reports. From now on only the caller's steps count. Never raises.

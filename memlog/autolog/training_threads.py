@@ -36,9 +36,8 @@ class TrainingThreads:
         leading: OptimizerClock,
         make_clock: Callable[[Callable[[Any], None]], OptimizerClock],
     ) -> None:
-        self.on_other_step: Callable[[bool], object] = bool
-        """Function called after a step of a thread that does not lead, with True if the leading thread trains
-        at the same time. It must not raise."""
+        self.on_other_step: Callable[[], object] = int
+        """Function called after a step of a thread that does not lead. It must not raise."""
         self._leading = leading
         self._on_step: Callable[[Any], None] | None = None
         self._lock = threading.RLock()
@@ -78,7 +77,7 @@ class TrainingThreads:
         may_lead = may_lead and (leading.has_ended or other.is_alone)
         # If the lock is taken, the leading thread is within a step.
         if not may_lead or not lock.acquire(blocking=False):
-            self.on_other_step(is_parallel)
+            self.on_other_step()
             return
         try:
             self._take_lead(other)

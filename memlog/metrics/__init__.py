@@ -10,7 +10,7 @@ from memlog.metrics.event_values import (
     sent_values,
     values,
 )
-from memlog.metrics.points import Plan, bucket_start, replaces
+from memlog.metrics.points import Plan, bucket_start, replaces, thread_point
 
 __all__ = [
     "Plan",
@@ -24,5 +24,6 @@ __all__ = [
     "replaces",
     "safe_label",
     "sent_values",
+    "thread_point",
     "values",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.events import Alert, Artifact, Parameters
+from memlog.events import Alert, Artifact, Parameters, ThreadStep
 from memlog.journal import Entry, Header, Position
 from memlog.journal.delivery_state import Progress
 from memlog.metrics import Plan, alert_in_run, axis_and_index, parameters_of
@@ -27,11 +27,13 @@ class Cursor:
     a group of steps (or epochs, or evaluations) for which the tracker gets one point of each metric.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, backend: str) -> None:
         self._saved = progress
+        self._backend = backend
         self.at = progress.resume
         self.sent = progress.sent
         self.pending: list[Point] = []
+        self.thread_steps: list[ThreadStep] = []
         self.parameters: list[Parameters] = []
         self.alerts: list[Alert] = []
         self.artifacts: list[Artifact] = []
@@ -71,6 +73,9 @@ class Cursor:
             self.pending += points
             if isinstance(entry.event, Alert):
                 self.alerts.append(alert_in_run(entry.event, self.offset))
+            elif isinstance(entry.event, ThreadStep):
+                if entry.event.backend == self._backend:
+                    self.thread_steps.append(entry.event)
             elif isinstance(entry.event, Artifact):
                 self.artifacts.append(entry.event)
             elif (parameters := parameters_of(entry.event)) is not None:
@@ -86,7 +91,8 @@ class Cursor:
 
     @property
     def has_pending(self) -> bool:
-        return bool(self.pending or self.parameters or self.alerts or self.artifacts)
+        rare = self.parameters or self.alerts or self.artifacts or self.thread_steps
+        return bool(self.pending or rare)
 
     def finish(self) -> None:
         """Complete all buckets, and add their points to the pending points."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -12,9 +14,9 @@ from memlog.delivery.uploader.cursor import Cursor, plan_for
 from memlog.delivery.uploader.open_runs import OpenRuns, OpenSink
 from memlog.delivery.uploader.own_run import OwnRun
 from memlog.delivery.uploader.saved_progress import SavedProgress
-from memlog.delivery.uploader.send import DELIVERED, send_pending
+from memlog.delivery.uploader.send import DELIVERED, send_pending, send_thread_steps
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
-from memlog.events import End
+from memlog.events import End, ThreadStep
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, deferred_key
 from memlog.journal.in_process_state import ClaimOf
@@ -180,7 +182,7 @@ class Uploader:
 
     def _deliver_deferred(self, key: str, deferred: DeferredRange, file: JournalFile) -> None:
         """Deliver skipped segments if the tracker now accepts the run to which they belong."""
-        cursor = Cursor(deferred.progress)
+        cursor = Cursor(deferred.progress, self.backend)
         cursor.target = deferred.target
         try:
             sink = self._sink(deferred.target)
@@ -237,7 +239,7 @@ class Uploader:
         cursor = self._cursors.get(file.process)
         if cursor is None:
             progress = self.state.progress(file.process)
-            cursor = self._cursors[file.process] = Cursor(progress)
+            cursor = self._cursors[file.process] = Cursor(progress, self.backend)
         for entry in file.read(cursor.at):
             if not self._take(file, cursor, entry):
                 break
@@ -325,15 +327,30 @@ class Uploader:
             except RunRefusedError as error:
                 self._open_runs.refuse(cursor.target, error)
                 raise
+            tally += self._send_thread_steps(cursor.thread_steps, is_content=is_content)
             self.state.delivered += tally.pop(DELIVERED, 0)
             self._progress.count(tally)
             outbox.take_over(self.state.outbox, cursor.target, cursor.alerts, cursor.artifacts)
-            cursor.alerts, cursor.artifacts = [], []
+            cursor.alerts, cursor.artifacts, cursor.thread_steps = [], [], []
             self.state.stage, self.state.problem = "delivering", self.refused
         if progress != self.state.progress(key):
             self.state.advance(key, progress)
             if has_pending:
                 self._progress.save()
+
+    def _send_thread_steps(self, steps: Sequence[ThreadStep], *, is_content: bool) -> Counter[str]:
+        """Send steps of threads to the threads' own runs. Steps of a refused run are lost, and counted."""
+        tally: Counter[str] = Counter()
+        by_run: dict[str, list[ThreadStep]] = {}
+        for step in steps:
+            by_run.setdefault(step.run_id, []).append(step)
+        for run_id, own in by_run.items():
+            self._open_runs.note_binding(Binding(run_id, own[0].uri))
+            try:
+                tally += send_thread_steps(self._sink(run_id), own, is_content=is_content)
+            except RunRefusedError:
+                tally["thread_run_refused"] += len(own)
+        return tally
 
 
 def _description(

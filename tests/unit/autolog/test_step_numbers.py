@@ -71,3 +71,21 @@ def test_what_is_known_counts_more_than_the_users_number() -> None:
     trained.begin_at(0, 7)
     for known in (resumed, passed, trained):
         assert known.number_first_row("t", "a", 99, None) == 0
+
+
+def test_a_run_whose_thread_leads_now_and_then_has_its_own_numbers() -> None:
+    known, reads = offsets(), []
+
+    def last_step() -> int | None:
+        reads.append(1)
+        return 29
+
+    known.joined("t", "a", 0, None, is_first=True)  # its steps 0 to 9 are the session's
+    assert [known.step_beside("t", "b", 5, last_step) for _ in range(3)] == [30, 31, 32]
+    known.leave("t", "a", 10)
+    assert 10 - known.joined("t", "b", 10, 29, is_first=False) == 33
+    assert [known.step_beside("t", "a", 15, last_step) for _ in range(2)] == [10, 11]
+    known.leave("t", "b", 20)
+    assert 20 - known.joined("t", "a", 20, None, is_first=False) == 12
+    assert known.step_beside("t", "b", 25, last_step) == 43
+    assert reads == [1]
