@@ -21,6 +21,8 @@ OWN_FILE = "events.out.tfevents.0000000000.{begun:010d}.memlog-{run}"
 """Name of memlog's event file. TensorBoard reads a folder's files in the order of their names, and may never
 read an earlier file again. memlog's files come before the user's files, so TensorBoard still reads the user's
 new rows. Among themselves, memlog's files are in the order in which the sessions began."""
+MOVED_FILE = ".memlog-{run}.moved"
+"""End of the name of memlog's event file after `memlog_tensorboard.purges.file_to_follow`."""
 LOGGING_DIR = "TENSORBOARD_LOGGING_DIR"
 """Environment variable that names the folder for memlog's own runs. Transformers reads it, too."""
 _DEFAULT_FOLDER = "runs"
@@ -63,7 +65,7 @@ class TensorboardBackend:
 
     def last_step(self, run: TrackerRun) -> int | None:
         """Return the last step in the event files that earlier sessions of memlog wrote to the folder."""
-        files = Path(run.run_id).glob("events.out.tfevents.0000000000.*memlog-*")
+        files = Path(run.run_id).glob("*tfevents*memlog-*")
         steps = [last_step_in(file) for file in files if file.is_file()]
         return max((step for step in steps if step is not None), default=None)
 

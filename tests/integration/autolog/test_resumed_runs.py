@@ -92,13 +92,14 @@ def test_two_sessions_of_one_process_and_the_same_open_run(tmp_path: Path) -> No
     assert steps == list(range(12))
 
 
-def test_tensorboard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", ["", ", purge_step=FIRST or None"])
+def test_tensorboard(tmp_path: Path, arguments: str) -> None:
     train(
         tmp_path,
-        """
+        f"""
     from torch.utils.tensorboard import SummaryWriter
     memlog.init("tensorboard", finish_timeout=120)
-    writer = SummaryWriter("tb")
+    writer = SummaryWriter("tb"{arguments})
     train(lambda step: writer.add_scalar("loss", 1.0, step))
     writer.close()
     memlog.finish()
@@ -107,7 +108,14 @@ def test_tensorboard(tmp_path: Path) -> None:
         10,
         20,
     )
-    assert [event.step for event in events_in(tmp_path / "tb").Scalars(RSS)] == list(range(30))
+    events = events_in(tmp_path / "tb")
+    assert [event.step for event in events.Scalars("loss")] == list(range(30))
+    assert [event.step for event in events.Scalars(RSS)] == list(range(30))
+    own = [file.read_bytes() for file in (tmp_path / "tb").glob("*memlog-*")]
+    child.memlog(
+        "sync", "latest", directory=tmp_path
+    )  # finds the moved file, and writes nothing twice
+    assert [file.read_bytes() for file in (tmp_path / "tb").glob("*memlog-*")] == own
 
 
 def test_trackio(tmp_path: Path) -> None:
