@@ -174,8 +174,7 @@ class OptimizerClock:
             self._set_clock(_ClockPeriod(optimizer))
 
     def _set_clock(self, period: _ClockPeriod) -> None:
-        if self._period is None:
-            self.thread = ThreadIdentity()
+        self.thread = ThreadIdentity()
         self._period = period
         self._armed = False
 

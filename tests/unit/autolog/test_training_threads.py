@@ -135,13 +135,18 @@ def test_a_thread_that_waits_while_another_trains_loses_the_lead(
     assert counter.counted == 50 + 60 - 9
 
 
-def test_threads_that_run_freely_make_the_steps_of_one(counter: Counter) -> None:
-    begin = threading.Barrier(4)
+def test_threads_that_run_freely_make_the_steps_of_one(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have made their first step before one makes its second."""
+    monkeypatch.setattr(training_threads, "INACTIVE_SECONDS", 1000.0)
+    begun = threading.Barrier(4)
 
     def train() -> None:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        begin.wait(60)
-        for _ in range(300):
+        optimizer.step()
+        begun.wait(60)
+        for _ in range(299):
             optimizer.step()
 
     threads = [threading.Thread(target=train) for _ in range(4)]
