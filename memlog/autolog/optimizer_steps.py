@@ -61,7 +61,6 @@ class OptimizerClock:
         backward: Function that returns the number of the backward pass in progress; -1: none.
         threads: Other threads that step optimizers; ``None``: this clock serves one thread.
         thread: Thread that stepped the clock's optimizer first; ``None``: none has stepped it.
-        total: Number of steps that counted.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
@@ -70,7 +69,7 @@ class OptimizerClock:
         self.backward: Callable[[], int] = lambda: -1
         self.threads: TrainingThreads | None = None
         self.thread: ThreadIdentity | None = None
-        self.total = 0
+        self._earlier = 0
         self._period: _ClockPeriod | None = None
         self._before: list[_ClockPeriod] = []
         self._running: list[int] = []
@@ -89,7 +88,7 @@ class OptimizerClock:
             other.begin(optimizer)
             return
         backward, running = self.backward(), self._running
-        nested = bool(running) and id(optimizer) not in running
+        nested = not is_clock and bool(running) and id(optimizer) not in running
         running.append(id(optimizer))
         self._same_backward = backward == self._last_backward and backward >= 0
         self._last_backward = backward
@@ -134,8 +133,16 @@ class OptimizerClock:
             if period.to_skip:
                 period.to_skip -= 1
             else:
-                self.total += 1
                 self.on_step(optimizer)
+
+    @property
+    def total(self) -> int:
+        """Number of the clock's steps."""
+        return self._earlier + (0 if self._period is None else self._period.steps)
+
+    @total.setter
+    def total(self, total: int) -> None:
+        self._earlier = total - (0 if self._period is None else self._period.steps)
 
     @property
     def has_ended(self) -> bool:
@@ -174,9 +181,9 @@ class OptimizerClock:
             self._set_clock(_ClockPeriod(optimizer))
 
     def _set_clock(self, period: _ClockPeriod) -> None:
-        self.thread = ThreadIdentity()
-        self._period = period
-        self._armed = False
+        self.thread, total = ThreadIdentity(), self.total
+        self._period, self._armed = period, False
+        self.total = total
 
 
 class _ClockPeriod:

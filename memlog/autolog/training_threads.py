@@ -81,7 +81,6 @@ class TrainingThreads:
             return
         try:
             self._take_lead(other)
-            leading.total += 1
             leading.on_step(optimizer)
         finally:
             lock.release()
@@ -92,10 +91,10 @@ class TrainingThreads:
         if identity is None:
             return
         before = self._new(identity)
-        before.total = leading.total
+        total = before.total = leading.total
         leading.exchange(before.clock)
         leading.exchange(other.clock)
-        leading.thread = other.identity
+        leading.thread, leading.total = other.identity, total + 1
         if not identity.has_ended:
             self._others[identity.number] = before
 
