@@ -10,7 +10,7 @@ from types import ModuleType
 
 from memlog._internal.credential_scope import CredentialScope
 from memlog.events import Status
-from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog.sink import STEP_PREFIX, ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_mlflow import ends, environment
 from memlog_mlflow.uris import absolute_uri, link_to
 
@@ -50,6 +50,20 @@ class MlflowBackend:
             seen = TrackerRun(run_id, uri, run.info.run_name, link)
             self._seen.run = seen
         return seen
+
+    def last_step(self, run: TrackerRun) -> int | None:
+        """Return the last step with memlog's values, from the data with which ``mlflow`` opened the run."""
+        mlflow = _imported_mlflow()
+        active = None if mlflow is None else mlflow.active_run()
+        if active is None or active.info.run_id != run.run_id:
+            return None
+        # The public property has no steps.
+        held = getattr(active.data, "_metric_objs", ())
+        return max((one.step for one in held if one.key.startswith(STEP_PREFIX)), default=None)
+
+    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
+        """Return False, because `last_step` knows each run's last step."""
+        return False
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
         """Return the run ``run_id`` in the store ``uri``. Without ``uri``, use MLflow's current store."""

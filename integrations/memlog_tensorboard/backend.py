@@ -13,9 +13,16 @@ from pathlib import Path
 
 from memlog.errors import TrackerRejectedError
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog_tensorboard.last_step import last_step_in
 
 logger = logging.getLogger("memlog")
 
+OWN_FILE = "events.out.tfevents.0000000000.{begun:010d}.memlog-{run}"
+"""Name of memlog's event file. TensorBoard reads a folder's files in the order of their names, and may never
+read an earlier file again. memlog's files come before the user's files, so TensorBoard still reads the user's
+new rows. Among themselves, memlog's files are in the order in which the sessions began."""
+MOVED_FILE = ".memlog-{run}.moved"
+"""End of the name of memlog's event file after `memlog_tensorboard.purges.file_to_follow`."""
 LOGGING_DIR = "TENSORBOARD_LOGGING_DIR"
 """Environment variable that names the folder for memlog's own runs. Transformers reads it, too."""
 _DEFAULT_FOLDER = "runs"
@@ -55,6 +62,16 @@ class TensorboardBackend:
             self._threads = threads
             self._seen = _newest([folder for folder in map(_folder_of, threads) if folder])
         return self._seen
+
+    def last_step(self, run: TrackerRun) -> int | None:
+        """Return the last step in the event files that earlier sessions of memlog wrote to the folder."""
+        files = Path(run.run_id).glob("*tfevents*memlog-*")
+        steps = [last_step_in(file) for file in files if file.is_file()]
+        return max((step for step in steps if step is not None), default=None)
+
+    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
+        """Return False, because `last_step` knows each run's last step."""
+        return False
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder is enough
         """Return the run of a logger's folder; ``None`` if the folder is not on this machine."""

@@ -40,11 +40,12 @@ class EventFile:
         path: The file. Its folder must exist. The first `append` creates the file.
 
     Attributes:
+        path: The file's path.
         texts: The texts in the file, by tag. Each text is a list of strings.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.texts: dict[str, list[list[bytes]]] = {}
         self._stored: set[int] = set()
         self._size = -1
@@ -55,13 +56,18 @@ class EventFile:
         Raises:
             OSError: the file can't be written. The caller can pass the same values again.
         """
-        with os.fdopen(os.open(self._path, _FLAGS, 0o666), "r+b") as file:
+        with os.fdopen(os.open(self.path, _FLAGS, 0o666), "r+b") as file:
             if os.fstat(file.fileno()).st_size != self._size:
                 self._read_back(file)
             new = list(self._missing(entries))
             if new:
                 self._write(file, _events(new, is_first=self._size == 0))
         self._note(new)
+
+    def move(self, path: Path) -> None:
+        """Give the file another name in its folder, which must not exist."""
+        self.path.rename(path)
+        self.path = path
 
     def _missing(self, entries: Iterable[Scalar]) -> Iterator[Scalar]:
         taken: set[int] = set()
@@ -84,7 +90,7 @@ class EventFile:
         self._stored.clear()
         self.texts.clear()
         end = 0
-        for record in _records(file):
+        for record in records(file):
             event = Event.FromString(record)
             self._note(Scalar(event.step, event.wall_time, v) for v in event.summary.value)
             end = file.tell()
@@ -107,7 +113,7 @@ class EventFile:
         self._size += len(buffer.getbuffer())
 
 
-def _records(file: io.BufferedRandom) -> Iterator[bytes]:
+def records(file: io.BufferedIOBase) -> Iterator[bytes]:
     """Yield the data of a file's records, up to the first incomplete or damaged record.
 
     A record is a length, the length's checksum, the data, and the data's checksum.

@@ -18,8 +18,9 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunRefusedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
-from memlog_tensorboard.backend import run_in
+from memlog_tensorboard.backend import MOVED_FILE, OWN_FILE, run_in
 from memlog_tensorboard.event_file import EventFile, Scalar
+from memlog_tensorboard.purges import file_to_follow
 
 ALERTS = "memlog/alerts"
 DESCRIPTION = "memlog/description"
@@ -57,10 +58,11 @@ class TensorboardSink:
         self._known = target.joined or target.opened
         self._root = Path(target.connection.uri or "runs").absolute()
         self._folder = Path(self._known.run_id) if self._known else self._root / _own_run(target)
-        # TensorBoard reads a folder's files in the order of their names, and may never read an earlier file
-        # again. memlog's file comes before the user's files, so TensorBoard still reads the user's new rows.
         run = _UNSAFE.sub("_", target.memlog_run)
-        self._file = EventFile(self._folder / f"events.out.tfevents.0000000000.memlog-{run}")
+        begun = (target.begun_us or 0) // 1_000_000
+        moved = next(self._folder.glob(f"*tfevents*{MOVED_FILE.format(run=run)}"), None)
+        self._moved_name = MOVED_FILE.format(run=run)
+        self._file = EventFile(moved or self._folder / OWN_FILE.format(begun=begun, run=run))
 
     def probe(self) -> None:
         """Check that the folder exists or can be made."""
@@ -133,6 +135,17 @@ class TensorboardSink:
         if self._target.joined is None and status is not None:
             ended = time.time() if ended_us is None else ended_us / 1e6
             self._append([Scalar(0, ended, _text(STATUS, _bytes(status)))])
+
+        if self._target.joined is not None:
+            self._come_after_purges()
+
+    def _come_after_purges(self) -> None:
+        """Rename memlog's file, so that the user's ``purge_step`` does not hide memlog's values."""
+        with self._written():
+            if self._file.path.exists() and not self._file.path.name.endswith(self._moved_name):
+                last = file_to_follow(self._folder)
+                if last is not None:
+                    self._file.move(last.with_name(last.name + self._moved_name))
 
     @property
     def _begun(self) -> float:

@@ -36,6 +36,18 @@ class TrackioBackend:
             self._run = run
         return self._seen
 
+    def last_step(self, run: TrackerRun) -> int | None:
+        """Return the last step that a resumed run had, which ``trackio.init`` has read."""
+        active = _open_run()
+        if active is None or active.id != run.run_id:
+            return None
+        last: int | None = getattr(active, "_initial_last_step", None)
+        return last
+
+    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
+        """Return False, because `last_step` knows each run's last step."""
+        return False
+
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
         """Return the run ``run_id``; ``None`` if the run is not open here and ``uri`` names no project."""
         active = self.active_run()

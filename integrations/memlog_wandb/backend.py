@@ -13,6 +13,7 @@ from memlog._internal.credential_scope import CredentialScope
 from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of, link_to
+from memlog_wandb.contents import axis_key
 from memlog_wandb.in_process import WandbInProcessRun
 
 logger = logging.getLogger("memlog")
@@ -51,6 +52,21 @@ class WandbBackend:
             if run is not None and str(run.id) == run_id:
                 return self._noted(run)
         return None
+
+    def last_step(self, run: TrackerRun) -> int | None:  # noqa: ARG002 - `_run` is this run
+        """Return the last step that a resumed run had. The server has sent it with the run's summary.
+
+        An offline run knows nothing of the run's earlier data.
+        """
+        if not getattr(_settings(self._run), "resumed", False):
+            return None
+        last: int | None = self._run.summary.get(axis_key("step"))
+        return last
+
+    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - `_run` is this run
+        """Return True for an offline run that the user resumes, or resumes if it exists."""
+        settings = _settings(self._run)
+        return bool(getattr(settings, "_offline", False) and getattr(settings, "resume", None))
 
     def _noted(self, run: Any) -> TrackerRun:
         settings = _settings(run)

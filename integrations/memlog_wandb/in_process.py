@@ -8,6 +8,7 @@ is. So memlog adds its values to the user's own calls (`memlog_wandb.rows`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class WandbInProcessRun:
     def __init__(self, run: Any, run_id: str) -> None:
         self.run_id = run_id
         self._run = run
+        # True with ``sync_tensorboard=True``. W&B's own process then reads the rows from TensorBoard's files.
+        self.copies_rows = bool(getattr(sys.modules.get("wandb"), "patched", {}).get("tensorboard"))
         self._watch: RowWatch | None = None
 
     @property

@@ -22,6 +22,7 @@ from typing import Any
 
 from memlog._internal.import_hook import ImportWatch
 from memlog.autolog.trainers import TRAINER, load_package
+from memlog.autolog.training_threads import ThreadIdentity, TrainingThreads
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
@@ -58,12 +59,17 @@ class OptimizerClock:
     Attributes:
         torch: The module, if the hooks are installed.
         backward: Function that returns the number of the backward pass in progress; -1: none.
+        threads: Other threads that step optimizers; ``None``: this clock serves one thread.
+        thread: Thread that stepped the clock's optimizer first; ``None``: none has stepped it.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.on_step = on_step
         self.torch: Any = None
         self.backward: Callable[[], int] = lambda: -1
+        self.threads: TrainingThreads | None = None
+        self.thread: ThreadIdentity | None = None
+        self._earlier = 0
         self._period: _ClockPeriod | None = None
         self._before: list[_ClockPeriod] = []
         self._running: list[int] = []
@@ -76,12 +82,17 @@ class OptimizerClock:
         torch = self.torch  # its import may not be complete
         if torch is not None and torch.compiler.is_dynamo_compiling():
             return
-        backward, running, period = self.backward(), self._running, self._period
-        nested = bool(running) and id(optimizer) not in running
+        period = self._period
+        is_clock = period is not None and period.clock() is optimizer
+        if not is_clock and self.threads and (other := self.threads.other_clock()) is not None:
+            other.begin(optimizer)
+            return
+        backward, running = self.backward(), self._running
+        nested = not is_clock and bool(running) and id(optimizer) not in running
         running.append(id(optimizer))
         self._same_backward = backward == self._last_backward and backward >= 0
         self._last_backward = backward
-        if period is not None and period.clock() is optimizer and period.others < INACTIVE_AFTER:
+        if is_clock and period is not None and period.others < INACTIVE_AFTER:
             self._armed = True
             return
         if period is None or period.clock() is None or period.others >= INACTIVE_AFTER:
@@ -97,13 +108,17 @@ class OptimizerClock:
         torch = self.torch
         if torch is not None and torch.compiler.is_dynamo_compiling():
             return
-        running, period = self._running, self._period
+        period, running = self._period, self._running
+        is_clock = period is not None and period.clock() is optimizer
+        if not is_clock and self.threads and (other := self.threads.other_clock()) is not None:
+            other.end(optimizer)
+            return
         if id(optimizer) in running:
             # Nested steps that raised are removed too, because they have no end.
             del running[running.index(id(optimizer)) :]
         if period is None:
             return
-        if period.clock() is not optimizer:
+        if not is_clock:
             if self._same_backward:
                 period.add_partner(optimizer)
                 return
@@ -119,6 +134,35 @@ class OptimizerClock:
                 period.to_skip -= 1
             else:
                 self.on_step(optimizer)
+
+    @property
+    def total(self) -> int:
+        """Number of the clock's steps."""
+        return self._earlier + (0 if self._period is None else self._period.steps)
+
+    @total.setter
+    def total(self, total: int) -> None:
+        self._earlier = total - (0 if self._period is None else self._period.steps)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the clock's optimizer is deleted, or the thread that stepped it has ended."""
+        is_deleted = self._period is None or self._period.clock() is None
+        return is_deleted or (self.thread is not None and self.thread.has_ended)
+
+    def exchange(self, other: OptimizerClock) -> None:
+        """Exchange what is known of optimizers with another clock."""
+        for name in (
+            "_period",
+            "_before",
+            "_running",
+            "_armed",
+            "_last_backward",
+            "_same_backward",
+        ):
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, its)
+            setattr(other, name, mine)
 
     def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
         """Make ``optimizer`` the clock if it was the clock recently, or if it seems to replace the clock."""
@@ -137,8 +181,9 @@ class OptimizerClock:
             self._set_clock(_ClockPeriod(optimizer))
 
     def _set_clock(self, period: _ClockPeriod) -> None:
-        self._period = period
-        self._armed = False
+        self.thread, total = ThreadIdentity(), self.total
+        self._period, self._armed = period, False
+        self.total = total
 
 
 class _ClockPeriod:
@@ -207,6 +252,7 @@ class Autolog:
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.clock = OptimizerClock(on_step)
+        self.threads = self.clock.threads = TrainingThreads(self.clock, self._clock_of_thread)
         self._handles: list[Any] = []
         self._watches: list[ImportWatch] = []
         self._when_imported(TRAINER, load_package)
@@ -217,6 +263,11 @@ class Autolog:
         for each in (*self._watches, *self._handles):
             each.remove()
         self._handles.clear()
+
+    def _clock_of_thread(self, on_step: Callable[[Any], None]) -> OptimizerClock:
+        clock = OptimizerClock(on_step)
+        clock.torch, clock.backward = self.clock.torch, self.clock.backward
+        return clock
 
     def _when_imported(self, name: str, callback: Callable[[ModuleType], object]) -> None:
         module = sys.modules.get(name)

@@ -14,8 +14,9 @@ from memlog._internal.redact import remember
 from memlog.autolog.step_numbers import RunOffsets
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
-from memlog.events import Status
+from memlog.events import Status, ThreadStep, now_us
 from memlog.journal import Binding, JournalWriter, binding_of
+from memlog.metrics import bucket_start
 from memlog.sink import (
     DISABLED,
     Backend,
@@ -23,6 +24,7 @@ from memlog.sink import (
     EndingBackend,
     InProcessBackend,
     JoinableBackend,
+    ResumableBackend,
     TrackerRun,
     load_backend,
 )
@@ -60,6 +62,7 @@ class RunDetector:
     _on_end: Callable[[str, str, Status], object] = lambda *_: None
     """Function that is called on the user's thread before a joined run ends. It gets the backend's name, the
     run's id and the status. It does not raise."""
+    _initial_step: int = 0
     joined: bool = field(default=False, init=False)
     """True if a run was joined since the last step."""
     _runs: dict[str, TrackerRun] = field(default_factory=dict, init=False)
@@ -76,7 +79,7 @@ class RunDetector:
     """Functions that stop watching for runs that end, by the backend's name."""
 
     def __post_init__(self) -> None:
-        self._offsets = RunOffsets(self._opened_own)
+        self._offsets = RunOffsets(self._opened_own, self._initial_step)
         self.looks_for_runs = bool(self._backends)
         """False if no run can be joined, because the session uses no tracker."""
 
@@ -143,6 +146,27 @@ class RunDetector:
         joined, self.joined = self.joined, False
         return joined
 
+    def number_first_row(self, name: str, run_id: str, number: int | None, step: int | None) -> int:
+        """Take the user's number of a run's first row (`RunOffsets.number_first_row`). Never raises.
+
+        Return the amount by which the run's steps rise.
+        """
+        rise: int | None = 0
+        with self._diagnostics.contained("counting the steps of a run"):
+            known, backend = self._runs[name], self._backends[name]
+            rise = self._offsets.number_first_row(name, run_id, number, step)
+            if rise:
+                self._point_to(name, known, self._offsets.of(name, run_id))
+            elif (
+                rise is None and isinstance(backend, ResumableBackend) and backend.may_go_on(known)
+            ):
+                self._diagnostics.say_once(
+                    f"first step {run_id}",
+                    f"{name} does not tell which steps run {run_id} has already, so memlog counts from 0: "
+                    "if the run goes on, pass initial_step=N to memlog.init() (N: number of the next step)",
+                )
+        return rise or 0
+
     def is_newest(self, name: str, run_id: str) -> bool:
         """Return True if events now belong to this run of the backend ``name``."""
         known = self._runs.get(name)
@@ -159,6 +183,11 @@ class RunDetector:
                 if run is not None and run.name not in (None, known.name):
                     self._runs[name] = run
                     self._point_to(name, run, self._offsets.of(name, run.run_id))
+
+    def note_last_step(self, last_step: int) -> None:
+        """Keep the session's last step, for a later session of this process with the same runs."""
+        for name, known in self._runs.items():
+            self._offsets.end(name, known.run_id, last_step)
 
     def watch_no_ends(self) -> None:
         """Stop watching for runs that end."""
@@ -186,6 +215,31 @@ class RunDetector:
                     remember(connection.uri, *connection.environment.values())
                     self._tell(Connect(name, connection))
 
+    def step_beside(self, next_step: int, rss: int | None) -> None:
+        """Write a step of a thread whose steps are not the session's, for the thread's own run. Never raises.
+
+        ``next_step`` is the session's. ``rss`` is the process's memory now.
+        """
+        for name, backend in self._backends.items():
+            if name in self._writers:
+                continue  # these trackers have one run for all threads
+            with self._diagnostics.contained(f"recording a thread's step in {name}"):
+                run = backend.active_run()
+                if run is None or self.is_newest(name, run.run_id) or not self._may_join():
+                    continue
+                last_step = partial(self._last_step, name, run)
+                step = self._offsets.step_beside(name, run.run_id, next_step, last_step)
+                if rss is not None and step == bucket_start(step):
+                    uri = binding_of(run).uri
+                    self._journal.append(ThreadStep(now_us(), name, run.run_id, uri, step, rss))
+
+    def _last_step(self, name: str, run: TrackerRun) -> int | None:
+        backend = self._backends[name]
+        if isinstance(backend, ResumableBackend):
+            with self._diagnostics.contained(f"reading the last step of a run in {name}"):
+                return backend.last_step(run)
+        return None
+
     def _is_new(self, name: str, run: TrackerRun) -> bool:
         known = self._runs.get(name)
         if known is None or run.run_id != known.run_id:
@@ -204,6 +258,8 @@ class RunDetector:
 
     def _join(self, name: str, run: TrackerRun, next_step: int) -> None:
         is_first = name not in self._runs
+        if not is_first:
+            self._offsets.leave(name, self._runs[name].run_id, next_step)
         self._runs[name] = run
         self.joined = True
         self.connect()
@@ -215,7 +271,8 @@ class RunDetector:
         if isinstance(backend, EndingBackend) and name not in self._ends:
             self._ends[name] = backend.watch_ends(partial(self._on_end, name))
             self._on_in_process()
-        offset = self._offsets.joined(name, run.run_id, next_step, is_first=is_first)
+        last_step = self._last_step(name, run)
+        offset = self._offsets.joined(name, run.run_id, next_step, last_step, is_first=is_first)
         self._on_joined(name, self._point_to(name, run, offset))
 
     def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns, time_ns
 from typing import Any, Protocol
@@ -71,6 +74,8 @@ class BatchRecorder:
         self.health = HealthReport(bus, journal, diagnostics)
         self._next = self._due_from = settings.initial_step
         self._begun = self._by_hand = self._claimed = False
+        self.lock = threading.RLock()
+        """Lock for steps that the user's threads report."""
         self._numbers = TrainerNumbers()
         self._last: Batch | None = None
         self._read_devices_at = 0
@@ -95,6 +100,15 @@ class BatchRecorder:
                 self._accelerators.notice(_device_type(optimizer))
         if not (self._by_hand or self._claimed):
             self._record()
+
+    def other_thread_stepped(self) -> None:
+        """Record a step of a thread that does not lead (`memlog.autolog.training_threads`). Never raises."""
+        if fork.generation == self._generation and not (self._by_hand or self._claimed):
+            probe = HostProbe(
+                self._diagnostics
+            )  # the peaks of `host` belong to the leading thread's steps
+            self._run_detector.step_beside(self._next, probe.read()[0])
+            probe.close()
 
     def step_by_hand(self, number: object = None) -> None:
         """Record a step that the caller reports. From now on only the caller's steps count. Never raises.
@@ -148,7 +162,8 @@ class BatchRecorder:
             Diagnostics().say_once(
                 "fork",
                 "this process is a fork of the one that began the run, so its steps are not recorded: call "
-                "memlog.init() after the fork (a program that becomes a daemon has forked)",
+                "memlog.init() after the fork (a program that becomes a daemon has forked), or leave it out "
+                "and start the program with `memlog run`",
             )
         return True
 
@@ -177,7 +192,15 @@ class BatchRecorder:
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if not self._begun and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", f"nothing was recorded, because {NOT_NOTICED}")
+            message = f"nothing was recorded, because {NOT_NOTICED}"
+            if children := child_processes():
+                are = "a child process" if children == 1 else f"{children:,} child processes"
+                message = (
+                    "nothing was recorded in this process, because memlog noticed no optimizer step here. It "
+                    f"has started {are}: if they train, call memlog.init() in the function that they run, or "
+                    "leave it out and start the program with `memlog run`"
+                )
+            self._diagnostics.say_once("no_steps", message)
 
     def _record(self, number: int | None = None) -> None:
         begun = perf_counter_ns()
@@ -256,6 +279,13 @@ def run_event(settings: Settings, begun_us: int) -> Run:
         backends=settings.backends,
         settings=settings.described(),
     )
+
+
+def child_processes() -> int:
+    """Return the number of processes that this one has started with ``multiprocessing``, ended or not."""
+    counter = getattr(sys.modules.get("multiprocessing.process"), "_process_counter", None)
+    known = re.fullmatch(r"count\((\d+)\)", repr(counter))  # its next number, from 1
+    return 0 if known is None else int(known[1]) - 1
 
 
 def _device_type(optimizer: Any) -> str:

@@ -62,6 +62,8 @@ def _delivery(console: Console, name: str, delivery: Delivery, shown: int) -> Te
         text.append(f"\n{kind} ").append(plain(f"{run.id}{title}{place_of(name, run.uri)}"))
         if run.offset > 0:
             text.append(f"; its step 0 is step {run.offset:,} here")
+        elif run.offset < 0:
+            text.append(f"; step 0 here is its step {-run.offset:,}")
     if len(delivery.runs) > shown:
         more = len(delivery.runs) - shown
         text.append("\nand 1 more run" if more == 1 else f"\nand {more:,} more runs")

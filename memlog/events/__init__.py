@@ -74,6 +74,7 @@ from memlog.events.measurements import (
     Recorded,
     Sample,
     Scope,
+    ThreadStep,
 )
 from memlog.events.memory import (
     ALLOCATED,
@@ -182,6 +183,7 @@ __all__ = [
     "Status",
     "StepInputs",
     "TensorInput",
+    "ThreadStep",
     "Trace",
     "TracedLayer",
     "TracedLine",
@@ -207,6 +209,7 @@ Event: TypeAlias = (
     | Scope
     | Recorded
     | Phase
+    | ThreadStep
     | Alert
     | Artifact
     | Trace

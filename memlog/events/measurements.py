@@ -90,6 +90,22 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
     """Last completed step, as in `Scope`."""
 
 
+class ThreadStep(msgspec.Struct, frozen=True, array_like=True, tag="thread_step"):
+    """Step of a thread that trains at the same time as the thread whose steps are the session's.
+
+    The step belongs to a run that this thread has opened in a tracker.
+    """
+
+    time_us: Int
+    backend: str
+    run_id: str
+    uri: str | None
+    """The tracker's address, without user and password."""
+    step: Int
+    """Number of the step in the run."""
+    rss: Int
+
+
 class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     """End of a phase of the program, such as ``rollout``. Peaks are those of the phase."""
 

@@ -83,6 +83,8 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
 def readings(event: Event) -> Iterator[Reading]:
     """Yield the readings of memory in an event. Events that hold only changes of memory have none.
 
+    A `ThreadStep` has none, because its step is not the session's.
+
     The host's readings come first, then those of each device in the event's order.
     """
     if isinstance(event, Sample):

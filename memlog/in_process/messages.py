@@ -19,6 +19,15 @@ def shared_rows(folded: int, run_id: str, name: str) -> str:
     )
 
 
+def copied_rows(run_id: str, name: str) -> str:
+    """Return a message: the tracker's client copies rows from another tracker's files, without memlog."""
+    return (
+        f"run {run_id} gets its rows from another tracker's files (W&B: sync_tensorboard=True), and memlog "
+        "can't add values to those rows: only rows that you log yourself, or a last row, have memory. The "
+        f"artifact {name} ({SERIES_KIND}) has every step"
+    )
+
+
 def kept_nowhere(run_ids: Sequence[str]) -> str:
     """Return a message: the user disabled these runs, so the tracker has no data of the runs."""
     are = "is" if len(run_ids) == 1 else "are"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -34,11 +34,15 @@ class UsersRows:
         folded: Number of steps, evaluations and epochs that have no complete row of their own. For example,
             a step shares a row with a later step, or a value of the step came after the row was closed.
         delivered: Number of points put into rows, counted before folding.
+        number_first: Function called with the user's number of the first row, and the last completed step
+            before it. It returns the amount by which the run's steps rise, for which events that come later
+            are changed already. ``None``: it was called.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.folded = 0
         self.delivered = 0
+        self.number_first: Callable[[int | None, int | None], int] | None = None
         self._diagnostics = diagnostics
         self._generation = fork.generation
         self._lock = threading.RLock()  # a signal handler of the user's may log
@@ -110,6 +114,8 @@ class UsersRows:
             return (), ()
         with self._lock:
             self.fold_received()
+            if self.number_first is not None:
+                self._number_steps(self.number_first, number)
             before: Sequence[Point] = ()
             self._number_before = self._number
             if number is not None and number != self._number:
@@ -119,6 +125,23 @@ class UsersRows:
                 self._waiting.put_all(self._late)
             self._late, waiting, self._waiting = _RowValues(), self._waiting, _RowValues()
             return before, self._take(waiting)
+
+    def _number_steps(
+        self, number_first: Callable[[int | None, int | None], int], number: int | None
+    ) -> None:
+        """Call `number_first` with the user's number of the row that belongs to the last completed step."""
+        self.number_first = None
+        waiting, late = self._waiting, self._late
+        step = max(waiting.newest.get("step", -1), late.newest.get("step", -1))
+        if self._number is None or number != self._number + 1 + max(step, 0):
+            waiting.raise_steps(number_first(number, None if step < 0 else step))
+            return
+        # The user logs a row and then steps. The first row was logged before memlog found the run.
+        rise = number_first(self._number, None)
+        waiting.raise_steps(rise)
+        if rise and step <= 0:
+            late.put_all(waiting)
+            self._waiting, self._logs_first = _RowValues(), True
 
     def leave(self) -> None:
         with self._lock:
@@ -198,6 +221,17 @@ class _RowValues:
             else replaces(point.fold, point.value, held.value)
         ):
             self.points[point.name] = point
+
+    def raise_steps(self, rise: int) -> None:
+        """Add ``rise`` to the number of each step."""
+        if rise and "step" in self.newest:
+            self.newest["step"] += rise
+            self.points = {
+                name: msgspec.structs.replace(point, index=point.index + rise)
+                if point.axis == "step"
+                else point
+                for name, point in self.points.items()
+            }
 
     def put_all(self, other: _RowValues) -> None:
         for point in other.points.values():

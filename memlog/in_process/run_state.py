@@ -92,6 +92,7 @@ class RunState:
         if own is None or not self._is_wanted(own):
             return
         if not received:
+            self.rows.fold_received()  # the helper's events may be of later steps
             self.rows.add(own)
         if not self.user_run.is_open and self._comes_too_late(own):
             return

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery import settling
@@ -54,7 +55,8 @@ class InProcessWriter:
 
     Call `begin` on the thread that publishes. The first call of `begin` calls ``subscribe`` with a function.
     This function gets all later events. When the user ends a run, the writer calls ``settle`` with the run's
-    id, so that the verdict on the steps so far is published.
+    id, so that the verdict on the steps so far is published. When the user logs a run's first row, the writer
+    calls ``number_first`` with the run's id and the arguments of `UsersRows.number_first`.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class InProcessWriter:
         subscribe: Callable[[Callable[[Event], object]], object],
         diagnostics: Diagnostics,
         settle: Callable[[str], Settling | None] = lambda _: None,
+        number_first: Callable[[str, int | None, int | None], int] = lambda *_: 0,
     ) -> None:
         self._run = run
         self._settle = settle
+        self._number_first = number_first
         self._backend = backend
         self._subscribe = subscribe
         self._diagnostics = diagnostics
@@ -97,6 +101,7 @@ class InProcessWriter:
         """
         if kept:
             self._newest = run_state = self._runs.add(user_run)
+            run_state.rows.number_first = partial(self._number_first, user_run.run_id)
             # wandb ends open runs at exit without calling the run's hooks. Handlers at exit run in the
             # opposite order of their registration. This handler is registered again here, and the session's
             # handler after it. So this handler runs after the session's and before wandb's.

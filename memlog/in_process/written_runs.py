@@ -16,7 +16,7 @@ from memlog._internal.terminal import say
 from memlog.delivery.helper.origin import command_and_host
 from memlog.delivery.run_report import keep_report
 from memlog.events import REPORT_FILE, End
-from memlog.in_process.messages import ended_early, kept_nowhere, shared_rows
+from memlog.in_process.messages import copied_rows, ended_early, kept_nowhere, shared_rows
 from memlog.in_process.run_state import RunState
 from memlog.in_process.series_csv import write_series
 from memlog.journal import Header, RunDirectory
@@ -138,7 +138,9 @@ class WrittenRuns:
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._diagnostics.fault(f"writing the whole series to {self.state.backend}", error)
         else:
-            say(shared_rows(run_state.rows.folded, run_id, name))
+            copied = getattr(run_state.user_run, "copies_rows", False)
+            folded = run_state.rows.folded
+            say(copied_rows(run_id, name) if copied else shared_rows(folded, run_id, name))
 
     def write_origin(self, run_state: RunState) -> None:
         """Write the trainer's command and host to an ending run, if the helper has not told them in time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.metrics.axes import alert_in_run, axis_and_index, in_run
+from memlog.metrics.axes import alert_in_run, axis_and_index, in_run, is_content
 from memlog.metrics.event_values import (
     fragmentation,
     parameters_of,
@@ -10,7 +10,7 @@ from memlog.metrics.event_values import (
     sent_values,
     values,
 )
-from memlog.metrics.points import Plan, bucket_start, replaces
+from memlog.metrics.points import Plan, bucket_start, replaces, thread_point
 
 __all__ = [
     "Plan",
@@ -19,9 +19,11 @@ __all__ = [
     "bucket_start",
     "fragmentation",
     "in_run",
+    "is_content",
     "parameters_of",
     "replaces",
     "safe_label",
     "sent_values",
+    "thread_point",
     "values",
 ]

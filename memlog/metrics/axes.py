@@ -8,12 +8,14 @@ import msgspec
 
 from memlog.events import (
     Alert,
+    Artifact,
     Batch,
     Epoch,
     Evaluation,
     Event,
     Health,
     Loss,
+    OutOfMemory,
     Phase,
     Ranks,
     Recorded,
@@ -36,6 +38,16 @@ def axis_and_index(event: Event) -> tuple[Axis, int] | None:
     if isinstance(event, (Epoch, Alert)) and event.epoch is not None:
         return "epoch", event.epoch
     return None
+
+
+def is_content(event: Event) -> bool:
+    """Return True for an event on an axis, an alert, a failed allocation, or a file of the user's.
+
+    A tracker's run with none of them has nothing to show.
+    """
+    if isinstance(event, Artifact):
+        return not event.is_report
+    return isinstance(event, (Alert, OutOfMemory)) or axis_and_index(event) is not None
 
 
 def in_run(event: Event, offset: int) -> Event | None:

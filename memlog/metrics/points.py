@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from memlog.events import Event
+from memlog._internal.units import MIB
+from memlog.events import Event, ThreadStep
 from memlog.metrics.axes import axis_and_index, in_run
 from memlog.metrics.event_values import sent_values
-from memlog.sink import Axis, Fold, Point, Resolution
+from memlog.sink import STEP_PREFIX, Axis, Fold, Point, Resolution
 
 PositionT = TypeVar("PositionT")
 
@@ -114,6 +115,11 @@ class _Bucket(Generic[PositionT]):
 
     def points(self) -> list[Point]:
         return list(self._points.values())
+
+
+def thread_point(event: ThreadStep) -> Point:
+    """Return the point of a step in another thread's run (`memlog.events.ThreadStep`)."""
+    return Point(f"{STEP_PREFIX}rss_mib", event.rss / MIB, "step", event.step, event.time_us)
 
 
 def replaces(fold: Fold, new: float, held: float) -> bool:

@@ -117,6 +117,7 @@ class Recording(RecordingParts):
         is being raised.
         """
         if fork.generation != self.generation:
+            self._autolog.remove()  # so that the copy says nothing of the child's steps
             return  # a forked copy: the run belongs to the parent process
         end, health = self._close(status, error, timeout)
         self._closed = True
@@ -196,6 +197,8 @@ class Recording(RecordingParts):
             if self._delivery.lead_if_lowest(self._rank, has_stepped=stepped, is_final=True):
                 self.runs.join_new_runs(self.batches.next_step)
         self.runs.note_names()
+        if self.batches.last_step is not None:
+            self.runs.note_last_step(self.batches.last_step)
         health = self._publish_summary(status)
         end = End(now_us(), status, reason_of(status, error))
         self._bus.publish(end)

@@ -106,12 +106,14 @@ class RecordingParts:
             lambda: self._rank.may_deliver,
             lambda name: UploadState.load(self.run, name).own_run is not None,
             self._before_end,
+            self._settings.initial_step,
         )
         undo.callback(self.runs.watch_no_ends)
         self._bus.publish(run_event(self._settings, begun_us))
         self._begin_steps(model, undo)
         self._begin_watches(model, undo)
         self._autolog = listen(self.batches.optimizer_stepped)
+        self._autolog.threads.on_other_step = self.batches.other_thread_stepped
         undo.callback(self._autolog.remove)
         self.runs.resolve_active_runs()
         if self._rank.may_deliver:
@@ -186,6 +188,7 @@ class RecordingParts:
                     self._bus.subscribe,
                     self._diagnostics,
                     partial(self._settle_written, name),
+                    partial(self._number_first_row, name),
                 )
         self._delivery = RunDelivery(
             self.run, self._settings, self._journal, self._diagnostics, self._writers, sinks
@@ -238,6 +241,11 @@ class RecordingParts:
     def _settle_written(self, backend: str, run_id: str) -> Settling | None:
         """Settle the verdict before a user's run ends, to which this process writes."""
         return self._settle(backend, run_id, "finished")
+
+    def _number_first_row(
+        self, backend: str, run_id: str, number: int | None, step: int | None
+    ) -> int:
+        return self.runs.number_first_row(backend, run_id, number, step)
 
     def _before_end(self, backend: str, run_id: str, status: Status) -> None:
         """Settle the verdict before a user's run ends, and wait until the tracker has it."""

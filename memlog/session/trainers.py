@@ -30,7 +30,8 @@ class TrainerInterface:
                 back, the session continues with its own next number. ``None``: memlog numbers the step.
         """
         if self._live is not None:
-            self._live.batches.step_by_hand(step)
+            with self._live.batches.lock:
+                self._live.batches.step_by_hand(step)
 
     def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
         """Report the end of a training step as `step` does; return the session's step number and the event.

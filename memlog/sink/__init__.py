@@ -17,6 +17,7 @@ from memlog.sink.protocols import (
     DescribingSink,
     EndingBackend,
     JoinableBackend,
+    ResumableBackend,
     Sink,
 )
 from memlog.sink.records import (
@@ -24,6 +25,7 @@ from memlog.sink.records import (
     DISABLED,
     LOCAL,
     OFFLINE,
+    STEP_PREFIX,
     Axis,
     Connection,
     Fold,
@@ -54,6 +56,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "LOCAL",
     "OFFLINE",
+    "STEP_PREFIX",
     "ArtifactStore",
     "Axis",
     "Backend",
@@ -66,6 +69,7 @@ __all__ = [
     "JoinableBackend",
     "Point",
     "Resolution",
+    "ResumableBackend",
     "Rows",
     "Sink",
     "StoredArtifact",

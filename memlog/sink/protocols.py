@@ -177,6 +177,24 @@ class JoinableBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class ResumableBackend(Backend, Protocol):
+    """Backend whose tracker can go on with a run of an earlier process."""
+
+    def last_step(self, run: TrackerRun) -> int | None:
+        """Return the last step with memlog's values that ``run`` had when this process opened it.
+
+        The result is ``None`` if the run is new, or if the step is unknown. The call sends no request to a
+        server on another machine.
+
+        Args:
+            run: A run that `active_run` or `JoinableBackend.run_of` has just returned.
+        """
+
+    def may_go_on(self, run: TrackerRun) -> bool:
+        """Return True if ``run`` may have earlier steps that `last_step` can't know."""
+
+
+@runtime_checkable
 class EndingBackend(Backend, Protocol):
     """Backend that notices when the user's program ends a run, so that memlog settles the verdict first."""
 

@@ -19,6 +19,9 @@ values. If a tracker never changes a parameter, its sink keeps the first values 
 DISABLED = "disabled:"
 """Address of a run that the user has disabled. The tracker stores no data of such a run."""
 
+STEP_PREFIX = "memory/host/"
+"""Beginning of the names of metrics that every step has, and that lie on the axis of steps."""
+
 Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
 Resolution: TypeAlias = Literal["full", "bucketed"]
 Fold: TypeAlias = Literal["last", "max", "min"]

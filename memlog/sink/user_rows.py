@@ -43,7 +43,8 @@ class InProcessRun(Protocol):
     """Writer in the training process that adds memlog's data to a user's run.
 
     The user's own values stay unchanged. The writer is created on the user's thread. If the tracker's client
-    raises an exception in a call by the user, the user gets that exception.
+    raises an exception in a call by the user, the user gets that exception. If the client itself copies rows
+    from another tracker's files into the run, an attribute ``copies_rows`` is True.
     """
 
     run_id: str

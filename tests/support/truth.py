@@ -13,11 +13,11 @@ Row = tuple[str, int, int, float]
 """A row of MLflow's: name, step, time in ms, value."""
 
 
-def plan_of(run: RunDirectory, resolution: Resolution = "bucketed") -> list[Point]:
+def plan_of(run: RunDirectory, resolution: Resolution = "bucketed", offset: int = 0) -> list[Point]:
     """The plan's points for the whole journal of a run that is over."""
     points: list[Point] = []
     for file in run.files():
-        plan: Plan[int] = Plan(resolution)
+        plan: Plan[int] = Plan(resolution, offset=offset)
         for at, entry in enumerate(file.read()):
             points += plan.feed(entry.event, at)
         points += plan.flush()

@@ -33,6 +33,10 @@ class HeldRun:
         history = self.lines.get("wandb-history.jsonl", {})
         return [json.loads(line) for _, line in sorted(history.items())]
 
+    @property
+    def summary(self) -> str:
+        return next(iter(self.lines.get("wandb-summary.json", {}).values()), "{}")
+
 
 @dataclass
 class HeldArtifact:
@@ -372,7 +376,7 @@ def _resumable(run: HeldRun) -> Data:
     return {
         "id": run.key,
         "name": run.name,
-        "summaryMetrics": "{}",
+        "summaryMetrics": run.summary,
         "displayName": run.name,
         "logLineCount": 0,
         "historyLineCount": len(run.rows),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.events import Alert, Artifact, Parameters
+from memlog.events import Alert, Artifact, Parameters, ThreadStep
 from memlog.journal import Entry, Header, Position
 from memlog.journal.delivery_state import Progress
 from memlog.metrics import Plan, alert_in_run, axis_and_index, parameters_of
@@ -13,10 +13,10 @@ def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Positi
     """Return the plan that converts a segment's events to points.
 
     The plan uses the metric names of the memlog version that wrote the segment. `memlog.journal.Binding`
-    explains ``offset``. If ``offset`` is 0, the tracker's run begins at the header's ``initial_step``. If
-    ``offset`` is not 0, the tracker's run begins at step 0.
+    explains ``offset``. Buckets begin at the number that the session's first step has in the tracker's run,
+    or at 0 if that step is not in the run.
     """
-    initial_step = 0 if offset else header.initial_step
+    initial_step = max(header.initial_step - offset, 0)
     return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
 
 
@@ -27,11 +27,13 @@ class Cursor:
     a group of steps (or epochs, or evaluations) for which the tracker gets one point of each metric.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, backend: str) -> None:
         self._saved = progress
+        self._backend = backend
         self.at = progress.resume
         self.sent = progress.sent
         self.pending: list[Point] = []
+        self.thread_steps: list[ThreadStep] = []
         self.parameters: list[Parameters] = []
         self.alerts: list[Alert] = []
         self.artifacts: list[Artifact] = []
@@ -71,6 +73,9 @@ class Cursor:
             self.pending += points
             if isinstance(entry.event, Alert):
                 self.alerts.append(alert_in_run(entry.event, self.offset))
+            elif isinstance(entry.event, ThreadStep):
+                if entry.event.backend == self._backend:
+                    self.thread_steps.append(entry.event)
             elif isinstance(entry.event, Artifact):
                 self.artifacts.append(entry.event)
             elif (parameters := parameters_of(entry.event)) is not None:
@@ -86,7 +91,8 @@ class Cursor:
 
     @property
     def has_pending(self) -> bool:
-        return bool(self.pending or self.parameters or self.alerts or self.artifacts)
+        rare = self.parameters or self.alerts or self.artifacts or self.thread_steps
+        return bool(self.pending or rare)
 
     def finish(self) -> None:
         """Complete all buckets, and add their points to the pending points."""

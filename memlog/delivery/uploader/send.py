@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from memlog.delivery.uploader.cursor import Cursor
 from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
+from memlog.events import ThreadStep
+from memlog.metrics import thread_point
 from memlog.sink import Point, Sink
 
 DELIVERED = ""
@@ -45,6 +47,15 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
     cursor.pending, cursor.parameters = [], []
     tally.update(sink.dropped)
     return +tally
+
+
+def send_thread_steps(sink: Sink, steps: Sequence[ThreadStep], *, is_content: bool) -> Counter[str]:
+    """Send the steps of another thread to the thread's own run. See `send_pending`."""
+    tally: Counter[str] = Counter()
+    for begin in range(0, len(steps), sink.max_points):
+        points = [thread_point(step) for step in steps[begin : begin + sink.max_points]]
+        _send(sink, points, tally, is_content=is_content)
+    return tally
 
 
 def _send(sink: Sink, points: Sequence[Point], tally: Counter[str], *, is_content: bool) -> None:

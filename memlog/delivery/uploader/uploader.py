@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -12,12 +14,13 @@ from memlog.delivery.uploader.cursor import Cursor, plan_for
 from memlog.delivery.uploader.open_runs import OpenRuns, OpenSink
 from memlog.delivery.uploader.own_run import OwnRun
 from memlog.delivery.uploader.saved_progress import SavedProgress
-from memlog.delivery.uploader.send import DELIVERED, send_pending
+from memlog.delivery.uploader.send import DELIVERED, send_pending, send_thread_steps
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
-from memlog.events import End
+from memlog.events import End, ThreadStep
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, deferred_key
 from memlog.journal.in_process_state import ClaimOf
+from memlog.metrics import is_content
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
@@ -85,7 +88,7 @@ class Uploader:
         self._progress = SavedProgress(run, self.state, self._open_runs)
         self._cursors: dict[str, Cursor] = {}
         self._artifact_files = ArtifactFiles(run)
-        self._is_final = False
+        self._is_final = self._is_worth = False
 
     def connect(self, connection: Connection) -> None:
         """Set how the tracker's client connects."""
@@ -165,7 +168,7 @@ class Uploader:
         self._open_runs.refused_runs.end()
         if self.refused:
             self._progress.note_refusals(complete=True)
-        elif self.state.own_run or self.state.joined:
+        elif self.state.own_run or self.state.joined or not self._has_content():
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
 
@@ -179,7 +182,7 @@ class Uploader:
 
     def _deliver_deferred(self, key: str, deferred: DeferredRange, file: JournalFile) -> None:
         """Deliver skipped segments if the tracker now accepts the run to which they belong."""
-        cursor = Cursor(deferred.progress)
+        cursor = Cursor(deferred.progress, self.backend)
         cursor.target = deferred.target
         try:
             sink = self._sink(deferred.target)
@@ -236,7 +239,7 @@ class Uploader:
         cursor = self._cursors.get(file.process)
         if cursor is None:
             progress = self.state.progress(file.process)
-            cursor = self._cursors[file.process] = Cursor(progress)
+            cursor = self._cursors[file.process] = Cursor(progress, self.backend)
         for entry in file.read(cursor.at):
             if not self._take(file, cursor, entry):
                 break
@@ -262,7 +265,7 @@ class Uploader:
         header = entry.header
         binding = self._binding(file, header)
         if binding is None and not self._own.may_begin(
-            is_allowed=self.may_open_own, is_final=self._is_final
+            is_allowed=self.may_open_own and self._has_content(), is_final=self._is_final
         ):
             return False
         target = _run_id(binding)
@@ -280,6 +283,13 @@ class Uploader:
             cursor.plan = plan_for(header, resolution, offset)
         cursor.header, cursor.segment = header, entry.start.segment
         return True
+
+    def _has_content(self) -> bool:
+        """Return whether the journal has more than facts about the process. Such a run is worth opening."""
+        self._is_worth = self._is_worth or any(
+            is_content(entry.event) for file in self.run.files() for entry in file.read()
+        )
+        return self._is_worth
 
     def _binding(self, file: JournalFile, header: Header) -> Binding | None:
         """Return the user's run that a segment's events go to; ``None``: the sink's own run."""
@@ -317,15 +327,30 @@ class Uploader:
             except RunRefusedError as error:
                 self._open_runs.refuse(cursor.target, error)
                 raise
+            tally += self._send_thread_steps(cursor.thread_steps, is_content=is_content)
             self.state.delivered += tally.pop(DELIVERED, 0)
             self._progress.count(tally)
             outbox.take_over(self.state.outbox, cursor.target, cursor.alerts, cursor.artifacts)
-            cursor.alerts, cursor.artifacts = [], []
+            cursor.alerts, cursor.artifacts, cursor.thread_steps = [], [], []
             self.state.stage, self.state.problem = "delivering", self.refused
         if progress != self.state.progress(key):
             self.state.advance(key, progress)
             if has_pending:
                 self._progress.save()
+
+    def _send_thread_steps(self, steps: Sequence[ThreadStep], *, is_content: bool) -> Counter[str]:
+        """Send steps of threads to the threads' own runs. Steps of a refused run are lost, and counted."""
+        tally: Counter[str] = Counter()
+        by_run: dict[str, list[ThreadStep]] = {}
+        for step in steps:
+            by_run.setdefault(step.run_id, []).append(step)
+        for run_id, own in by_run.items():
+            self._open_runs.note_binding(Binding(run_id, own[0].uri))
+            try:
+                tally += send_thread_steps(self._sink(run_id), own, is_content=is_content)
+            except RunRefusedError:
+                tally["thread_run_refused"] += len(own)
+        return tally
 
 
 def _description(

@@ -51,6 +51,35 @@ def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
     assert all(remedy in page for remedy in REMEDIES)
 
 
+def test_a_process_with_child_processes_is_told_that_they_are_not_recorded(tmp_path: Path) -> None:
+    children = """
+import multiprocessing
+
+context = multiprocessing.get_context("fork")
+for _ in range(2):
+    child = context.Process(target=print)
+    child.start()
+    child.join()
+"""
+    (line,) = ran(tmp_path, INIT + children)
+    assert "It has started 2 child processes: if they train" in line
+    assert "memlog.init()" in line
+    assert "`memlog run`" in line
+    assert "Keras" not in line
+
+
+def test_a_run_without_a_step_opens_no_run_in_a_tracker(tmp_path: Path) -> None:
+    """A parameter and a health event alone are no content; a file of the user's is."""
+    folder = f"\nimport os\nos.environ['TENSORBOARD_LOGGING_DIR'] = {str(tmp_path / 'tb')!r}\n"
+    script = folder + INIT.replace("'local'", "'tensorboard'")
+    lines = ran(tmp_path, script)
+    assert [line[:32] for line in lines] == [WHY[:32]]
+    assert not (tmp_path / "tb").exists()
+    assert "the rest" not in shown(tmp_path)
+    ran(tmp_path, script + "session.save_artifact(__file__)")
+    assert list((tmp_path / "tb").iterdir())
+
+
 @pytest.mark.parametrize(
     "used",
     [

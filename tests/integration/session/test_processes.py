@@ -82,6 +82,27 @@ def test_a_fork_may_begin_a_run_of_its_own(tmp_path: Path) -> None:
     assert sorted(status_and_steps(tmp_path, script)) == [("finished", 2), ("finished", 5)]
 
 
+def test_a_fork_with_a_run_of_its_own_is_not_said_to_have_none(tmp_path: Path) -> None:
+    """The copied session's hooks are in the child, too."""
+    script = """
+    import torch
+
+    session = begin(config={"quiet": True})
+    if os.fork() == 0:
+        begin(config={"quiet": True})
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.step()
+        sys.exit(0)
+    os.wait()
+    session.step()
+    """
+    process = child.start(PREFACE + script, tmp_path)
+    _, errors = process.communicate(timeout=AT_MOST)
+    assert "is a fork" not in errors
+    assert sorted(run.steps for run in summaries(tmp_path)) == [1, 5]
+
+
 def test_a_child_that_outlives_the_trainer_keeps_no_helper(tmp_path: Path) -> None:
     """The child keeps the helper's pipe open."""
     script = """

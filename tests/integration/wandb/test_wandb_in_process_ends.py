@@ -37,6 +37,26 @@ def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     assert [(tracked.id, tracked.own) for tracked in delivery.runs] == [(held.run_id, False)]
 
 
+def test_rows_that_wandb_copies_from_tensorboard_are_not_called_sparse(tmp_path: Path) -> None:
+    script = """
+    from torch.utils.tensorboard import SummaryWriter
+
+    run = start(sync_tensorboard=True)
+    writer = SummaryWriter("tb")
+    for s in steps(20):
+        writer.add_scalar("loss", 1.0, s)
+    writer.close()
+    memlog.finish()
+    run.finish()
+    """
+    process = child.start(PREAMBLE + script, tmp_path, "--memlog")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert errors.count("sync_tensorboard=True") == 1, errors
+    assert "you log less often" not in errors
+    assert "The artifact series-" in errors
+
+
 def test_steps_after_the_users_run_are_made_good_beside_it(tmp_path: Path) -> None:
     process = child.start(
         PREAMBLE

@@ -238,3 +238,26 @@ def test_a_series_has_every_point_of_the_segments_that_belong(tmp_path: Path) ->
     assert steps[3].endswith(f",{(batch(3, 1024**3 + 3 * 1024**2).rss or 0) / 1024**2!r}")
     nothing = write_series(run, "none.csv", lambda _: False)
     assert len((run.path / nothing.path).read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("opened", [None, 30])
+def test_steps_take_the_users_number_of_the_first_row(opened: int | None) -> None:
+    """The user resumes at step 30 and logs each row after its step, or before it and before memlog."""
+    users = Users(opened)
+    numbered: list[int] = []
+
+    def number_first(number: int | None, _: int | None) -> int:
+        assert number is not None
+        numbered.append(number)
+        return number
+
+    users.rows.number_first = number_first
+    for number in range(5):
+        if opened is not None and number:
+            users.log(opened + number)
+        users.step(number + sum(numbered))
+        if opened is None:
+            users.log(30 + number)
+    users.end()
+    assert users.steps() == {number: number for number in range(30, 35)}
+    assert numbered == [30]

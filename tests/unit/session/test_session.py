@@ -67,6 +67,20 @@ def test_threads_that_publish_at_once_lose_nothing_and_keep_their_order() -> Non
     assert [[event for event in kept if event.step == own[0].step] for own in written] == written
 
 
+def test_steps_that_threads_report_at_once_have_numbers_of_their_own() -> None:
+    session = memlog.init("local")
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                pool.submit(lambda: [session.step() for _ in range(300)])
+    finally:
+        sys.setswitchinterval(switch)
+    memlog.finish()
+    assert [batch.step for batch in events(session, Batch)] == list(range(1200))
+
+
 def test_every_and_initial_step() -> None:
     session = memlog.init("local", every=3, initial_step=100)
     train(7)

@@ -14,7 +14,7 @@ from memlog.testing.made import points
 from memlog_tensorboard import backend
 from memlog_tensorboard.event_file import EventFile, Scalar
 
-NAME = "events.out.tfevents.0000000000.memlog-r"
+NAME = "events.out.tfevents.0000000000.0000000000.memlog-r"
 
 
 def entries(count: int) -> list[Scalar]:
