@@ -83,7 +83,8 @@ def sync(
     The points go to the address to which the training script sent them, even if your environment names
     another one. A user and password for exactly that address are taken from the environment. If the
     addresses differ and your environment holds credentials, nothing is sent until you name the address
-    with --trust-address. With --to, a run that this tracker does not have yet is opened at the address
+    with --trust-address. Nor is anything written to a file or folder (sqlite:///…) that your environment
+    does not name. With --to, a run that this tracker does not have yet is opened at the address
     in your environment (for MLflow: MLFLOW_TRACKING_URI).
 
     If a tracker's run was deleted, its points wait until you restore the run; all other points are
