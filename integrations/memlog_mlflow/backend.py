@@ -89,6 +89,7 @@ class MlflowBackend:
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),
             own_schemes=frozenset({"databricks", "databricks-uc", "uc"}),
+            defaults=("mlruns", "sqlite:///mlflow.db"),
         )
 
     def prepare(self) -> None:

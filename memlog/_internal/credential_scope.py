@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 
@@ -25,6 +26,8 @@ _SERVER = lazy_pattern(
 _PORTS = {"http": 80, "https": 443}
 _SCHEME = lazy_pattern(r"(?P<scheme>[a-z][a-z0-9.-]*)(?:\+[a-z0-9.+-]*)?:", re.IGNORECASE)
 _ON_THIS_MACHINE = frozenset({"sqlite", "file", "offline", "disabled"})
+_FILE = re.compile(r"file:(?://(?:localhost)?(?=/))?|sqlite(?:\+\w+)?:///", re.IGNORECASE)
+"""Beginning of the address of a file or folder, before its path."""
 _SECRET = lazy_pattern(
     r"token|passw|pwd|secret|key|credential|username|auth|client_cert", re.IGNORECASE
 )
@@ -39,6 +42,8 @@ class CredentialScope(msgspec.Struct, frozen=True):
     """Variables and files with credentials that the tracker's client would send to any address."""
     own_schemes: frozenset[str] = frozenset()
     """Schemes such as ``databricks``. Their addresses name an entry in a user's file instead of a host."""
+    defaults: tuple[str, ...] = ()
+    """Files and folders in which the tracker's client stores runs if the environment names no address."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -79,6 +84,28 @@ def withheld(
     if any(is_same_place(address, known) for known in (scope.address, *trusted)):
         return ()
     return (*scope.credentials, *_netrc_files(address))
+
+
+def is_other_file(address: str | None, scope: CredentialScope, trusted: Iterable[str] = ()) -> bool:
+    """Return True if ``address`` is a file or folder that neither the environment nor the user names.
+
+    The tracker's client would create a database there, or change the one that exists. See `withheld` for the
+    arguments.
+    """
+    path = _path_of(address) if address and address not in scope.own_schemes else None
+    if path is None:
+        return False
+    return path not in map(_path_of, filter(None, (scope.address, *scope.defaults, *trusted)))
+
+
+def _path_of(address: str) -> Path | None:
+    """Return the file or folder that ``address`` names; ``None`` for any other address."""
+    found = _FILE.match(address)
+    if found is None and _SCHEME.match(address):
+        return None
+    path = address[found.end() if found else 0 :].partition("?")[0]
+    # Without links and dots, so that one file has one path.
+    return Path(unquote(path) if found else path).expanduser().resolve()
 
 
 def origin(address: str) -> tuple[str, str, int] | None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 
 from memlog._internal.patterns import lazy_pattern
+from memlog._internal.secret_names import (
+    is_opaque,
+    is_secret_option,
+    is_secret_value,
+    is_secret_variable,
+    secrecy,
+)
 
 # Texts may come from anywhere. From each position a pattern tries a bounded number of characters, so that no
 # text takes long to search.
 _WORD = lazy_pattern(r"\S+")
 _SCHEME = lazy_pattern(r"[a-zA-Z][a-zA-Z0-9+.-]{0,31}://(?!/)")
-_NAMES = r"token|pass|pwd|secret|key|sig|auth|credential"
+_NAMES = r"token|pass|pwd|secret|key|sig|auth|credential|jwt|bearer"
 _EQUALS = r"(?:=|%(?:25)*3D)"
 # A connection string inside an address is percent-encoded, perhaps more than once.
 _ENCODED_END = r"%(?:25)*(?:3B|26)"
@@ -27,21 +36,60 @@ _PART = lazy_pattern(
     rf"(?:{_BRACED}|(?:(?!{_ENCODED_END})[^&;#\s])*)",
     re.IGNORECASE,
 )
-# Secrets in a database's connection string, such as password='it''s' host=db, and in clients' messages.
+# Settings such as password='it''s' host=db, {api_key:…} and login(key=…). The name decides.
 _SETTING = lazy_pattern(
-    r"(?P<name>\b\w{0,64}?(?:passw(?:or)?d|passphrase|pwd|secret|api_?key|access_?key|credentials?|token)"
-    r"['\"]?\s*[=:]\s*)(?P<value>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|\{[^}]{0,999}\}"
-    r"|(?<=[=])(?!\*{3})\S+|(?<==\s)(?!\*{3})\S+)",
+    r"(?P<name>(?<![\w.-])[\w.-]{1,99})(?P<quote>['\"]?)\s{0,9}(?P<sign>[=:])(?P<blank>\s{0,9})"
+)
+_VALUE = lazy_pattern(
+    r"'(?:[^'\\]|\\.|''){0,9999}'|\"(?:[^\"\\]|\\.){0,9999}\"|\{[^}]{0,999}\}|\([^)]{0,999}\)"
+    r"|(?P<bare>(?<!=)(?<!=\s)[^\s,;})\]'\"]{1,256}|(?<=[=\s])\S{1,256})"
+)
+_MORE = lazy_pattern(r"[^\s,;})\]'\"]*")
+_SAID = lazy_pattern(
+    r"(?P<name>\b(?:\w{0,64}(?:passw(?:or)?d|passphrase|secret|token|_key)|api[ _-]?key)s?(?:\s+is)?\s+"
+    r"['\"]?)"
+    r"(?P<value>[^\s'\",;)]{8,})",
     re.IGNORECASE,
 )
 _HEADER = lazy_pattern(
-    r"(?P<name>\bbearer\s+|\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer|token)\s+)(?!token\b)[^\s'\",]+",
+    r"(?P<name>\bbearer:?\s+|\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer|token)\s+)"
+    r"(?!token\b)[^\s'\",]+|(?P<cookie>\b(?:set-)?cookie['\"]?\s{0,9}:\s{0,9}['\"]?)[^'\"\r\n]+",
     re.IGNORECASE,
 )
+_USER = lazy_pattern(r"(?<![\w/@.-])[\w.+-]{1,64}:[^\s@/:'\"]{4,256}@(?!sha\d)(?=[a-zA-Z0-9])")
+# The forms of tokens of well-known services, as the detectors of Yelp's detect-secrets (Apache-2.0) know
+# them, and of services for machine learning. Where a name could begin in the same way, a token has a digit,
+# a lower-case and an upper-case letter.
+_MIXED = r"(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[a-z])(?=[\w-]{0,99}[A-Z])"
+_TOKEN = lazy_pattern(
+    r"(?<![A-Za-z0-9])(?:"
+    r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}"
+    rf"|gh[pousr]_{_MIXED}\w{{10,}}|github_pat_\w{{10,}}"
+    rf"|(?:gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent)|GR1348941)-?{_MIXED}[\w-]{{10,}}"
+    rf"|(?:hf|api_org|r8|gsk|wandb_v1|tvly|pcsk|lsv2_[ps][kt])_{_MIXED}[A-Za-z0-9_]{{10,}}"
+    rf"|(?:sk|pk|rk|nvapi|sq0csp|pplx|dckr_pat|key)-{_MIXED}[\w-]{{10,}}"
+    r"|[srp]k_(?:live|test)_\w{10,}|sk-(?:ant|proj|or)-[\w-]{10,}"
+    r"|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}"
+    r"|AIza[\w-]{35}|ya29\.[\w-]{20,}|dapi[0-9a-f]{32}(?:-\d)?|dop_v1_[0-9a-f]{64}"
+    r"|(?:AC|SK)[0-9a-f]{32}|\d{8,10}:AA[\w-]{33}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"
+    r")"
+)
+_WEBHOOK = lazy_pattern(
+    r"(?P<name>https?://(?:hooks\.slack\.com/(?:services|workflows|triggers)/"
+    r"|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks/|[\w.-]{1,99}\.webhook\.office\.com/\w{1,20}/"
+    r"|api\.telegram\.org/bot|hooks\.zapier\.com/hooks/|[\w.-]{1,99}\.logic\.azure\.com/))[^\s'\",)]+"
+)
+_PRIVATE_KEY = lazy_pattern(
+    r"(?P<name>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----).*?"
+    r"(?P<end>-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
+)
 
-# Secrets in a command line, such as --api-key s3cret or wandb.api_key=s3cret.
-_SECRET_OPTION = lazy_pattern(
-    r"(?:passw(?:or)?d|passphrase|pwd|secret|key|credentials?|token|auth)$", re.IGNORECASE
+_LOGIN = lazy_pattern(r"(?:-[uU]|--?(?:[\w-]{0,30}[-_])?(?:user|username|login))$")
+_ASSIGNED = lazy_pattern(
+    r"(?P<name>[-+/~]{0,2}[\w./@-]{1,99})(?P<sign>[=:])(?P<value>.*)", re.DOTALL
 )
 
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
@@ -80,31 +128,130 @@ def without_credentials(text: str) -> str:
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
+    of_environment = _environment_secrets()
+    if of_environment:
+        text = _environment_pattern(of_environment).sub("***", text)
+    text = _PRIVATE_KEY.sub(r"\g<name>***\g<end>", text)
+    text = _WEBHOOK.sub(r"\g<name>***", text)
     text = _WORD.sub(_without_user, text)
-    for pattern in (_QUERY, _PART, _SETTING, _HEADER):
+    text = _USER.sub("***@", text)
+    for pattern in (_QUERY, _PART):
         text = pattern.sub(r"\g<name>***", text)
-    return text
+    text = _TOKEN.sub("***", text)
+    text = _HEADER.sub(lambda found: f"{found['name'] or found['cookie']}***", text)
+    text = _without_settings(text, _is_value_in_text)
+    return _SAID.sub(_without_said, text)
 
 
 def shell_line(arguments: Sequence[str]) -> str:
-    """Return a command's arguments as a shell takes them, without the values of secret options."""
+    """Return a command's arguments as a shell takes them, without secrets.
+
+    The value of an option that is named like a secret is left out, whatever it is. All other arguments are
+    treated as any text.
+    """
     import shlex  # noqa: PLC0415 - only the helper process and commands need it
 
     shown: list[str] = []
-    is_secret = False
+    option = ""
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        found = _SECRET_OPTION.search(name) is not None
-        if is_secret and not argument.startswith("-"):
-            shown.append("***")
-            is_secret = False
-        elif found and equals:
-            shown.append(f"{shlex.quote(name)}=***")
-            is_secret = False
+        is_value = _is_value(option, argument)
+        if is_value and _LOGIN.match(option):
+            shown.append(f"{shlex.quote(argument.partition(':')[0])}:***")
         else:
-            shown.append(shlex.quote(without_credentials(bare_address(argument))))
-            is_secret = found and argument.startswith("-")
+            shown.append("***" if is_value else _shown_argument(argument))
+        # An option in the plural may have several values.
+        if not (is_value and option.lower().endswith("s")):
+            option = argument
     return " ".join(shown).encode("utf-8", "replace").decode()
+
+
+def _is_value(option: str, argument: str) -> bool:
+    """Return True if ``argument`` is the secret that belongs to the argument before it."""
+    if "=" in option or (argument.startswith("--") and not _PRIVATE_KEY.match(argument)):
+        return False
+    if _LOGIN.match(option):
+        return re.fullmatch(r"[^\s:/\\]{1,99}:(?!\d{0,5}$)[^\s:/\\].{3,}", argument) is not None
+    if argument.startswith("-") and not is_opaque(argument):
+        return False
+    if option.startswith("-"):
+        return is_secret_option(option, argument)
+    # A pair without dashes, such as `OPENAI_KEY …`. An ordinary word may be a command.
+    return re.fullmatch(r"[\w.-]{1,99}", option) is not None and (
+        is_secret_option(option, argument) and is_opaque(argument)
+    )
+
+
+def _shown_argument(argument: str) -> str:
+    import shlex  # noqa: PLC0415 - see shell_line
+
+    found = _ASSIGNED.fullmatch(argument)
+    if found is not None:
+        name, value = found["name"], found["value"]
+        if is_secret_option(name, value.strip()):
+            return f"{shlex.quote(name)}{found['sign']}***"
+        if found["sign"] == "=" and _LOGIN.match(name) and _is_value(name, value):
+            return f"{shlex.quote(name)}={shlex.quote(value.partition(':')[0])}:***"
+    # In a list of settings, such as logger={api_key:…}, a name is enough.
+    bare = _without_settings(argument, _is_option)
+    return shlex.quote(without_credentials(bare_address(bare)))
+
+
+def _without_settings(text: str, is_secret: Callable[[str, str], bool]) -> str:
+    """Return ``text`` without the values of settings for which ``is_secret(name, value)`` is true."""
+    shown, kept = [], 0
+    found = _SETTING.search(text)
+    while found is not None:
+        end = found.end()
+        value = _VALUE.match(text, end) if secrecy(found["name"]) else None
+        if value is not None and not value[0].startswith("***") and is_secret(found[0], value[0]):
+            shown += [text[kept:end], "***"]
+            more = _MORE.match(text, value.end()) if value["bare"] else None
+            kept = end = value.end() if more is None else more.end()
+        found = _SETTING.search(text, end)
+    return "".join([*shown, text[kept:]])
+
+
+def _is_option(name: str, value: str) -> bool:
+    return is_secret_option(_name_of(name), _unquoted(value))
+
+
+def _is_value_in_text(name: str, value: str) -> bool:
+    plain = _unquoted(value)
+    is_told = name.rstrip().endswith(":") and plain == value and not is_opaque(value)
+    if is_told and (value.isalpha() or not value.isalnum()):
+        return False  # In a message, a word after a colon is often an explanation.
+    return is_secret_value(_name_of(name), plain)
+
+
+def _name_of(setting: str) -> str:
+    return setting.rstrip().rstrip("=:").rstrip().strip("'\"")
+
+
+def _without_said(found: re.Match[str]) -> str:
+    return f"{found['name']}***" if is_opaque(found["value"]) else found[0]
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def _environment_secrets() -> tuple[str, ...]:
+    """Return the values of this process's environment variables that are named like secrets."""
+    return tuple(
+        value
+        for name, value in os.environ.items()
+        if len(value) <= _MAX_ADDRESS and is_secret_variable(name, value)
+    )
+
+
+@lru_cache(maxsize=4)
+def _environment_pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    from urllib.parse import quote  # noqa: PLC0415 - needed only with secrets
+
+    spelt = {
+        _spelt(spelling) for secret in secrets for spelling in (secret, quote(secret, safe=""))
+    }
+    return re.compile("|".join(sorted(spelt, key=len, reverse=True)))
 
 
 def bare_address(address: str) -> str:

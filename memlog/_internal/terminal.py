@@ -21,14 +21,22 @@ def err(text: str) -> None:
     _write(sys.stderr, text)
 
 
+def one_line(text: str) -> str:
+    """Return ``text`` on one line, without control characters."""
+    joined = " ".join(text.splitlines())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in joined)
+
+
 def say(message: str) -> None:
     """Print a message on standard error, on one line that begins with ``memlog:``.
+
+    The message may contain any text, such as the name of a phase.
 
     Errors of the stream are ignored, because no other place exists to report them. Exceptions of the user's
     signal handlers are raised.
     """
     try:
-        err(f"memlog: {message}")
+        err(f"memlog: {one_line(message)}")
     except Exception as error:
         if raised_by_handler(error):
             raise

@@ -22,7 +22,10 @@ memory as the pickle has bytes, and at most forty times as much."""
 PICKLE = b"\x80"
 """First byte of a pickle, from protocol 2 on."""
 
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""First bytes of a text that some editors on Windows saved. No format of JSON has them."""
 
 
 def read_content(path: Path) -> bytes:
@@ -39,12 +42,12 @@ def read_content(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnopenableFileError(f"{path} is no file: pass the path of a file")
     with path.open("rb") as file:
-        packed = file.read(len(_GZIP)) == _GZIP
+        packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
         content, limit = _unpacked(path, file) if packed else _read(file)
     if len(content) > limit:
         raise UnopenableFileError(f"{path} is larger than {format_bytes(limit)}: it is not opened")
-    return content
+    return content.removeprefix(_BYTE_ORDER_MARK)
 
 
 def _read(file: BinaryIO) -> tuple[bytes, int]:

@@ -63,6 +63,10 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
         document, notes = exporters.snapshot_graph(parse_snapshot(content, path.name), path.name)
         content = msgspec.json.encode(document)
     elif not flamegraph.is_flamegraph(content):
+        if content.lstrip()[:1] in (b"{", b"[") and b'"ph"' in content:
+            raise UnopenableFileError(
+                f"{path} is a trace in Chrome's format: open it at https://ui.perfetto.dev"
+            )
         raise UnopenableFileError(f"{path} can't be shown: memlog opens {_KINDS}")
     try:
         flamegraph.check(content)

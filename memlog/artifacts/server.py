@@ -93,7 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         media_type, content = found
         self._begin(HTTPStatus.OK, media_type, len(content))
-        self.wfile.write(content)
+        self._write(content)
+
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def _write(self, content: bytes) -> None:
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - http.server's names
         """Answer with a status only. The error page of http.server would name the server's software."""
@@ -107,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         body = f"{status.phrase}\n".encode()
         self._begin(status, "text/plain; charset=utf-8", len(body))
-        self.wfile.write(body)
+        self._write(body)
 
     def _begin(self, status: HTTPStatus, media_type: str, length: int) -> None:
         self.send_response(status)

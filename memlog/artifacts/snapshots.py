@@ -7,12 +7,16 @@ nothing else.
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
+import zlib
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from memlog.artifacts import plain_pickle
+from memlog.artifacts.contents import GZIP
 from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
 
@@ -25,8 +29,8 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
     """Read a snapshot's file.
 
     Args:
-        path: A file that ``torch.cuda.memory._dump_snapshot()`` or memlog wrote.
-        max_bytes: Maximum bytes of the file. A larger file is not read.
+        path: A file that ``torch.cuda.memory._dump_snapshot()`` or memlog wrote, gzip or not.
+        max_bytes: Maximum bytes of the file, decompressed. A larger file is not read.
 
     Returns:
         The snapshot, with the keys ``segments`` and ``device_traces``.
@@ -39,13 +43,22 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
     try:
         with file.open("rb") as opened:
             if os.fstat(opened.fileno()).st_size > max_bytes:
-                raise SnapshotError(
-                    f"{file} is larger than {max_bytes:,} bytes; raise max_bytes to read it"
-                )
+                raise SnapshotError(_too_large(file, max_bytes))
             content = opened.read(max_bytes)
+        if content.startswith(GZIP):
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(max_bytes + 1)
+            if len(content) > max_bytes:
+                raise SnapshotError(_too_large(file, max_bytes))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SnapshotError(f"{file} is damaged ({error}); fetch it again") from None
     except OSError as error:
         raise SnapshotError(f"{file} can't be read: {error.strerror or error}") from None
     return parse_snapshot(content, str(file))
+
+
+def _too_large(file: Path, max_bytes: int) -> str:
+    return f"{file} is larger than {max_bytes:,} bytes; raise max_bytes to read it"
 
 
 def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from memlog._internal.credential_scope import withheld
+from memlog._internal.credential_scope import is_other_file, withheld
 from memlog._internal.redact import bare_address, remember
 from memlog.errors import UntrustedAddressError
 from memlog.sink import DISABLED, OFFLINE, Backend, Connection, Sink, Target, home_of
@@ -17,15 +18,16 @@ trust_option = click.option(
     "trusted",
     metavar="ADDRESS",
     multiple=True,
-    help="Also send your environment's credentials to this address, if the run names it.",
+    help="Send your environment's credentials to this address, or write to this file, if the run names it.",
 )
 
 
 class Guard:
-    """Check of the addresses in a run's folder, before memlog sends credentials to these addresses.
+    """Check of the addresses in a run's folder, before memlog sends credentials there or writes files there.
 
     Another person may have made the folder. memlog sends the environment's credentials only to the address
-    in the environment, and to the addresses in ``trusted``, which the user allows.
+    in the environment, and to the addresses in ``trusted``, which the user allows. The same is true of the
+    files and folders in which trackers store runs.
     """
 
     def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
@@ -37,8 +39,16 @@ class Guard:
         """Check that memlog may connect to ``address``.
 
         Raises:
-            UntrustedAddressError: The address would get credentials that are meant for another tracker.
+            UntrustedAddressError: The address would get credentials that are meant for another tracker, or it
+                is a file that the tracker's client would create or change.
         """
+        if is_other_file(address, self._scope, self._trusted):
+            shown = bare_address(str(address))
+            raise UntrustedAddressError(
+                f"{self._backend.name}: the run names {shown} as its tracker, but your environment does not. "
+                f"Nothing was written, because another person may have made the run's folder: if you trust "
+                f"it, pass --trust-address {shlex.quote(shown)}"
+            )
         credentials = withheld(address, self._scope, self._trusted)
         if not credentials:
             return

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from memlog._internal.redact import without_credentials
+from memlog._internal.terminal import one_line
 from memlog._version import __version__
 from memlog.cli.advise import advise_run
 from memlog.cli.compare import compare_runs
@@ -17,7 +18,6 @@ from memlog.cli.demo import demo
 from memlog.cli.estimate import estimate_step
 from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
-from memlog.cli.output import one_line
 from memlog.cli.pull import pull
 from memlog.cli.report import report_run
 from memlog.cli.run import run

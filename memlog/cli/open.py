@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 
+from memlog._internal.terminal import one_line
 from memlog.artifacts.journal_store import kept
 from memlog.artifacts.openers import Page, is_openable, page_of
 from memlog.artifacts.server import LOOPBACK, PageServer
 from memlog.cli.completing import complete_files_and_runs
 from memlog.cli.options import SETTINGS, dir_option
-from memlog.cli.output import notice, one_line
+from memlog.cli.output import notice
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path

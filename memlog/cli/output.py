@@ -12,6 +12,7 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.terminal import one_line
 from memlog.facts.run_fold import RunStatus
 
 STATUS_STYLES: dict[RunStatus, str] = {
@@ -76,12 +77,6 @@ def number(value: float) -> str:
 def plain(text: object, style: str = "") -> Text:
     """Return text without control characters, so that a journal from elsewhere can't control the terminal."""
     return Text(one_line(str(text)), style)
-
-
-def one_line(text: str) -> str:
-    """Return ``text`` on one line, without control characters."""
-    joined = " ".join(text.splitlines())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in joined)
 
 
 def notice(text: str) -> None:

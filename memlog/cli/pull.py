@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from memlog._internal.terminal import one_line
 from memlog._internal.units import format_bytes
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
@@ -17,7 +18,7 @@ from memlog.cli.addresses import Guard, connection_of, known_address, trust_opti
 from memlog.cli.completing import complete_backends
 from memlog.cli.delivery_progress import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
-from memlog.cli.output import one_line, page, plain, table
+from memlog.cli.output import page, plain, table
 from memlog.errors import (
     AmbiguousRunError,
     ArtifactError,

@@ -12,11 +12,11 @@ import click
 import msgspec
 
 from memlog._internal.response_limits import waiting_at_most
+from memlog._internal.terminal import one_line
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
 from memlog.cli.completing import complete_backends
 from memlog.cli.delivery_progress import DeliveryProgress
 from memlog.cli.options import SETTINGS, dir_option, run_argument
-from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.delivery.uploader.uploader import Uploader
@@ -83,7 +83,8 @@ def sync(
     The points go to the address to which the training script sent them, even if your environment names
     another one. A user and password for exactly that address are taken from the environment. If the
     addresses differ and your environment holds credentials, nothing is sent until you name the address
-    with --trust-address. With --to, a run that this tracker does not have yet is opened at the address
+    with --trust-address. Nor is anything written to a file or folder (sqlite:///…) that your environment
+    does not name. With --to, a run that this tracker does not have yet is opened at the address
     in your environment (for MLflow: MLFLOW_TRACKING_URI).
 
     If a tracker's run was deleted, its points wait until you restore the run; all other points are

@@ -11,10 +11,11 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from memlog._internal.terminal import one_line
 from memlog.cli.completing import complete_runs
 from memlog.cli.explained_run import find_explained_run
 from memlog.cli.options import SETTINGS, dir_option, json_option
-from memlog.cli.output import notice, one_line, page, plain, print_json
+from memlog.cli.output import notice, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, list_runs

@@ -1,5 +1,6 @@
 """Secrets in addresses, queries and the environment appear in no file, line or command line."""
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from mlflow import MlflowClient
 from support import child
+from support.command_secrets import commands, of_services
 from support.faults import Fault
-from support.mlflow_server import answering_server, running_mlflow_server
+from support.mlflow_server import answering_server, running_mlflow_server, sqlite_store
 from support.truth import wait_until_delivered
 from support.wandb_server import WandbServer
 
@@ -191,3 +194,63 @@ def test_no_secret_appears_when_the_tracker_fails(tmp_path: Path, status: int, u
         whole_session(tmp_path, url)
     [run] = list_runs(tmp_path / "runs")
     assert "trying again" in (run.path / "helper.log").read_text()
+
+
+WITH_ARGUMENTS = """
+    import os
+    import sys
+
+    import memlog
+
+    backend = os.environ["BACKEND"]
+    session = memlog.init(backend, dir="runs", name="mine", finish_timeout=60)
+    for step in range(5):
+        session.step()
+    error = RuntimeError(f"401 for {os.environ['HF_TOKEN']}: X-Api-Key: {os.environ['OTHER']}")
+    try:
+        with session:
+            raise error
+    except RuntimeError:
+        pass
+"""
+SOME_COMMANDS = [
+    *(arguments for index, (arguments, _) in enumerate(commands("sekret")) if index % 67 == 0),
+    *of_services("aB3defsekretXq8"),
+    ["sekret-hf"],
+]
+"""Few enough for the length to which a command is cut."""
+
+
+@pytest.mark.parametrize("backend", ["mlflow", "wandb"])
+def test_no_secret_of_a_command_line_appears(tmp_path: Path, backend: str) -> None:
+    arguments = [each for some in SOME_COMMANDS for each in some]
+    secret = {**ENVIRONMENT, "OTHER": "aB3defsekretXq8", "BACKEND": backend}
+    with contextlib.ExitStack() as stack:
+        if backend == "wandb":
+            server = stack.enter_context(WandbServer())
+            there = server.environment
+        else:
+            there = {"MLFLOW_TRACKING_URI": sqlite_store(tmp_path)}
+        process = child.start(
+            WITH_ARGUMENTS, tmp_path, *arguments, fork=False, **{**there, **secret}
+        )
+        printed = [*process.communicate(timeout=120)]
+        assert process.returncode == 0, printed[1]
+        for command in ("show", "show --json", "report -o report.html"):
+            name, *rest = command.split()
+            shown = child.start_memlog(
+                name, "latest", *rest, "--dir", "runs", directory=tmp_path, MEMLOG_X=""
+            )
+            printed += shown.communicate(timeout=120)
+        if backend == "wandb":
+            told = [run.config["memlog/command"] for run in server.runs.values()]
+        else:
+            client = MlflowClient(there["MLFLOW_TRACKING_URI"])
+            told = [run.data.params["memlog/command"] for run in client.search_runs(["0"])]
+    assert len(told) == 1
+    assert "train.py" in told[0]
+    assert not told[0].endswith("…")
+    assert (tmp_path / "report.html").exists()
+    assert [text for text in [*printed, *told] if "sekret" in text] == []
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if b"sekret" in path.read_bytes()] == []

@@ -117,8 +117,9 @@ SWEEP = """
 def memlog(directory: Path, *arguments: str) -> tuple[int, str]:
     """Run a command of memlog's in this process; return its exit code and output."""
     runs = str(directory / "memlog_runs")
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{directory}/mlflow.db"}
     with environment_without_mlflow():
-        done = CliRunner().invoke(cli, [*arguments, "--dir", runs], prog_name="memlog")
+        done = CliRunner().invoke(cli, [*arguments, "--dir", runs], prog_name="memlog", env=store)
     return done.exit_code, done.output
 
 

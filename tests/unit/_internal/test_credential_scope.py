@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from memlog._internal.credential_scope import CredentialScope, is_same_place, secret_names, withheld
+from memlog._internal.credential_scope import (
+    CredentialScope,
+    is_other_file,
+    is_same_place,
+    secret_names,
+    withheld,
+)
 from memlog_mlflow import backend as mlflow_backend
 from memlog_wandb import backend as wandb_backend
 
@@ -112,3 +118,35 @@ def test_wandbs_address_comes_from_the_environment_or_settings_files(
     assert wandb_backend.home() == CredentialScope(
         "https://wandb.lab", ("WANDB_API_KEY", str(settings))
     )
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sqlite:////home/me/photos.db",
+        "sqlite+pysqlite:////home/me/photos.db?x=1",
+        "file:///home/me/mlruns",
+        "file:/home/me/mlruns",
+        "file://localhost/home/me/mlruns",
+        "/home/me/mlruns",
+        "sqlite:///other.db",
+        "sqlite:///mlruns/../other.db",
+        "~/other",
+        "runs",
+    ],
+)
+def test_a_file_that_only_the_run_names_needs_trust(address: str) -> None:
+    scope = CredentialScope("http://own", defaults=("mlruns", "sqlite:///mlflow.db"))
+    assert is_other_file(address, scope)
+    assert not is_other_file(address, scope, [address])
+    assert not is_other_file(address, CredentialScope(address))
+
+
+def test_the_clients_own_default_and_what_is_no_file_need_none(tmp_path: Path) -> None:
+    own = frozenset({"databricks"})
+    scope = CredentialScope(None, own_schemes=own, defaults=("mlruns", "sqlite:///mlflow.db"))
+    for address in (
+        *(None, "", "http://own", "databricks", "disabled:", f"sqlite:///{tmp_path}/mlflow.db"),
+        *(f"file://{tmp_path}/mlruns", f"{tmp_path}/mlruns"),
+    ):
+        assert not is_other_file(address, scope)

@@ -129,3 +129,11 @@ def test_it_only_reads(server: PageServer, method: str) -> None:
     status, body, _ = ask(server, method=method)
     assert status == 405
     assert b"hello" not in body
+
+
+def test_head_has_the_headers_alone(server: PageServer) -> None:
+    status, body, headers = ask(server, method="HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["Content-Length"] == ask(server)[2]["Content-Length"]
+    assert ask(server, "/other", method="HEAD")[:2] == (404, b"")
+    assert ask(server, method="HEAD", host="evil.example")[:2] == (403, b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -140,6 +141,19 @@ def test_a_snapshot_has_a_size_limit(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(PLAIN))
     with pytest.raises(SnapshotError, match="larger than 10 bytes"):
         read_snapshot(path, max_bytes=10)
+
+
+def test_a_gzipped_snapshot_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle.gz"
+    packed = gzip.compress(pickle.dumps(PLAIN))
+    path.write_bytes(packed)
+    assert read_snapshot(path)["segments"] == PLAIN["segments"]
+    path.write_bytes(gzip.compress(bytes(10_000_000)))
+    with pytest.raises(SnapshotError, match="larger than 1,000,000 bytes"):
+        read_snapshot(path, max_bytes=1_000_000)
+    path.write_bytes(packed[:-12])
+    with pytest.raises(SnapshotError, match=r"s\.pickle\.gz is damaged"):
+        read_snapshot(path)
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 import pytest
 from support.commands import output_of
 
+from memlog._internal.terminal import one_line
 from memlog._internal.units import format_duration
 from memlog._version import __version__
 from memlog.cli.main import cli
-from memlog.cli.output import number, one_line
+from memlog.cli.output import number
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 

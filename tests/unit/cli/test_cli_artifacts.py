@@ -18,7 +18,10 @@ from support.stores import DictStore, stored
 from support.thirdparty import ListBackend
 
 from memlog._internal.npm_package import SPEEDSCOPE
+from memlog.artifacts import flamegraph
+from memlog.artifacts.contents import read_content
 from memlog.artifacts.journal_store import kept
+from memlog.artifacts.openers import is_openable
 from memlog.cli.open import _find
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
@@ -120,10 +123,18 @@ def test_open_takes_a_file_or_the_newest_flame_graph_of_a_run(tmp_path: Path) ->
 def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     assert "text can't be shown: memlog opens speedscope" in complaint("open", "text")
+    (tmp_path / "chrome.json").write_text('{"traceEvents": [{"name": "a", "ph": "X"}]}')
+    assert complaint("open", "chrome.json").endswith("open it at https://ui.perfetto.dev")
     (tmp_path / "torn").write_bytes(GRAPH[:-9])
     message = complaint("open", "torn")
     assert message.startswith("torn can't be shown: it is damaged: ")
     assert message.endswith("fetch it with `memlog pull`")
+
+
+def test_a_flame_graph_with_a_byte_order_mark_is_one(tmp_path: Path) -> None:
+    (tmp_path / "graph").write_bytes(b"\xef\xbb\xbf" + GRAPH)
+    assert is_openable(tmp_path / "graph")
+    flamegraph.check(read_content(tmp_path / "graph"))
 
 
 class Evil:

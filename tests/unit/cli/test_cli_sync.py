@@ -301,19 +301,33 @@ def test_a_run_that_no_tracker_has_yet_is_opened_where_the_environment_says(
     assert connection.environment == {"LIST_URI": "http://other:5000"}
 
 
-def strangers(run: RunDirectory, how: str) -> None:
+def strangers(run: RunDirectory, how: str, address: str = "http://evil") -> None:
     """Make the run's folder name this tracker."""
     match how:
         case "address":
-            UploadState(backend="list", address="http://evil").save(run)
+            UploadState(backend="list", address=address).save(run)
         case "own run":
-            UploadState(backend="list", own_run=Binding("own", "http://evil")).save(run)
+            UploadState(backend="list", own_run=Binding("own", address)).save(run)
         case "binding":
             segment = min(run.path.glob("trainer-*.jsonl"))
             text = segment.read_text()
-            bound = '"bindings":{"list":{"run_id":"users","uri":"http://evil"}}'
+            bound = f'"bindings":{{"list":{{"run_id":"users","uri":"{address}"}}}}'
             assert '"bindings":{}' in text
             segment.write_text(text.replace('"bindings":{}', bound, 1))
+
+
+@pytest.mark.parametrize("how", ["address", "own run", "binding"])
+@pytest.mark.parametrize("address", ["sqlite:////home/me/photos.db", "file:///home/me", "/home/me"])
+def test_nothing_is_written_to_a_file_that_only_the_run_names(
+    run: RunDirectory, backend: ListBackend, how: str, address: str
+) -> None:
+    strangers(run, how, address)
+    line = complaint(code=1)
+    assert line.startswith(f"list: the run names {address} as its tracker, but your environment ")
+    assert line.endswith(f"--trust-address {address}")
+    assert backend.tracker.opened == []
+    sync_output("--trust-address", address)
+    assert backend.tracker.opened
 
 
 @pytest.mark.parametrize("how", ["address", "own run", "binding"])

@@ -1,0 +1,142 @@
+"""Recognition of secrets by the names of options, settings and environment variables, and by their form."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from memlog._internal.patterns import lazy_pattern
+
+_PART = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_CERTAIN = lazy_pattern(
+    r"(?:passw(?:or)?d|passphrase|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook)s?$"
+)
+_PATH = lazy_pattern(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)+$")
+_TOKEN = lazy_pattern(r"(?:auth|access|bearer|api|bot|id|refresh)?tokens?$", re.IGNORECASE)
+_OTHER = frozenset(
+    {"key", "keys", "auth", "authorization", "pass", "passes", "pw", "pat", "pats", "jwt", "bearer"}
+    | {"cookie", "cookies", "signature", "sas", "otp"}
+)
+_KEY_OF_A_SERVICE = frozenset({"api", "access", "secret", "private", "encryption", "signing"})
+"""Parts before ``key`` with which the name certainly is that of a secret."""
+# Parts before "token" or "key", as in pad_token, max_tokens, image_key and sort_key.
+_ORDINARY_BEFORE = frozenset(
+    """
+    pad padding eos bos unk mask sep cls max min num n nb no total per special start end stop new
+    extra additional decoder encoder forced begin drop image img audio video text label labels
+    tokens target input output batch sample data column feature features prompt response monitor
+    metric dict state json cache partition shuffle group index primary foreign sort value attention
+    query row field completion caption name reward obs observation action message messages content
+    chosen rejected question answer train eval val test class count vocab public dataset average
+    mean prefix suffix visual register context first last forward backward multi single two one
+    second hash config loss lr score log skip full used unused all
+    """.split()  # noqa: SIM905 - a list of so many strings is hard to read
+)
+# Parts after a secret's name, as in password_file, secret_name and password_required.
+_ORDINARY_AFTER = frozenset(
+    """
+    file files path paths dir folder name names required policy length len min max type types url
+    uri manager store prefix suffix env var size rotation ttl expiry expires count num field prompt
+    enabled disabled method mode provider server host port class classes format version scope scopes
+    user sock optional check timeout budget limit
+    """.split()  # noqa: SIM905 - a list of so many strings is hard to read
+)
+# Parts after "token", "key" and the like with which the name still is that of a secret.
+_SECRET_AFTER = frozenset(
+    """
+    value values id ids json string str data b raw read write prod production dev staging main admin
+    old current default backup header primary secondary secret
+    """.split()  # noqa: SIM905 - a list of so many strings is hard to read
+)
+_NO_SECRET = lazy_pattern(r"(?i:true|false|yes|no|on|off|none|null)?$|[<\[{(]?\W*$|<.*>$|\$")
+_NUMBER = lazy_pattern(r"[-+]?[\d._,]*(?:e[-+]?\d+)?[kmbt]?$", re.IGNORECASE)
+_WORDS = lazy_pattern(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[-_ ./:](?=[a-zA-Z])|$))+")
+_ONE_WORD = lazy_pattern(r"(?:[A-Z]?[a-z]+|[A-Z]+)$")
+_OPAQUE = lazy_pattern(r"\d[a-zA-Z]|[a-z]\d?[A-Z]")
+
+CERTAIN, LIKELY = 2, 1
+
+
+@lru_cache(maxsize=1024)
+def secrecy(name: str) -> int:
+    """Return `CERTAIN` or `LIKELY` for a name such as ``--api-key`` or ``auth``, and 0 for any other name.
+
+    In a dotted name, such as ``wandb.api_key``, the last part counts, and a group named ``secrets``.
+    """
+    *groups, last = name.strip("-+/?&\"'").split(".")
+    if any(re.fullmatch("(?i)secrets?|credentials?", group) for group in groups):
+        return CERTAIN
+    parts = [part.lower() for part in _PART.findall(last)]
+    found = [_part_secrecy(parts, index) for index in range(len(parts))]
+    return max(found, default=0)
+
+
+def _part_secrecy(parts: list[str], index: int) -> int:
+    part = parts[index]
+    before = parts[index - 1] if index else ""
+    after = [each for each in parts[index + 1 :] if not each.isdigit()]
+    if _CERTAIN.search(part):
+        counted = before in {"num", "n", "max", "min", "total", "no"}
+        return 0 if counted or _ORDINARY_AFTER.intersection(after) else CERTAIN
+    if not (part in _OTHER or _TOKEN.match(part)):
+        return 0
+    if part == "passes" and not before:
+        return 0
+    if before in _ORDINARY_BEFORE or _ORDINARY_BEFORE.intersection(parts[:index]) - {"no"}:
+        return 0
+    if not _SECRET_AFTER.issuperset(after):
+        return 0
+    certain = _KEY_OF_A_SERVICE if part in {"key", "keys"} else ()
+    return CERTAIN if before in certain or _TOKEN.match(part) else LIKELY
+
+
+def is_secret_option(name: str, value: str) -> bool:
+    """Return True if an option with this name and value holds a secret, such as ``--pat`` or ``--tokens``.
+
+    The number of a plural (``--tokens 512``) and a switch (``--auth true``) are no secrets.
+    """
+    found = secrecy(name)
+    if not found or _NO_SECRET.match(value):
+        return False
+    is_count = name.rstrip("\"'").lower().endswith("s") and _NUMBER.match(value)
+    return not (is_count and not _CERTAIN.search(name.lower()))
+
+
+def is_secret_value(name: str, value: str) -> bool:
+    """Return True for a setting in any text, where names such as ``key`` often mean something else."""
+    if not is_secret_option(name, value):
+        return False
+    is_number = _NUMBER.match(value) is not None
+    return is_opaque(value) or (
+        secrecy(name) == CERTAIN and not (is_number and _TOKEN.search(name))
+    )
+
+
+def is_opaque(value: str) -> bool:
+    """Return True for a text of at least 8 characters that no person would choose as a name."""
+    is_short = len(value) < _SHORTEST
+    return not is_short and not _PATH.match(value) and _OPAQUE.search(value) is not None
+
+
+_SHORTEST = 8
+"""Minimum characters of an environment variable's value that counts as a secret."""
+
+
+@lru_cache(maxsize=1024)
+def is_secret_variable(name: str, value: str) -> bool:
+    """Return True if a variable's value is removed from all texts.
+
+    That needs a secret's name, at least 8 characters, and no ordinary content: a word, a number, a path or an
+    address. A value with an ordinary content could be a part of many texts.
+    """
+    found = secrecy(name)
+    if not found or name.upper() in {"PWD", "OLDPWD"} or len(value) < _SHORTEST:
+        return False
+    if _NO_SECRET.match(value) or (_NUMBER.match(value) and len(value) < 2 * _SHORTEST):
+        return False
+    if _ONE_WORD.match(value) or (found != CERTAIN and _WORDS.match(value)):
+        return False
+    is_path = value[0] in "/~." or value[1:3] in (":\\", ":/")
+    if is_path and not re.fullmatch(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/=]{30,}", value):
+        return False
+    return "://" not in value or "hook" in name.lower()

@@ -1,0 +1,74 @@
+"""Command lines with secrets, and such with ordinary options, made in the same way each time."""
+
+import random
+import string
+from collections.abc import Iterator
+
+SERVICES = ["", "hf", "wandb", "openai", "comet", "my", "s3", "db", "aws", "azure-prod"]
+SECRETS = [
+    *("token", "tokens", "api-key", "api-keys", "apikey", "access-key", "secret", "secrets"),
+    *("password", "passwd", "passphrase", "pat", "jwt", "bearer", "auth-token", "credentials"),
+    *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
+]
+ORDINARY = [
+    *("--max-tokens 512", "--tokenizer gpt2", "--token-dropout 0.1", "pad_token=<pad>"),
+    *("--num_secrets 3", "num_secrets=3", "--tokens 512", "--tokens=1e9", "--key-file keys.txt"),
+    *("--image-key jpg", "--sort-key=loss", "--passes 3", "--train-tokens 10B", "--auth true"),
+    *("model.pad_token_id=0", "--bos-token=[BOS]", "data.text_key=content", "--n_keys 8"),
+    *("--tokens-per-batch 4k", "--pattern *.pt", "-u train.py", "--author me", "--device cuda:0"),
+    *("--password-file run/p", "--secret-name projects/a", "--master localhost:29500"),
+    *("image:tag@sha256:abcd12", "http://localhost:5000", "--token-type-ids yes", "--kv_keys 3"),
+]
+"""Options that an ordinary training has."""
+
+
+def secret(chance: random.Random, mark: str = "") -> str:
+    """Return a text such as a person copies from a service, which contains ``mark``."""
+    letters = "".join(chance.choices(string.ascii_letters + string.digits, k=16))
+    return f"{letters[:8]}7{mark}Xq{letters[8:]}"
+
+
+def spelt(name: str, chance: random.Random) -> str:
+    """Return an option's name in one of its usual spellings."""
+    spellings = [str, str.upper, lambda text: text.replace("-", "_")]
+    spellings.append(lambda text: "".join(map(str.title, text.split("-"))))
+    return chance.choice(spellings)(name)
+
+
+def forms(name: str, value: str) -> list[list[str]]:
+    """Return the ways in which programs take a secret."""
+    return [
+        *([f"--{name}", value], [f"--{name}={value}"], [f"-{name}", value], [f"{name}={value}"]),
+        *([f"trainer.{name}={value}"], [f"+logger.{name}={value}"], [name, value]),
+        *([f"logger={{{name}:{value},x:1}}"], [f"logger={{x:1,{name}: {value}}}"]),
+        *([f'{{"{name}": "{value}"}}'], ["--cfg", f"{name}: {value}"], [f"--set=a.{name}={value}"]),
+        *(["--env", f"{name}={value}"], ["-c", f"import w; w.login({name}='{value}')"]),
+    ]
+
+
+def of_services(value: str) -> list[list[str]]:
+    """Return arguments in which the form of the value or of an address shows that it is a secret."""
+    return [
+        *(["-u", f"user:{value}"], [f"--user=me:{value}"]),
+        *(["--login", f"me:{value}"], ["--store", f"postgresql://me:{value}@host/db"]),
+        *([f"me:{value}@host/db"], ["--notify", f"https://hooks.slack.com/services/T0/B0/{value}"]),
+        *([f"https://discord.com/api/webhooks/1/{value}"], ["--header", f"X-Api-Key: {value}"]),
+        *(["--header", f"Authorization: Bearer {value}"], [f"hf_{value}"], [f"ghp_{value}"]),
+        *([f"sk-ant-{value}"], [f"glpat-{value}"], [f"xoxb-{value}"], ["--x", f"wandb_v1_{value}"]),
+        *(["--dsn", f"host=h password = '{value} x'"], [f"https://host/?sig={value}"]),
+        ["--pem", f"-----BEGIN PRIVATE KEY-----\n{value}\n-----END PRIVATE KEY-----"],
+    ]
+
+
+def commands(mark: str = "") -> Iterator[tuple[list[str], str]]:
+    """Yield arguments and the secret in them."""
+    chance = random.Random(28)  # noqa: S311 - names, not secrets
+    for kind in SECRETS:
+        for service in SERVICES:
+            name = spelt("-".join(filter(None, (service, kind))), chance)
+            value = secret(chance, mark)
+            for arguments in forms(name, value):
+                yield arguments, value
+    value = secret(chance, mark)
+    for arguments in of_services(value):
+        yield arguments, value
