@@ -226,6 +226,7 @@ class StepScheduler:
             opened = OpenWindow(
                 module,
                 inputs,
+                model=self._roots.named(),
                 roots=self._roots.modules(),
                 optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
