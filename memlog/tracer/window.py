@@ -166,7 +166,7 @@ class TraceWindow:
                 fragmentation_reason=report.fragmentation_reason,
                 lines=report.lines,
             )
-            paths = tuple(self._names.paths)
+            paths = self._names.final_paths()
             result = build(self._accountant, paths, facts)
             self._trace = RecordedTrace(
                 result,

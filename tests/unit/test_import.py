@@ -63,3 +63,30 @@ memlog.finish()
 print([name for name in sys.modules if name.startswith(("memlog.reports", "memlog.artifacts"))])
 """
     assert printed(program).split() == ["[]"]
+
+
+def test_a_traced_step_imports_nothing_of_the_tracer(tmp_path: Path) -> None:
+    """A user's signal may end a step at any time. An import that is interrupted may have to run again."""
+    program = f"""
+import sys, torch, memlog
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+session = memlog.init("local", dir={str(tmp_path)!r}, layers=True)
+before = set(sys.modules)
+for _ in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print([name for name in set(sys.modules) - before if name.startswith(("memlog.trace", "memlog.tracer"))])
+memlog.finish()
+"""
+    assert printed(program).split() == ["[]"]
+
+
+def test_a_session_without_layers_loads_no_tracer(tmp_path: Path) -> None:
+    program = f"""
+import sys, torch, memlog
+memlog.init("local", dir={str(tmp_path)!r})
+print([name for name in sys.modules if name.startswith("memlog.tracer.engines")])
+memlog.finish()
+"""
+    assert printed(program).split() == ["[]"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
@@ -37,8 +42,11 @@ class ModuleNames:
     own, such as a second network or a loss, is the name of its class in parentheses. The path of a scope is
     its name in parentheses, after the path of the layer around it.
 
+    If the user has named no model and several networks are trained, such as a generator and its critic, no
+    network is "the model": each one's path is the name of its class in parentheses.
+
     Args:
-        model: The model. ``None``: the first module that is called.
+        model: The model that the user has named. ``None``: `outermost` finds it when a part is called.
         others: Further root modules that are known from the start.
 
     Attributes:
@@ -55,6 +63,7 @@ class ModuleNames:
         self.optimizers: list[str] = []
         self.omitted = 0
         self.roots: list[RootModule] = []
+        self._named = model is not None
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
         self._around: dict[int, tuple[int, ...]] = {OUTSIDE: ()}
         # By identity: hashing a module may run the user's code. Each entry refers to its module, since Python
@@ -111,6 +120,21 @@ class ModuleNames:
             self._around[layer] = found
         return found
 
+    def final_paths(self) -> tuple[str, ...]:
+        """Return the paths by number, with the first network's name in its paths if several are trained."""
+        trained = [root for root in self.roots if _is_trained(root.module())]
+        if self._named or len(trained) < 2 or trained[0] is not self.roots[0]:  # noqa: PLR2004
+            return tuple(self.paths)
+        first = trained[0].path
+        name = f"({first})"
+
+        def final(path: str) -> str:
+            if path == first or path.startswith(f"{first}."):
+                return name + path.removeprefix(first)
+            return path if path.startswith("(") or path == OUTSIDE_PATH else f"{name}.{path}"
+
+        return tuple(map(final, self.paths))
+
     def owner_of(self, name: str, root: RootModule) -> int:
         """Return the number of the module that owns a parameter or buffer.
 
@@ -122,7 +146,13 @@ class ModuleNames:
 
     def _discover(self, module: Any, surrounding: int) -> int:
         if surrounding == OUTSIDE:
-            return self.number(self._add_root(module))
+            root = outermost(module) if not self.roots or _has_tensors(module) else module
+            path = self._add_root(root)
+            return (
+                self.number(path)
+                if root is module
+                else max(self._numbers_of(module), default=OUTSIDE)
+            )
         path = f"{self.paths[surrounding]}.({_kind(module)})"
         self._remember(module, path)
         return self.number(path)
@@ -143,6 +173,8 @@ class ModuleNames:
     def _free_name(self, kind: str) -> str:
         """Return the class name, with a number appended if another live network has that name."""
         taken = {root.path for root in self.roots if _has_tensors(root.module())}
+        if self.roots and self.roots[0].path in taken and not self._named:
+            taken.add(f"({self.roots[0].path})")  # its path if several networks are trained
         name, number = kind, 2
         while f"({name})" in taken:
             name, number = f"{kind} {number}", number + 1
@@ -153,6 +185,61 @@ class ModuleNames:
         others = self._numbers_of(module)
         if number not in others and len(self._known) <= 2 * MAX_NAMES:
             self._known[id(module)] = (weakref.ref(module), (*others, number))
+
+
+def outermost(module: Any, optimizers: Sequence[Any] = ()) -> Any:
+    """Return the outermost live module that registers ``module``; ``module`` itself if none does.
+
+    A program may call parts of its model and never the model's ``forward``, as agents of reinforcement
+    learning and ``training_step`` of Lightning do. If several outermost modules share the part, the one that
+    has most parameters of the optimizers is meant; if that is not clear, ``module`` is returned.
+
+    The search looks at all objects of the process, which takes 0.1 s.
+    """
+    parents = defaultdict[int, list[Any]](list)
+    found = list[Any]()
+    kinds: dict[type, type | None] = {}
+    for each in gc.get_objects():
+        of = type(each)  # isinstance() may run a property `__class__` of the object
+        if of not in kinds:
+            bases = (base for base in (nn.Module, Optimizer) if issubclass(of, base))
+            kinds[of] = next(bases, None)
+        if kinds[of] is nn.Module:
+            for name, child in registered(each, "_modules").items():
+                if name != _COMPILED and child is not None:
+                    parents[id(child)].append(each)
+        elif kinds[of] is Optimizer:
+            found.append(each)
+    return _of_the_optimizers(list(_ends(module, parents)), module, optimizers or found)
+
+
+def _ends(module: Any, parents: dict[int, list[Any]]) -> Iterator[Any]:
+    """Yield the modules that no other module registers, among those that ``module`` is a part of."""
+    waiting, seen = [module], {id(module)}
+    while waiting:
+        inner = waiting.pop()
+        around = parents.get(id(inner), ())
+        if not around:
+            yield inner
+        for each in around:
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting.append(each)
+
+
+def _of_the_optimizers(candidates: Sequence[Any], module: Any, optimizers: Iterable[Any]) -> Any:
+    """Return the candidate with most of the optimizers' parameters; ``module`` if several have as many."""
+    if len(candidates) > 1:
+        trained = {
+            id(parameter)
+            for optimizer in optimizers
+            for group in vars(optimizer).get("param_groups", ())
+            for parameter in group["params"]
+        }
+        shares = [len(trained & {id(one) for one in _parameters(root)}) for root in candidates]
+        best = max(shares)
+        candidates = [root for root, share in zip(candidates, shares, strict=True) if share == best]
+    return candidates[0] if len(candidates) == 1 else module
 
 
 def registered(module: Any, registry: str) -> dict[str, Any]:
@@ -181,10 +268,17 @@ def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
         waiting += [(prefix + child, inner) for child, inner in children if inner is not None]
 
 
+def _parameters(root: Any) -> Iterator[Any]:
+    for _, module in () if root is None else unique_modules(root):
+        yield from (one for one in registered(module, "_parameters").values() if one is not None)
+
+
 def _has_tensors(root: Any) -> bool:
-    modules = () if root is None else _named_modules(root)
-    tensors = (one for _, module in modules for one in registered(module, "_parameters").values())
-    return any(one is not None for one in tensors)
+    return any(True for _ in _parameters(root))
+
+
+def _is_trained(root: Any) -> bool:
+    return any(parameter.requires_grad for parameter in _parameters(root))
 
 
 def _kind(module: Any) -> str:

@@ -25,8 +25,9 @@ ATTEMPT_FAILED: Final = "an allocation failed in it, and the program went on"
 class OpenWindow:
     """Window that opens when this thread calls ``module`` with ``inputs``.
 
-    ``roots``: Known root modules. If empty, ``module`` is the first root module. ``usual_step``: Usual
-    duration of a step without tracing, in seconds; ``None`` if unknown.
+    ``model``: Model that the user has named, if any. ``roots``: Known root modules. If empty, the outermost
+    module around ``module`` is the first root module. ``usual_step``: Usual duration of a step without
+    tracing, in seconds; ``None`` if unknown.
 
     Attributes:
         thread: Traced thread. This thread opened the window.
@@ -39,18 +40,19 @@ class OpenWindow:
         module: Any,
         inputs: Any,
         *,
+        model: Any,
         roots: Sequence[Any],
         optimizers: Sequence[Any],
         diagnostics: Diagnostics,
         usual_step: float | None,
     ) -> None:
         # Imported here: it loads parts of torch that most users of sessions never need.
+        from memlog.tracer.attribution.module_names import outermost  # noqa: PLC0415
         from memlog.tracer.window import TraceWindow  # noqa: PLC0415
 
-        first, *others = roots or [module]
         self.window = TraceWindow(
-            first,
-            others=others,
+            model,
+            others=roots or [outermost(module, optimizers)],
             optimizers=optimizers,
             diagnostics=diagnostics,
             types=True,

@@ -178,9 +178,11 @@ class StepScheduler:
 
     def _wait_for_call(self) -> None:
         """If torch is loaded, wait for the next module call that begins a training step."""
-        if "torch" not in sys.modules or self._slot.ended or not self._may_wait():
+        if "torch" not in sys.modules or self._slot.ended:
             return
-        self._slot.if_free(self._waiter.start)
+        _load_tracer()
+        if self._may_wait():
+            self._slot.if_free(self._waiter.start)
 
     def _may_wait(self) -> bool:
         when = when_to_wait(self._roots, self.costs.steps)
@@ -226,6 +228,7 @@ class StepScheduler:
             opened = OpenWindow(
                 module,
                 inputs,
+                model=self._roots.named(),
                 roots=self._roots.modules(),
                 optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
@@ -322,3 +325,13 @@ def _remove(window: TraceWindow) -> None:
     from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is loaded already
 
     remove_when_possible(window)
+
+
+def _load_tracer() -> None:
+    """Import the tracer before steps are traced, so that no traced step waits for imports.
+
+    In a program without torch it is not imported, because it loads parts of torch.
+    """
+    import memlog.tracer.hooks.deferred_removal  # noqa: PLC0415
+    import memlog.tracer.hooks.module_hooks  # noqa: PLC0415
+    import memlog.tracer.window  # noqa: F401, PLC0415

@@ -34,13 +34,17 @@ class RootModules:
         self._thread: threading.Thread | None = None
         self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
 
+    def named(self) -> Any:
+        """Return the model that the user has named; ``None`` if there is none or another thread trains it."""
+        return None if trained_elsewhere(self._thread) else self._model
+
     def modules(self) -> list[Any]:
         """Return the known root modules, except those that another thread trains.
 
         Their order is always the same, because it decides the modules' names in a trace.
         """
         roots = [
-            None if trained_elsewhere(self._thread) else self._model,
+            self.named(),
             *(root() for root, thread in self._others if not trained_elsewhere(thread)),
         ]
         return [module for module in roots if module is not None]

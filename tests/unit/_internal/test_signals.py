@@ -4,6 +4,7 @@ import functools
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +42,11 @@ def that_resets_itself(number: int, _frame: FrameType | None) -> None:
     raise TimeUp
 
 
+def that_deletes_its_arguments(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise TimeUp
+
+
 def below(_extra: str, _number: int, _frame: FrameType | None) -> None:
     of_any_number()
 
@@ -58,6 +64,7 @@ HANDLERS: list[Callable[..., object]] = [
     of_any_number,
     with_options,
     that_resets_itself,
+    that_deletes_its_arguments,
     functools.partial(below, "extra"),
     Handler(),
     Handler().method,
@@ -91,6 +98,27 @@ def test_an_error_of_memlog_is_not_a_signal_handlers() -> None:
         look(1, sys._getframe().f_back or sys._getframe())
     assert not raised_by_handler(caught.value)
     assert not raised_by_handler(ValueError())
+
+
+@pytest.mark.usefixtures("handled")
+def test_a_signal_handler_is_recognised_if_it_interrupts_an_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python removes the frames of an import from tracebacks, and with them the interrupted frame."""
+
+    class Spec(ModuleSpec):
+        def __index__(self) -> int:
+            return int(signal.SIGUSR1)
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> Spec:
+            return Spec(name, ExtensionFileLoader(name, "a.so"))
+
+    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    monkeypatch.setattr("_imp.create_dynamic", signal.raise_signal)
+    with pytest.raises(TimeUp) as caught:
+        import loaded_by_nobody  # type: ignore[import-not-found]  # noqa: F401
+    assert raised_by_handler(caught.value)
 
 
 @pytest.mark.usefixtures("handled")

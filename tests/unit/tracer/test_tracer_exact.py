@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -256,3 +257,21 @@ def test_the_peak_of_nothing_is_what_was_there() -> None:
     result: Any = tracer.result
     assert result.peak == result.before == result.end == 4 * 110
     assert result.categories == {"parameters": 440}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_peaks_are_lower_bounds_if_another_thread_calls_the_model(named: bool) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64))
+
+    def exactness(called: torch.nn.Module) -> str:
+        tracer = MemoryTracer()
+        with tracer.trace(net if named else None):
+            if called is not net:
+                net(torch.ones(8, 64))
+            thread = threading.Thread(target=called, args=(torch.ones(8, 64),))
+            thread.start()
+            thread.join()
+        return tracer.result.exactness
+
+    assert exactness(net) == "lower bound"
+    assert exactness(torch.nn.Linear(64, 64)) == "exact"  # of another training

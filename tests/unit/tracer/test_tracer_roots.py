@@ -31,9 +31,9 @@ def test_the_modules_at_the_top_are_found_with_what_is_theirs() -> None:
         step()
     sizes: dict[tuple[str, str], int] = {}
     for share in tracer.result.shares:
-        name = "first" if not share.path.startswith("(") else share.path.partition(".")[0]
+        name = share.path.partition(".")[0]
         sizes[name, share.category] = sizes.get((name, share.category), 0) + share.size
-    for name in ("first", "(Sequential)"):
+    for name in ("(Sequential)", "(Sequential 2)"):
         assert sizes[name, "parameters"] == weights
         assert sizes[name, "gradients"] == weights
         assert sizes[name, "optimizer state"] >= 2 * weights
@@ -49,11 +49,12 @@ def test_further_networks_of_one_class_are_distinguished_and_losses_are_not() ->
             nn.MSELoss()(network(torch.ones(8, 64)), torch.zeros(8, 64)).backward()
     paths = set(tracer.get_layer_stats())
     assert {
-        "Sequential",
         "(Sequential)",
         "(Sequential 2)",
+        "(Sequential 3)",
         "(MSELoss)",
-        "(Sequential 2).0",
+        "(Sequential).0",
+        "(Sequential 3).0",
     } <= paths
     assert "(MSELoss 2)" not in paths
 
@@ -83,3 +84,63 @@ def test_two_networks_are_traced_alike_whether_named_or_found() -> None:
         return result.peak, result.before, result.end, result.categories, owned.keys()
 
     assert peaks("both") == peaks("one") == peaks("none")
+
+
+class Agent(nn.Module):
+    """Agent whose parts are called, and whose ``forward`` never is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.actor = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    def act(self, seen: torch.Tensor) -> torch.Tensor:
+        return self.actor(seen).mean() + self.critic(seen).mean()
+
+
+def paths_of(step: Any, model: Any = None) -> set[str]:
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        step()
+    return set(tracer.get_layer_stats())
+
+
+def test_parts_are_named_by_the_model_that_registers_them() -> None:
+    agent = Agent()
+    paths = paths_of(lambda: agent.act(torch.ones(8, 64)).backward())
+    assert {"critic.2", "actor.0"} <= paths
+    assert not any(path.startswith("(") and "outside" not in path for path in paths)
+
+
+def test_of_several_models_that_register_a_part_the_trained_one_names_it() -> None:
+    agent = Agent()
+    other = nn.Sequential(agent.actor)
+    optimizer = torch.optim.Adam(agent.parameters())
+    paths = paths_of(lambda: agent.act(torch.ones(8, 64)).backward())
+    assert {"critic.2", "actor.0"} <= paths
+    del optimizer, other
+
+
+def test_a_part_of_two_untrained_models_names_itself() -> None:
+    trunk = nn.Sequential(nn.Linear(64, 64))
+    others = [nn.Sequential(trunk), nn.Sequential(trunk)]
+    assert {"Sequential", "0"} <= paths_of(lambda: trunk(torch.ones(8, 64)).sum().backward())
+    del others
+
+
+def test_a_wrapper_of_the_compiler_does_not_name_the_module_that_is_called_without_it() -> None:
+    agent = Agent()
+    wrapper = nn.Module()
+    wrapper.add_module("_orig_mod", agent)  # as in torch.compile's
+    assert {"critic.2", "actor.0"} <= paths_of(lambda: agent.act(torch.ones(8, 64)).backward())
+    del wrapper
+
+
+def test_only_trained_networks_beside_the_model_change_the_names_in_it() -> None:
+    model, teacher = square(), square().requires_grad_(False)
+    with_teacher = paths_of(
+        lambda: (model(torch.ones(8, 64)) - teacher(torch.ones(8, 64))).sum().backward()
+    )
+    assert {"Sequential", "0", "(Sequential 2).0"} <= with_teacher
+    named = paths_of(lambda: Agent().act(model(torch.ones(8, 64))).backward(), model)
+    assert {"Sequential", "0", "(Agent).actor.0"} <= named

@@ -7,8 +7,9 @@ and frees inside itself.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, WORKSPACE, pack
@@ -30,6 +31,9 @@ from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
 from memlog.tracer.hooks.module_hooks import Hooks
 from memlog.tracer.tensor_storages import tensors_in
 
+_MOST_ELSEWHERE: Final = 256
+"""Maximum number of module calls on other threads to remember."""
+
 
 class DispatchEngine:
     """Engine that records the thread that calls `start`, and the threads of this thread's backward passes."""
@@ -38,6 +42,7 @@ class DispatchEngine:
         self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, *, types: bool = False
     ) -> None:
         self._log = log
+        self._names = names
         self._diagnostics = diagnostics
         self._hooks = Hooks(self, diagnostics)
         fakes = torch_private.fakes_active()
@@ -61,6 +66,7 @@ class DispatchEngine:
         )
         self._stopped = False
         self._transformed = self._precision_changed = False
+        self._called_elsewhere: list[weakref.ref[Any]] = []
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         self._module_stack.begin()
@@ -133,6 +139,7 @@ class DispatchEngine:
             limitations.COMPLEX: live_storages.complex,
             limitations.NESTED: live_storages.nested,
             limitations.LATE_GRADIENTS: self._model_tensors.late_gradients,
+            limitations.THREADS: self._parts_called_elsewhere(),
             limitations.FAILED: self._mode.failures,
             limitations.PRECISION: self._precision_changed,
             limitations.COMPILED: self._patches.compiled_code_ran,
@@ -145,6 +152,16 @@ class DispatchEngine:
         if untraced := limitations.untraced_derivatives(self._derivatives.returned, peak):
             missed.append(untraced)
         return tuple(missed)
+
+    def _parts_called_elsewhere(self) -> bool:
+        """Return whether another thread has called a part of the traced models.
+
+        Modules of others, such as those of a second training, do not count, unless no model is known.
+        """
+        called = [
+            module for module in (one() for one in self._called_elsewhere) if module is not None
+        ]
+        return any(map(self._names.knows, called)) or bool(called and not self._names.roots)
 
     def stop_recording(self) -> None:
         """Stop recording. `stop` removes the dispatch mode later: an operation may be running in the mode."""
@@ -170,6 +187,8 @@ class DispatchEngine:
         self._transformed = self._transformed or torch_private.in_functorch_transform()
         self._model_tensors.add_new_roots()
         if thread_state is None:
+            if not self._module_stack.closed and len(self._called_elsewhere) < _MOST_ELSEWHERE:
+                self._called_elsewhere.append(weakref.ref(module))
             return
         _outside, *modules = thread_state.stack
         if len(modules) == 1 and modules[0][1] == torch_private.NO_TASK:

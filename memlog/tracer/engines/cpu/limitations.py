@@ -44,6 +44,10 @@ LATE_GRADIENTS: Final = (
     "Some gradients were not made on this thread (perhaps in a backward pass on another one). They count "
     "from when they were first seen, and what was allocated while they were made is unknown."
 )
+THREADS: Final = (
+    "Modules of the model were called on other threads than the one that began the trace. What they allocate "
+    "is not seen, so peaks are lower bounds."
+)
 PRECISION: Final = (
     "The precision of matrix products changed during the trace. It decides what operations allocate inside "
     "themselves, so peaks are lower bounds."
