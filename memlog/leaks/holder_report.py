@@ -99,6 +99,8 @@ class HolderReport:
         self._parameters = normal.parameters(self._objects, budget)
         self._usual = usual = normal.storages(self._parameters)
         self._alive = {key: one for key, one in watch.alive().items() if key not in usual}
+        self._own: set[int] = set()
+        """Watched storages of tensors that the program keeps, not only their graphs."""
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
@@ -176,7 +178,10 @@ class HolderReport:
         groups: dict[object, Held] = {}
         taken: set[int] = set()
         unknown = []
-        for target, chain in zip(targets, chains, strict=True):
+        pairs = list(zip(targets, chains, strict=True))
+        named = [one for one, chain in pairs if chain is not None and not one.nodes]
+        self._own = {key for one in named for key in one.sizes}
+        for target, chain in pairs:
             if chain is None and not target.is_gradient:
                 unknown.append(target)
                 continue
@@ -271,6 +276,7 @@ class HolderReport:
         groups[key] = before._replace(
             storages={**before.storages, **target.storages},
             sizes={**before.sizes, **new},
+            own_bytes=before.own_bytes + sum(new[key] for key in new.keys() & self._own),
             nodes=before.nodes + target.nodes,
             traceback_bytes=before.traceback_bytes + target.traceback_bytes,
             is_gradient=before.is_gradient or target.is_gradient,

@@ -18,6 +18,8 @@ from memlog.leaks.owner_text import Owner
 from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
+ALSO: Final = 0.2
+"""If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
 _MOSTLY: Final = 0.5
 """A layer is named only if it has made at least this fraction of the kept bytes."""
 
@@ -50,12 +52,22 @@ def _kind(held: Held) -> HolderKind:
     of_owner = None if held.owner is None else _kind_of_owner(held.owner)
     if of_owner is not None:
         return of_owner
-    if held.nodes:
+    if _is_of_graphs(held):
         inside = [one.site for one in held.storages.values() if one.site.inside_module]
         evaluating = inside and all(site.evaluating for site in inside)
         return "forward_without_backward" if evaluating else "kept_graph"
     tensors = sum(held.sizes.values()) / held.iterations
-    return "kept_tensors" if tensors >= held.element_rate else "growing_container"
+    is_of_tensors = _has_tensors_for_elements(held) or tensors >= held.element_rate
+    return "kept_tensors" if is_of_tensors else "growing_container"
+
+
+def _has_tensors_for_elements(held: Held) -> bool:
+    return bool(held.storages) and held.owner is not None and len(held.owner.between) <= 1
+
+
+def _is_of_graphs(held: Held) -> bool:
+    """Return True if graphs keep most of the bytes, so that ``.detach()`` frees them."""
+    return held.graph_bytes_per_step > held.bytes_per_step / 2
 
 
 def _kind_of_owner(owner: Owner) -> HolderKind | None:
@@ -107,7 +119,7 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
         "hooks_pile_up": "hook",
         "optimizers_pile_up": "optimizer",
         "model_copies": "module",
-    }.get(kind, "tensor" if held.storages and len(owner.between) <= 1 else "element")
+    }.get(kind, "tensor" if _has_tensors_for_elements(held) else "element")
     if growth.base is bytearray:
         noun = "byte"
     rate = growth.gained / steps
@@ -120,7 +132,7 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
 
 def _kept(held: Held, kind: HolderKind) -> str:
     size = format_bytes(held.bytes_per_step)
-    if held.nodes:
+    if _is_of_graphs(held):
         layer = _layer(held)
         mostly = f", mostly activations of `{layer}`" if layer else ""
         per = "They keep autograd graphs alive"
@@ -209,6 +221,11 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
         found.append(f"made at {made}")
     if held.nodes:
         found.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
+    if held.nodes and held.own_bytes:
+        found.append(
+            f"tensors themselves hold {format_bytes(held.own_bytes / held.iterations)} per step; only graphs "
+            f"hold {format_bytes(held.graph_bytes_per_step)}, which `.detach()` frees"
+        )
     if held.traceback_bytes:
         size = format_bytes(held.traceback_bytes / held.iterations)
         found.append(
@@ -237,11 +254,21 @@ def _confidence(held: Held) -> Confidence:
 
 def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     if kind == "kept_graph":
+        rest = held.bytes_per_step - held.graph_bytes_per_step
+        if rest >= ALSO * held.bytes_per_step:
+            return f"{_remedy_for_graph(held, value)} {also_tensors(rest)}"
         return _remedy_for_graph(held, value)
     of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
         of_owner = _remedy_for_owner(held.owner)
     return of_owner or _REMEDIES.get(kind)
+
+
+def also_tensors(rate: float) -> str:
+    """Return what to do about the part that is left after ``.detach()``, in bytes per step."""
+    return (
+        f"The tensors themselves hold {format_bytes(rate)} per step: keep fewer, or only numbers."
+    )
 
 
 def _remedy_for_graph(held: Held, value: str) -> str:

@@ -12,7 +12,12 @@ from memlog.events import ALLOCATED, HOST_ANON, Batch, Event, Finding, Inquiry, 
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
-from memlog.leaks.elimination import Figures, cause_by_elimination, figures
+from memlog.leaks.elimination import (
+    Figures,
+    between_free_memory,
+    cause_by_elimination,
+    figures,
+)
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import seconds_allowed
@@ -287,6 +292,8 @@ class GrowthInquiry:
             left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
             self._unexplained = growth
+        if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
+            named = between_free_memory(holders) or named
         if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth)
             self._unexplained = growth

@@ -6,7 +6,7 @@ from typing import Final
 
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.holder_text import addition
+from memlog.leaks.holder_text import ALSO, addition, also_tensors
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.owner_text import Owner, describe
 from memlog.leaks.periodic_search import Grower
@@ -39,8 +39,15 @@ def holder_of_growth(grower: Grower) -> Holder:
         grower.bytes_gained / grower.steps,
         _evidence(grower, each),
         _confidence(grower, owner),
-        _REMEDIES[kind],
+        _remedy(kind, grower),
     )
+
+
+def _remedy(kind: HolderKind, grower: Grower) -> str:
+    own = grower.bytes_gained - grower.graph
+    if kind == "kept_graph" and own >= ALSO * grower.bytes_gained:
+        return f"{_REMEDIES[kind]} {also_tensors(own / grower.steps)}"
+    return _REMEDIES[kind]
 
 
 def _kind(grower: Grower) -> HolderKind:

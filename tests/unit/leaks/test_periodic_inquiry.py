@@ -10,7 +10,9 @@ import torch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import HOST_ANON, Batch, Event, Finding, Inquiry
+from memlog.facts.detector import FREE_LISTS
 from memlog.growth.suspicion import Suspicion
+from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
@@ -123,3 +125,13 @@ def test_a_container_that_keeps_the_last_few_is_not_reported() -> None:
     training.evaluate(12, limit=5)
     assert training.findings == []
     assert training.suspects == []
+
+
+def test_the_allocator_is_not_blamed_if_a_list_of_losses_grows() -> None:
+    training = Training()
+    losses = Holder("kept_graph", "`losses` gains.", "train.py:3", 4_000.0, (), "high", "Append …")
+    training.inquiry._holders = (losses,)
+    training.inquiry.confirmed(training.growth()._replace(series=FREE_LISTS))
+    [found] = training.findings
+    assert found.title.startswith("`losses` gains.")
+    assert "`.item()`" in (found.remedy or "")
