@@ -29,6 +29,7 @@ class Held(NamedTuple):
         cycles_made_at: Line that called ``backward(create_graph=True)``. After such a call, parameters and
             their gradients keep each other alive. Empty if there was no such call, or if the owner is known.
         scalar: True if the kept tensor is a scalar.
+        are_views: True if the kept tensors are small parts of larger ones, which they keep.
         element_rate: Bytes per step that the container gains in objects other than watched tensors.
         cut_short: True if the search for owners was cut short.
         containers: Number of growing containers that are counted together, because their descriptions are
@@ -46,6 +47,7 @@ class Held(NamedTuple):
     is_gradient: bool = False
     cycles_made_at: str = ""
     scalar: bool = False
+    are_views: bool = False
     element_rate: float = 0.0
     cut_short: bool = False
     containers: int = 1
@@ -87,6 +89,7 @@ def _joined(one: Held, other: Held) -> Held:
         traceback_bytes=one.traceback_bytes + other.traceback_bytes,
         is_gradient=one.is_gradient or other.is_gradient,
         scalar=one.scalar or other.scalar,
+        are_views=one.are_views or other.are_views,
         element_rate=one.element_rate + other.element_rate,
         containers=one.containers + other.containers,
     )

@@ -20,6 +20,7 @@ from memlog.leaks.program_files import program_files
 _HOOKS: Final = "hooks"
 ALSO: Final = 0.2
 """If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
+FOR_VIEWS: Final = "Keep copies (`.clone()`): views of a larger tensor keep all of it."
 _MOSTLY: Final = 0.5
 """A layer is named only if it has made at least this fraction of the kept bytes."""
 
@@ -99,6 +100,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     if _is_nameless(owner):
         described = f"A `{owner.expression}` that no known variable holds"
     if held.growth is None:
+        if owner.expression:
+            described = f"`{owner.expression}{owner.contents}`"
         return f"{described}{place}{at} keeps what earlier steps made."
     containers = owner.kind
     if held.containers > 1:
@@ -261,6 +264,8 @@ def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
         of_owner = _remedy_for_owner(held.owner)
+    if of_owner is None and kind == "kept_tensors" and held.are_views:
+        return FOR_VIEWS
     return of_owner or _REMEDIES.get(kind)
 
 
@@ -284,6 +289,10 @@ def _remedy_for_graph(held: Held, value: str) -> str:
 def _remedy_for_owner(owner: Owner) -> str | None:
     if owner.cached_function is not None:
         return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
+    if any(is_kind(one, torch.optim.LBFGS) for one in owner.above):
+        return (
+            "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps."
+        )
     if _is_of_optimizer(owner):
         return "Make a new optimizer, or remove the parameters that are no longer trained from this one."
     if _is_nameless(owner):

@@ -18,8 +18,9 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from memlog._internal.inert_access import container_base, container_length
-from memlog.leaks.containers import newest_elements
+from memlog.leaks.containers import newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.live_tensors import VIEWS
 from memlog.leaks.owner_chain import Chain
 from memlog.leaks.program_walk import Lengths, ProgramWalk
 from memlog.leaks.variable_paths import Path, follow
@@ -42,6 +43,8 @@ _OFTEN: Final = 0.75
 _MAX_CANDIDATES: Final = 200
 _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
+_SHARED: Final = 4_000
+"""Instead of `_SAMPLE`, if the tensors of the elements are parts of larger ones, which they may share."""
 _WEIGHING: Final = 0.05
 """Processor seconds for weighing the elements of all candidates. If it takes longer, none is named."""
 _SECONDS: Final = 0.5
@@ -89,6 +92,7 @@ class Grower(NamedTuple):
         is_element: True for an element of another container.
         is_steady: True if memory grows steadily, not in stairs.
         containers: Number of containers that are counted together.
+        are_views: True if the elements' tensors are small parts of larger ones, which they keep.
     """
 
     chain: Chain
@@ -105,6 +109,7 @@ class Grower(NamedTuple):
     is_element: bool
     is_steady: bool = False
     containers: int = 1
+    are_views: bool = False
 
     @property
     def explained(self) -> float:
@@ -331,6 +336,7 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
         tensors=weight.tensors / weight.elements,
         foreign=weight.foreign.most_common(1)[0][0] if weight.foreign else "",
         readings=sum(grew),
+        are_views=weight.shown < VIEWS * weight.storages,
         is_element=bool(candidate.path.hops) and candidate.path.hops[-1][0] == "item",
     )
 
@@ -340,14 +346,25 @@ def _weight(container: Any, gained: int) -> ElementWeight | None:
     base = container_base(container)
     if base is None:
         return None
-    elements = newest_elements(container, base, min(_SAMPLE, gained) + 1)
+    count = min(_SAMPLE, gained)
+    elements = newest_elements(container, base, count + 1)
+    has_older = container_length(container, base) > gained
+    weight = _weight_of(elements[:count], elements[count:] if has_older else [], base)
+    if weight is not None and weight.shares:
+        elements = newest_elements(container, base, min(_SHARED, gained))
+        # The next older element can have a part of the same tensor. So the oldest one is compared.
+        oldest = oldest_element(container, base) if has_older else []
+        weight = _weight_of(elements, oldest, base)
+    return weight
+
+
+def _weight_of(elements: list[Any], older: list[Any], base: type) -> ElementWeight | None:
     if base is dict:
-        elements = [value for _, value in elements]
+        elements, older = ([value for _, value in pairs] for pairs in (elements, older))
     weight = ElementWeight()
-    if container_length(container, base) > gained and len(elements) > 1:
-        weight.add([elements.pop()])
-        weight.forget_counts()
-    weight.add(elements[:_SAMPLE])
+    weight.add(older)
+    weight.forget_counts()
+    weight.add(elements)
     return weight if weight.elements else None
 
 

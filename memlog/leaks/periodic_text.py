@@ -6,7 +6,7 @@ from typing import Final
 
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.holder_text import ALSO, addition, also_tensors
+from memlog.leaks.holder_text import ALSO, FOR_VIEWS, addition, also_tensors
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.owner_text import Owner, describe
 from memlog.leaks.periodic_search import Grower
@@ -44,6 +44,8 @@ def holder_of_growth(grower: Grower) -> Holder:
 
 
 def _remedy(kind: HolderKind, grower: Grower) -> str:
+    if kind == "kept_tensors" and grower.are_views:
+        return FOR_VIEWS
     own = grower.bytes_gained - grower.graph
     if kind == "kept_graph" and own >= ALSO * grower.bytes_gained:
         return f"{_REMEDIES[kind]} {also_tensors(own / grower.steps)}"

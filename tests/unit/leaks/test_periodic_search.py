@@ -195,6 +195,27 @@ def test_kept_graphs_are_told_from_kept_tensors() -> None:
     assert ".detach()" in (holder.remedy or "")
 
 
+def test_views_of_larger_tensors_are_told_from_all_rows_of_a_tensor() -> None:
+    memory, rows, lanes = Memory(), list[torch.Tensor](), list[torch.Tensor]()
+
+    def keep_all(_: int) -> None:
+        memory.level += 10 * MIB
+        rows.extend(torch.empty(1024, 10 * 256))
+
+    holder = only(named(keep_all, memory))
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.1)
+    assert ".clone()" not in (holder.remedy or "")
+
+    def keep_some(_: int) -> None:
+        memory.level += 10 * MIB
+        lanes.extend(torch.empty(1024, 10 * 256)[:4])
+
+    holder = only(named(keep_some, memory))
+    assert "`lanes`, a list" in holder.title
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.1)
+    assert ".clone()" in (holder.remedy or "")
+
+
 class Foreign:
     """An object that refers to one of a C library."""
 
