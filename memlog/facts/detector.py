@@ -41,6 +41,7 @@ from memlog.growth.suspicion import Suspicion
 FREE_LISTS = "host.free_lists"
 CHILD = "child:"
 PILE = "processes:"
+CHILDREN_SHARED = "children.shared_memory"
 
 _HOST_FLOOR = 4 * MIB
 """If memory on the host grows by fewer bytes than this, the growth does not count. The C library takes memory
@@ -249,7 +250,7 @@ class GrowthDetector:
             return
         self._step = event.step
         if event.children_shared:
-            self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
+            self._take(CHILDREN_SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
         self.take_children(event.step, event.children)
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Event, Finding, now_us
 from memlog.facts.allocator_retries import against_fragmentation
-from memlog.facts.detector import CHILD, FREE_LISTS, PILE
+from memlog.facts.detector import CHILD, CHILDREN_SHARED, FREE_LISTS, PILE
 from memlog.facts.device_series import FRAGMENTED, OF_DEVICES, PRIVATE_POOLS
 from memlog.growth.suspicion import Suspicion
 
@@ -47,8 +47,14 @@ _TEXTS = {
     SHARED: _Text(
         "shared_memory",
         "Shared memory",
-        "Shared memory that the training's processes map, at step ends",
+        "Shared memory that the training process maps, at step ends",
         "Copy what you keep of a DataLoader's batches (tensor.clone()), and close shared memory after use.",
+    ),
+    CHILDREN_SHARED: _Text(
+        "shared_memory",
+        "Shared memory of child processes",
+        "Shared memory that the training's child processes map, as the helper process samples it",
+        "Close shared memory after use, and limit what waits in queues between processes.",
     ),
     CHILD: _Text(
         "worker_process",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.events import ALLOCATED
+from memlog.events import ALLOCATED, SHARED
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder
 from memlog.leaks.time_budget import TimeBudget
@@ -55,7 +55,13 @@ def cause_by_elimination(
     """
     now = figures(growth.step)
     steps = now.step - before.step
-    if growth.series.endswith(ALLOCATED) or steps <= 0 or before.heap is None or now.heap is None:
+    if (
+        growth.series == SHARED
+        or growth.series.endswith(ALLOCATED)
+        or steps <= 0
+        or before.heap is None
+        or now.heap is None
+    ):
         return None
     if before.tensors is None or now.tensors is None:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import ALLOCATED, HOST_ANON, Batch, Event, Finding, Inquiry, now_us
+from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch, Event, Finding, Inquiry, now_us
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
@@ -304,7 +304,7 @@ class GrowthInquiry:
 
 def _has_holders(growth: Suspicion) -> bool:
     """Return True if objects of this process can hold the memory that grows."""
-    return growth.series in (HOST_ANON, FREE_LISTS) or growth.series.endswith(ALLOCATED)
+    return growth.series in (HOST_ANON, FREE_LISTS, SHARED) or growth.series.endswith(ALLOCATED)
 
 
 def _owner(series: str) -> str:

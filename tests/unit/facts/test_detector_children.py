@@ -86,4 +86,16 @@ def test_shared_memory_of_children_is_judged() -> None:
     for number in range(60):
         judge(sample(8 * number, (70, 300), shared=10 + 8 * number))
     judge.finish()
+    [found] = reports.confirmed
+    assert found.series == "children.shared_memory"
+    assert finding_of(found).title == "Shared memory of child processes grows"
+
+
+def test_shared_memory_of_workers_does_not_hide_that_of_the_training_process() -> None:
+    judge, reports = detector()
+    for step in range(200):
+        judge.step(step, 500, shared=10 + step)
+        if step % 8 == 0:
+            judge(sample(step, (70, 300), shared=3))
+    judge.finish()
     assert [found.series for found in reports.confirmed] == ["shared_memory"]

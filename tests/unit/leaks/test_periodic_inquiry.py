@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import HOST_ANON, Batch, Event, Finding, Inquiry
+from memlog.events import HOST_ANON, SHARED, Batch, Event, Finding, Inquiry
 from memlog.facts.detector import FREE_LISTS
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder
@@ -135,3 +135,12 @@ def test_the_allocator_is_not_blamed_if_a_list_of_losses_grows() -> None:
     [found] = training.findings
     assert found.title.startswith("`losses` gains.")
     assert "`.item()`" in (found.remedy or "")
+
+
+def test_shared_memory_that_grows_has_the_list_that_keeps_it_for_a_cause() -> None:
+    training = Training()
+    batches = Holder("kept_tensors", "`seen` gains.", "train.py:3", 10.0 * MIB, (), "high", None)
+    training.inquiry._holders = (batches,)
+    training.inquiry.confirmed(training.growth()._replace(series=SHARED))
+    [found] = training.findings
+    assert found.title == "`seen` gains."
