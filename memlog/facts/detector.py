@@ -46,12 +46,12 @@ CHILDREN_SHARED = "children.shared_memory"
 _HOST_FLOOR = 4 * MIB
 """If memory on the host grows by fewer bytes than this, the growth does not count. The C library takes memory
 in pieces of about this size."""
-_CHILD_FLOOR = 8 * MIB
+CHILD_FLOOR = 8 * MIB
 """If a child process grows by fewer bytes than this, the growth does not count. The minimum is larger than
 `_HOST_FLOOR`, because fewer readings make the result less certain."""
 _STEPS = 24
 """Minimum number of readings before growth is judged, for a series that is read at each step."""
-_SAMPLES = 10
+SAMPLES = 10
 """Minimum number of readings before growth is judged, for a series that the helper process reads. Several
 steps lie between two such readings."""
 _UNUSED = 0.6
@@ -134,7 +134,7 @@ class GrowthDetector:
         self._most: dict[str, int] = {}
         """For each device, the highest number of bytes that its tensors held at a time so far."""
         self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
-        self._piles = ProcessPiles(_CHILD_FLOOR, _SAMPLES, self._report_pile)
+        self._piles = ProcessPiles(CHILD_FLOOR, SAMPLES, self._report_pile)
         self._ended: set[str] = set()
         self._known: dict[str, float] = {}
         self._heap: HeapReading | None = None
@@ -186,7 +186,7 @@ class GrowthDetector:
         for child in children:
             if child.anon is not None:
                 known = self._children.get((child.pid, child.started))
-                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
+                watch = SeriesWatch(CHILD_FLOOR, SAMPLES) if known is None else known[1]
                 self._children[child.pid, child.started] = (child.role, watch)
                 self._report_child(child.role, watch, watch.take(step, child.anon))
         self._piles.take(step, children)
@@ -250,7 +250,7 @@ class GrowthDetector:
             return
         self._step = event.step
         if event.children_shared:
-            self._take(CHILDREN_SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
+            self._take(CHILDREN_SHARED, event.step, event.children_shared, CHILD_FLOOR, SAMPLES)
         self.take_children(event.step, event.children)
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
