@@ -140,8 +140,8 @@ class GrowthDetector:
         self._heap: HeapReading | None = None
         """Heap when growth was suspected, or at the end of the newest search."""
         self._newest_heap: HeapReading | None = None
-        self._unsearched: HeapReading | None = None
-        """Heap at the first reading since the suspicion, or since the newest search."""
+        self._unsearched: dict[str, HeapReading] = {}
+        """For each series, the first reading since it was suspected, or since the newest search."""
         self._anon: int | None = None
         self._suspected = 0
         self._step = 0
@@ -216,9 +216,10 @@ class GrowthDetector:
             return
         self._newest_heap = event
         if self._is_searching:
-            self._unsearched = None
-        elif self._unsearched is None:
-            self._unsearched = event
+            self._unsearched.clear()
+        else:
+            for series in (HOST_ANON, SHARED):
+                self._unsearched.setdefault(series, event)
         if self._is_searching or self._heap is None:
             # Measure the heap's growth from now on, without the search's own memory.
             self._heap, self._suspected = event, event.step
@@ -242,7 +243,7 @@ class GrowthDetector:
         for level in levels:
             news = self._host.take(*level)
             if news is not None and news.verdict == "suspected":
-                self._heap = self._newest_heap = self._unsearched = None
+                self._heap = self._newest_heap = None
             self._report(HOST_ANON, self._host, news)
 
     def _take_sample(self, event: Sample) -> None:
@@ -310,12 +311,14 @@ class GrowthDetector:
         if news.verdict != "withdrawn" and not name.endswith(OF_DEVICES):
             watch.free = self._free()
             watch.delay()
-        if name == HOST_ANON and news.verdict == "confirmed":
-            if self._is_filling(news.growth.rate):
-                watch.wait_on(news.growth)
-                return
-            if self._is_unused(news.growth.rate):
-                name = FREE_LISTS
+        if news.verdict == "suspected":
+            self._unsearched.pop(name, None)
+        if news.verdict == "confirmed" and self._is_filling(name, news.growth.rate):
+            watch.wait_on(news.growth)
+            return
+        is_host = name == HOST_ANON and news.verdict == "confirmed"
+        if is_host and self._is_unused(news.growth.rate):
+            name = FREE_LISTS
         is_of_allocator = name.endswith((FRAGMENTED, PRIVATE_POOLS))
         if name == FREE_LISTS or (is_of_allocator and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
@@ -325,17 +328,21 @@ class GrowthDetector:
         allocator = None if device is None else device.allocator
         self._calls[news.verdict](found._replace(others=len(alike), allocator=allocator))
 
-    def _is_filling(self, rate: float) -> bool:
+    def _is_filling(self, series: str, rate: float) -> bool:
         """Return True if the process has taken hardly any memory from the system since the suspicion.
 
-        ``rate`` is the growth of the process in bytes per step.
+        ``rate`` is the growth of ``series`` in bytes per step.
         """
-        before, now = self._unsearched, self._newest_heap
-        if before is None or now is None or before.private is None or now.private is None:
+        before, now = self._unsearched.get(series), self._newest_heap
+        if before is None or now is None:
+            return False
+        is_shared = series == SHARED
+        taken, at = (one.mapped if is_shared else one.private for one in (before, now))
+        if taken is None or at is None:
             return False
         grown = rate * (now.step - before.step)
         # If it has given back address space, what it has taken is unknown.
-        return grown > _FILLS and abs(now.private - before.private) < _TAKEN * grown
+        return grown > _FILLS and abs(at - taken) < _TAKEN * grown
 
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.
