@@ -295,7 +295,7 @@ class GrowthInquiry:
         if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
             named = between_free_memory(holders) or named
         if not named and not (complete and _is_of_larger_steps(growth)):
-            self._publish_without_cause(growth)
+            self._publish_without_cause(growth, compiles=_compiles())
             self._unexplained = growth
         for holder in named:
             self._publish(_finding(growth, holder, is_main=holder is named[0]))
@@ -305,6 +305,14 @@ class GrowthInquiry:
 def _has_holders(growth: Suspicion) -> bool:
     """Return True if objects of this process can hold the memory that grows."""
     return growth.series in (HOST_ANON, FREE_LISTS, SHARED) or growth.series.endswith(ALLOCATED)
+
+
+def _compiles() -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - it loads parts of torch
+
+    return compiler_in_use()
 
 
 def _owner(series: str) -> str:

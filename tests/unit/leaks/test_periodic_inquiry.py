@@ -14,6 +14,7 @@ from memlog.facts.detector import FREE_LISTS
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry
+from memlog.tracer import torch_private
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
 
@@ -144,3 +145,25 @@ def test_shared_memory_that_grows_has_the_list_that_keeps_it_for_a_cause() -> No
     training.inquiry.confirmed(training.growth()._replace(series=SHARED))
     [found] = training.findings
     assert found.title == "`seen` gains."
+
+
+def test_growth_in_compiled_code_tells_that_it_was_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training()
+    monkeypatch.setattr(torch_private, "compiler_in_use", lambda: True)
+    growth = training.growth()._replace(step=400, rate_low=300_000.0, rate_high=400_000.0)
+    training.inquiry.confirmed(growth)
+    [found] = training.findings
+    assert found.kind == "growth"
+    assert "Tensors that compiled code (torch.compile) makes were not watched." in found.evidence
+    assert (found.remedy or "").startswith("Run some steps with TORCH_COMPILE_DISABLE=1")
+
+
+def test_with_the_compiler_switched_off_tensors_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_private, "_compiler_backends", lambda: (object(),))
+    assert torch_private.compiler_in_use()
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert not torch_private.compiler_in_use()
