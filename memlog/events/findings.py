@@ -350,3 +350,5 @@ class HeapReading(msgspec.Struct, frozen=True, array_like=True, tag="heap"):
     """Bytes that a collection of garbage has freed just before; ``None`` if none was asked for."""
     private: Int | None = None
     """Bytes of address space for private data (``VmData``), which also counts pages never written so far."""
+    mapped: Int | None = None
+    """Bytes of the whole address space (``VmSize``), which also has shared memory and mapped files."""

@@ -41,16 +41,17 @@ from memlog.growth.suspicion import Suspicion
 FREE_LISTS = "host.free_lists"
 CHILD = "child:"
 PILE = "processes:"
+CHILDREN_SHARED = "children.shared_memory"
 
 _HOST_FLOOR = 4 * MIB
 """If memory on the host grows by fewer bytes than this, the growth does not count. The C library takes memory
 in pieces of about this size."""
-_CHILD_FLOOR = 8 * MIB
+CHILD_FLOOR = 8 * MIB
 """If a child process grows by fewer bytes than this, the growth does not count. The minimum is larger than
 `_HOST_FLOOR`, because fewer readings make the result less certain."""
 _STEPS = 24
 """Minimum number of readings before growth is judged, for a series that is read at each step."""
-_SAMPLES = 10
+SAMPLES = 10
 """Minimum number of readings before growth is judged, for a series that the helper process reads. Several
 steps lie between two such readings."""
 _UNUSED = 0.6
@@ -133,14 +134,14 @@ class GrowthDetector:
         self._most: dict[str, int] = {}
         """For each device, the highest number of bytes that its tensors held at a time so far."""
         self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
-        self._piles = ProcessPiles(_CHILD_FLOOR, _SAMPLES, self._report_pile)
+        self._piles = ProcessPiles(CHILD_FLOOR, SAMPLES, self._report_pile)
         self._ended: set[str] = set()
         self._known: dict[str, float] = {}
         self._heap: HeapReading | None = None
         """Heap when growth was suspected, or at the end of the newest search."""
         self._newest_heap: HeapReading | None = None
-        self._unsearched: HeapReading | None = None
-        """Heap at the first reading since the suspicion, or since the newest search."""
+        self._unsearched: dict[str, HeapReading] = {}
+        """For each series, the first reading since it was suspected, or since the newest search."""
         self._anon: int | None = None
         self._suspected = 0
         self._step = 0
@@ -185,7 +186,7 @@ class GrowthDetector:
         for child in children:
             if child.anon is not None:
                 known = self._children.get((child.pid, child.started))
-                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
+                watch = SeriesWatch(CHILD_FLOOR, SAMPLES) if known is None else known[1]
                 self._children[child.pid, child.started] = (child.role, watch)
                 self._report_child(child.role, watch, watch.take(step, child.anon))
         self._piles.take(step, children)
@@ -215,9 +216,10 @@ class GrowthDetector:
             return
         self._newest_heap = event
         if self._is_searching:
-            self._unsearched = None
-        elif self._unsearched is None:
-            self._unsearched = event
+            self._unsearched.clear()
+        else:
+            for series in (HOST_ANON, SHARED):
+                self._unsearched.setdefault(series, event)
         if self._is_searching or self._heap is None:
             # Measure the heap's growth from now on, without the search's own memory.
             self._heap, self._suspected = event, event.step
@@ -241,7 +243,7 @@ class GrowthDetector:
         for level in levels:
             news = self._host.take(*level)
             if news is not None and news.verdict == "suspected":
-                self._heap = self._newest_heap = self._unsearched = None
+                self._heap = self._newest_heap = None
             self._report(HOST_ANON, self._host, news)
 
     def _take_sample(self, event: Sample) -> None:
@@ -249,7 +251,7 @@ class GrowthDetector:
             return
         self._step = event.step
         if event.children_shared:
-            self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
+            self._take(CHILDREN_SHARED, event.step, event.children_shared, CHILD_FLOOR, SAMPLES)
         self.take_children(event.step, event.children)
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
@@ -309,12 +311,14 @@ class GrowthDetector:
         if news.verdict != "withdrawn" and not name.endswith(OF_DEVICES):
             watch.free = self._free()
             watch.delay()
-        if name == HOST_ANON and news.verdict == "confirmed":
-            if self._is_filling(news.growth.rate):
-                watch.wait_on(news.growth)
-                return
-            if self._is_unused(news.growth.rate):
-                name = FREE_LISTS
+        if news.verdict == "suspected":
+            self._unsearched.pop(name, None)
+        if news.verdict == "confirmed" and self._is_filling(name, news.growth.rate):
+            watch.wait_on(news.growth)
+            return
+        is_host = name == HOST_ANON and news.verdict == "confirmed"
+        if is_host and self._is_unused(news.growth.rate):
+            name = FREE_LISTS
         is_of_allocator = name.endswith((FRAGMENTED, PRIVATE_POOLS))
         if name == FREE_LISTS or (is_of_allocator and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
@@ -324,17 +328,21 @@ class GrowthDetector:
         allocator = None if device is None else device.allocator
         self._calls[news.verdict](found._replace(others=len(alike), allocator=allocator))
 
-    def _is_filling(self, rate: float) -> bool:
+    def _is_filling(self, series: str, rate: float) -> bool:
         """Return True if the process has taken hardly any memory from the system since the suspicion.
 
-        ``rate`` is the growth of the process in bytes per step.
+        ``rate`` is the growth of ``series`` in bytes per step.
         """
-        before, now = self._unsearched, self._newest_heap
-        if before is None or now is None or before.private is None or now.private is None:
+        before, now = self._unsearched.get(series), self._newest_heap
+        if before is None or now is None:
+            return False
+        is_shared = series == SHARED
+        taken, at = (one.mapped if is_shared else one.private for one in (before, now))
+        if taken is None or at is None:
             return False
         grown = rate * (now.step - before.step)
         # If it has given back address space, what it has taken is unknown.
-        return grown > _FILLS and abs(now.private - before.private) < _TAKEN * grown
+        return grown > _FILLS and abs(at - taken) < _TAKEN * grown
 
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.

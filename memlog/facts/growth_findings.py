@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from memlog._internal.units import format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Event, Finding, now_us
 from memlog.facts.allocator_retries import against_fragmentation
-from memlog.facts.detector import CHILD, FREE_LISTS, PILE
+from memlog.facts.detector import CHILD, CHILDREN_SHARED, FREE_LISTS, PILE
 from memlog.facts.device_series import FRAGMENTED, OF_DEVICES, PRIVATE_POOLS
 from memlog.growth.suspicion import Suspicion
 
@@ -47,8 +49,14 @@ _TEXTS = {
     SHARED: _Text(
         "shared_memory",
         "Shared memory",
-        "Shared memory that the training's processes map, at step ends",
+        "Shared memory that the training process maps, at step ends",
         "Copy what you keep of a DataLoader's batches (tensor.clone()), and close shared memory after use.",
+    ),
+    CHILDREN_SHARED: _Text(
+        "shared_memory",
+        "Shared memory of child processes",
+        "Shared memory that the training's child processes map, as the helper process samples it",
+        "Close shared memory after use, and limit what waits in queues between processes.",
     ),
     CHILD: _Text(
         "worker_process",
@@ -93,8 +101,10 @@ class GrowthFindings:
         self._publish = publish
         self._fragmented: set[str] = set()
 
-    def __call__(self, growth: Suspicion) -> None:
+    def __call__(self, growth: Suspicion, *, compiles: bool = False) -> None:
         """Publish a finding about a growth, unless the growth is too uncertain.
+
+        If ``compiles`` is true, torch's compiler is in use, and tensors were not watched for this reason.
 
         For growth of the training process, the confidence must be high.
 
@@ -108,7 +118,20 @@ class GrowthFindings:
             self._fragmented.add(growth.series)
         # Even in healthy programs, allocators take more memory for a while.
         if growth.series != HOST_ANON or confidence_in(growth) == "high":
-            self._publish(finding_of(growth))
+            found = finding_of(growth)
+            self._publish(_of_compiled_code(found) if compiles else found)
+
+
+def _of_compiled_code(finding: Finding) -> Finding:
+    return replace(
+        finding,
+        evidence=(
+            *finding.evidence,
+            "Tensors that compiled code (torch.compile) makes were not watched.",
+        ),
+        remedy="Run some steps with TORCH_COMPILE_DISABLE=1: memlog can then watch the tensors and name what "
+        f"keeps them. {finding.remedy}",
+    )
 
 
 def finding_of(growth: Suspicion) -> Finding:

@@ -19,6 +19,7 @@ from memlog.bus import EventBus
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,
+    SHARED,
     Alert,
     Batch,
     ChildReading,
@@ -146,7 +147,7 @@ class RunJudge:
 
     def _grew(self, verdict: Verdict, growth: Suspicion) -> None:
         series = growth.series
-        if series in (HOST_ANON, FREE_LISTS) or series.endswith(ALLOCATED):
+        if series in (HOST_ANON, FREE_LISTS, SHARED) or series.endswith(ALLOCATED):
             counted = HOST_ANON if series == FREE_LISTS else series
             self._numbers[counted] += 1
             self._on_growth(GrowthNews(verdict, self._numbers[counted], growth))

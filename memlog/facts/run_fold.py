@@ -31,11 +31,12 @@ from memlog.events import (
     Trace,
     readings,
 )
-from memlog.facts.detector import GrowthDetector
+from memlog.facts.detector import CHILD_FLOOR, SAMPLES, GrowthDetector
 from memlog.facts.failure import is_title
 from memlog.facts.growth_findings import confidence_in, finding_of
 from memlog.facts.levels import LevelFold
 from memlog.facts.peaks import PeakFold
+from memlog.facts.process_piles import ProcessPiles
 from memlog.facts.traced_steps import TraceFold
 from memlog.findings import ranked
 from memlog.growth.suspicion import Suspicion
@@ -93,6 +94,7 @@ class RunFold:
         self._growth: dict[str, Suspicion] = {}
         self._detector = GrowthDetector(lambda: self._free, self._grew)
         self._judges, self._is_judged = judge, False
+        self._processes = ProcessPiles(CHILD_FLOOR, SAMPLES, lambda *_: None)
         self._newest_us = self._read = 0
 
     def take_entry(self, entry: Entry) -> None:
@@ -174,11 +176,18 @@ class RunFold:
         self.host_limit = self.host_limit if limit is None else limit
         self.cgroup_limit = event.cgroup_limit
         left = None if limit is None or event.tree_pss is None else max(limit - event.tree_pss, 0)
+        if event.step is not None:
+            self._processes.take(event.step, event.children)
         known = [free for free in (left, event.available) if free is not None]
         self._free = min(known, default=None)
 
     def _grew(self, growth: Suspicion) -> None:
         self._growth[growth.series] = growth
+
+    @property
+    def processes(self) -> tuple[str, int] | None:
+        """Kind of child processes that may pile up, and how many there are; ``None``: there is none."""
+        return self._processes.may_pile_up()
 
     def status(self, *, alive: bool) -> RunStatus:
         """Return the run's status; ``killed`` if its process ended without an end event.

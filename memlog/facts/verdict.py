@@ -80,7 +80,11 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
 
 
 def _of_steady_levels(facts: RunFold, known: Evidence, reached: str) -> RunVerdict:
-    """Return the all-clear, or ``unsure`` if many steps after the last known level are lost."""
+    """Return the all-clear, or ``unsure`` if child processes pile up, or many steps after it are lost."""
+    if facts.processes is not None:
+        kind, count = facts.processes
+        text = f"{count} child processes ({kind}) were started and have not ended"
+        return RunVerdict("unsure", f"Unsure: {text}: {reached}.", rises=True)
     last = (known.since or 0) + known.steps - 1
     lost = (facts.last_step or 0) - last
     if facts.has_lost_events and lost > _LOST * known.steps:

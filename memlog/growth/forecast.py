@@ -24,14 +24,14 @@ def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] |
     """Return the two steps between which a limit will be reached, if the rate of growth does not change.
 
     Args:
-        growth: Growth whose rate has a confidence interval that lies above zero.
+        growth: Growth. If its rate can be zero, there is no forecast.
         free: Bytes left until the limit; ``None`` if unknown.
         step: Newest step.
 
     Returns:
         ``None`` if the limit is unknown or too far off, or if the two steps are too far apart to help.
     """
-    if free is None:
+    if free is None or growth.low <= 0:
         return None
     fewest, most = steps_left(growth, free)
     if most > _WIDEST * max(fewest, 1.0) or fewest > _FURTHEST:

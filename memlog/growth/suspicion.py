@@ -11,8 +11,8 @@ class Suspicion(NamedTuple):
     series: str
     """Name of the series: ``host.anon`` (memory of the training process without mapped files and shared
     memory), ``host.free_lists`` (unused memory of the C library's allocator), ``shared_memory``,
-    ``cuda0.allocated``, ``cuda0.fragmented``, ``cuda0.private_pools``, ``child:DataLoader worker 3`` or
-    ``processes:python`` (all child processes of one kind)."""
+    ``children.shared_memory``, ``cuda0.allocated``, ``cuda0.fragmented``, ``cuda0.private_pools``,
+    ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one kind)."""
     since_step: int
     """First step of the growth."""
     rate: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ _ADDING: Final = frozenset(
 )  # fmt: skip
 _REGISTERS: Final = re.compile("register_.*hook")
 _REPEATS: Final = (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+_JOINS: Final = re.compile("cat|stack|append|pad|chain")
+"""Pattern in the names of functions that join tensors, arrays or lists."""
 _ADDS_GROUP: Final = re.compile("add_param_group")
 
 
@@ -37,6 +40,68 @@ def additions(file: str, name: str) -> list[Addition]:
     """Return the statements of a file that add to the variable or attribute ``name``."""
     found = [one for node in _nodes(file, name) for one in _addition(node, name)]
     return sorted(dict.fromkeys(found))
+
+
+def adds_to_itself(file: str, name: str) -> bool:
+    """Return True if a file replaces ``name`` by a longer value, as in ``x = torch.cat([x, new])``.
+
+    If the statement cuts the value, or its loop or function begins with another value, the result is False.
+    """
+    return any(_keeps(file, name, in_place=False))
+
+
+def is_made_anew(file: str, name: str) -> bool:
+    """Return True if each statement that adds to ``name`` is in a loop or a function that makes it anew."""
+    found = _keeps(file, name, in_place=True)
+    return bool(found) and not any(found)
+
+
+@functools.lru_cache(256)
+def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
+    """Return for each statement that adds to ``name`` whether its loop or function keeps what was there."""
+    nodes = list(_nodes(file, name))
+    assigned = [(node, value) for node in nodes for value in _assigned(node, name)]
+    joins = [node for node, value in assigned if value is not None and _joins(value, name)]
+    others = {id(node) for node, _ in assigned if node not in joins}
+    if in_place:
+        joins += [node for node in nodes if node not in joins and _addition(node, name)]
+        others -= set(map(id, joins))
+    scopes = [list(ast.walk(node)) for node in nodes if isinstance(node, (*_REPEATS, ast.Lambda))]
+    innermost = (min((one for one in scopes if join in one), key=len, default=[]) for join in joins)
+    return [others.isdisjoint(map(id, around)) for around in innermost]
+
+
+def _assigned(node: ast.AST, name: str) -> list[ast.AST | None]:
+    """Return the values that a node assigns to ``name``; ``None`` for an unknown value."""
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [node.value] if any(_is_named(one, name) for one in _targets(targets)) else []
+    if isinstance(node, ast.AugAssign) and _is_named(node.target, name):
+        return [ast.BinOp(node.target, node.op, node.value)]
+    if isinstance(node, ast.For) and any(_is_named(one, name) for one in _targets([node.target])):
+        return [None]
+    if isinstance(node, ast.arg) and node.arg == name:
+        return [None]
+    return []
+
+
+def _joins(value: ast.AST, name: str) -> bool:
+    """Return True if a value is ``name`` and more, not cut."""
+    nodes = list(ast.walk(value))
+    if any(isinstance(node, ast.Slice) for node in nodes):
+        return False
+    return any(_is_joined(node, name) for node in nodes)
+
+
+def _is_joined(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_named(node.left, name) or _is_named(node.right, name)
+    if isinstance(node, ast.Starred):
+        return _is_named(node.value, name)
+    if isinstance(node, ast.Call):
+        func = ast.unparse(node.func).rpartition(".")[2]
+        return bool(_JOINS.search(func)) and any(_mentions(one, name) for one in node.args)
+    return False
 
 
 def registrations(file: str) -> list[Addition]:

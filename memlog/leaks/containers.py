@@ -41,7 +41,7 @@ from memlog._internal.inert_access import (
     own_method,
 )
 from memlog.leaks.kind_table import KindTable
-from memlog.leaks.live_tensors import tensor_storage
+from memlog.leaks.live_tensors import parts_of, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 
 _MAX_COUNTED: Final = 300_000
@@ -229,10 +229,10 @@ class _Reach:
 
     def _add_storage(self, tensor: Any) -> None:
         with torch._C.DisableTorchFunction(), suppress(RuntimeError):  # the size can be symbolic
-            storage = tensor_storage(tensor)
-            if storage is not None and storage._cdata not in self._seen:
-                self._seen.add(storage._cdata)
-                self.storages += storage.nbytes()
+            for storage in map(tensor_storage, parts_of(tensor)):
+                if storage is not None and storage._cdata not in self._seen:
+                    self._seen.add(storage._cdata)
+                    self.storages += storage.nbytes()
 
 
 def size_and_referents(one: Any) -> tuple[float, list[Any]]:
@@ -275,4 +275,14 @@ def newest_elements(container: Any, base: type, count: int) -> list[Any]:
             return list(itertools.islice(deque.__reversed__(container), count))
         return list(itertools.islice(set.__iter__(container), count))
     except RuntimeError:  # another thread has changed the container meanwhile
+        return []
+
+
+def oldest_element(container: Any, base: type) -> list[Any]:
+    """Return a list of the first element of a container, like `newest_elements`."""
+    try:
+        values = dict.items(container) if base is dict else container
+        forward = iter(values) if base is dict else base.__iter__(container)  # type: ignore[attr-defined]
+        return list(itertools.islice(forward, 1))
+    except RuntimeError:  # see above
         return []

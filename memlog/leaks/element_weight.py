@@ -20,7 +20,7 @@ import torch
 from memlog._internal.inert_access import bases, class_namespace, is_kind, type_name
 from memlog.leaks.autograd_graphs import saved_names, saved_value
 from memlog.leaks.containers import is_shared, size_and_referents
-from memlog.leaks.live_tensors import tensor_storage
+from memlog.leaks.live_tensors import parts_of, shown_bytes, tensor_storage
 
 _MAX_VISITED: Final = 20_000
 """Maximum number of objects and graph nodes that one `ElementWeight` visits. It takes about 20 ms."""
@@ -50,6 +50,8 @@ class ElementWeight:
         own: Bytes of tensors, arrays and other objects.
         graph: Bytes that only autograd graphs keep.
         tensors: Number of tensors.
+        storages: Part of ``own`` in storages of tensors.
+        shown: Bytes of the tensors' elements: fewer than ``storages`` for views of larger tensors.
         foreign: Number of objects of each class whose memory Python does not see, by the class's name.
         elements: Number of elements that were weighed completely.
     """
@@ -61,7 +63,7 @@ class ElementWeight:
 
     def forget_counts(self) -> None:
         """Begin the sums again. What was counted before still counts as shared."""
-        self.own = self.graph = self.tensors = self.elements = 0
+        self.own = self.graph = self.tensors = self.elements = self.storages = self.shown = 0
         self.foreign: Counter[str] = Counter()
 
     def add(self, elements: Sequence[Any]) -> None:
@@ -75,6 +77,11 @@ class ElementWeight:
                 self.own, self.graph, self.tensors, self.foreign = before
                 return
             self.elements += 1
+
+    @property
+    def shares(self) -> bool:
+        """True if the tensors do not have their storages alone."""
+        return bool(self.shown) and self.shown != self.storages
 
     @property
     def _is_full(self) -> bool:
@@ -104,7 +111,10 @@ class ElementWeight:
     def _add_tensor(self, tensor: Any, nodes: list[Any]) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             self.tensors += 1
-            self.own += self._storage_bytes(tensor)
+            size = self._storage_bytes(tensor)
+            self.own += size
+            self.storages += size
+            self.shown += shown_bytes(tensor)
             node = _base.grad_fn.__get__(tensor)
         if node is not None:
             nodes.append(node)
@@ -124,16 +134,14 @@ class ElementWeight:
                 waiting += [inner for inner, _ in node.next_functions if inner is not None]
 
     def _storage_bytes(self, tensor: Any) -> int:
+        size = 0
         try:
-            if _base.layout.__get__(tensor) is torch.sparse_coo:
-                parts = (tensor._values(), tensor._indices())
-                return sum(map(self._storage_bytes, parts))
-            storage = tensor_storage(tensor)
-            if storage is None or not self._is_new(("storage", int(storage._cdata)), storage):
-                return 0
-            return int(storage.nbytes())
+            for storage in map(tensor_storage, parts_of(tensor)):
+                if storage is not None and self._is_new(("storage", int(storage._cdata)), storage):
+                    size += int(storage.nbytes())
         except RuntimeError:  # the size can be symbolic
-            return 0
+            pass
+        return size
 
 
 def told_bytes(one: Any) -> int:

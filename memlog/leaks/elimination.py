@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.events import ALLOCATED
+from memlog.events import ALLOCATED, SHARED
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder
 from memlog.leaks.time_budget import TimeBudget
@@ -17,6 +18,8 @@ _COUNT_SECONDS: Final = 0.3
 unknown."""
 _PART: Final = 0.25
 """If tensors hold more than this fraction of the growth, no cause outside Python is named."""
+_FROM_MALLOC: Final = ("kept_graph", "kept_tensors", "forward_without_backward")
+"""Kinds of holders whose objects are allocated between those of each step."""
 EXPLAINED: Final = 0.5
 """A cause is named only if it explains at least this fraction of the growth."""
 
@@ -52,7 +55,13 @@ def cause_by_elimination(
     """
     now = figures(growth.step)
     steps = now.step - before.step
-    if growth.series.endswith(ALLOCATED) or steps <= 0 or before.heap is None or now.heap is None:
+    if (
+        growth.series == SHARED
+        or growth.series.endswith(ALLOCATED)
+        or steps <= 0
+        or before.heap is None
+        or now.heap is None
+    ):
         return None
     if before.tensors is None or now.tensors is None:
         return None
@@ -94,6 +103,25 @@ def by_elimination(
     if malloc_used - explained >= least:
         return _native(malloc_used - explained, explained, profiling=profiling)
     return None
+
+
+def between_free_memory(holders: Sequence[Holder]) -> list[Holder]:
+    """Return the holder of tensors or graphs that keep the allocator from giving back its free memory.
+
+    Small objects that a program keeps lie between the larger ones that each step frees.
+    """
+    found = next((one for one in holders if one.kind in _FROM_MALLOC), None)
+    if found is None:
+        return []
+    return [
+        found._replace(
+            title=f"{found.title} The C library's allocator can't give back the free memory between.",
+            evidence=(*found.evidence, "most of the growth is memory that steps free"),
+            confidence="medium",
+            remedy="Keep only numbers (`.item()`), or remove old elements. `.detach()` leaves a small tensor "
+            "in its place.",
+        )
+    ]
 
 
 def _free_lists(rate: float) -> Holder:

@@ -22,12 +22,14 @@ class Held(NamedTuple):
         iterations: Number of watched iterations.
         storages: Watched storages by identity.
         sizes: Bytes of all kept storages, by the storage's identity.
+        own_bytes: Bytes of the storages in ``sizes`` that kept tensors have. Only graphs keep the others.
         nodes: Number of kept nodes of autograd graphs.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         is_gradient: True if parameters' gradients keep the memory.
         cycles_made_at: Line that called ``backward(create_graph=True)``. After such a call, parameters and
             their gradients keep each other alive. Empty if there was no such call, or if the owner is known.
         scalar: True if the kept tensor is a scalar.
+        are_views: True if the kept tensors are small parts of larger ones, which they keep.
         element_rate: Bytes per step that the container gains in objects other than watched tensors.
         cut_short: True if the search for owners was cut short.
         containers: Number of growing containers that are counted together, because their descriptions are
@@ -39,11 +41,13 @@ class Held(NamedTuple):
     iterations: int
     storages: dict[int, WatchedStorage] = {}  # noqa: RUF012 - never changed
     sizes: dict[int, int] = {}  # noqa: RUF012 - never changed
+    own_bytes: int = 0
     nodes: int = 0
     traceback_bytes: int = 0
     is_gradient: bool = False
     cycles_made_at: str = ""
     scalar: bool = False
+    are_views: bool = False
     element_rate: float = 0.0
     cut_short: bool = False
     containers: int = 1
@@ -52,6 +56,13 @@ class Held(NamedTuple):
     def bytes_per_step(self) -> float:
         kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
         return kept / self.iterations + self.element_rate
+
+    @property
+    def graph_bytes_per_step(self) -> float:
+        """Bytes that ``.detach()`` frees: those that only graphs keep."""
+        if not self.nodes:
+            return 0.0
+        return self.bytes_per_step - self.own_bytes / self.iterations - self.element_rate
 
 
 def with_equals_joined(held: Iterable[Held]) -> list[Held]:
@@ -73,10 +84,12 @@ def _joined(one: Held, other: Held) -> Held:
         growth=None if one.growth is None else one.growth._replace(gained=gained),
         storages={**one.storages, **other.storages},
         sizes={**one.sizes, **other.sizes},
+        own_bytes=one.own_bytes + other.own_bytes,
         nodes=one.nodes + other.nodes,
         traceback_bytes=one.traceback_bytes + other.traceback_bytes,
         is_gradient=one.is_gradient or other.is_gradient,
         scalar=one.scalar or other.scalar,
+        are_views=one.are_views or other.are_views,
         element_rate=one.element_rate + other.element_rate,
         containers=one.containers + other.containers,
     )

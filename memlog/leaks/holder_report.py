@@ -16,7 +16,7 @@ from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.known_models import KnownModels, gradients_with_graph
-from memlog.leaks.live_tensors import LiveTensors
+from memlog.leaks.live_tensors import VIEWS, LiveTensors, shown_bytes
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe
@@ -45,9 +45,10 @@ class _Target(NamedTuple):
     Graphs are similar if they have the same last operation and the same number of nodes. Storages are similar
     if they were made at the same `Site`.
 
-    ``holders`` are tensors or one autograd node. The first owner that memlog finds for a holder is the owner
-    of the group. ``sharers`` are other tensors and nodes whose graphs have nodes in common with a holder's
-    graph. The other fields have the same meanings as in `Held`.
+    ``spans`` is true for one graph that has tensors of several iterations: it grows, although its owner's
+    container does not. ``holders`` are tensors or one autograd node. The first owner that memlog finds for a
+    holder is the owner of the group. ``sharers`` are other tensors and nodes whose graphs have nodes in
+    common with a holder's graph. The other fields have the same meanings as in `Held`.
     """
 
     holders: list[Any]
@@ -57,6 +58,8 @@ class _Target(NamedTuple):
     traceback_bytes: int = 0
     is_gradient: bool = False
     sharers: Sequence[Any] = ()
+    spans: bool = False
+    are_views: bool = False
 
 
 class _Measured(NamedTuple):
@@ -99,6 +102,8 @@ class HolderReport:
         self._parameters = normal.parameters(self._objects, budget)
         self._usual = usual = normal.storages(self._parameters)
         self._alive = {key: one for key, one in watch.alive().items() if key not in usual}
+        self._own: set[int] = set()
+        """Watched storages of tensors that the program keeps, not only their graphs."""
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
@@ -146,10 +151,14 @@ class HolderReport:
             nodes = sum(graph.nodes for graph in graphs)
             traces = sum(graph.traceback_bytes for graph in graphs)
             sharers = graphs[0].sharers[:_MAX_SHARERS] if len(graphs) == 1 else ()
+            spans = any(self._recurs(self._watched(graph)) for graph in graphs)
             found.append(
-                _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers)
+                _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers, spans)
             )
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+
+    def _watched(self, graph: KeptGraph) -> list[WatchedStorage]:
+        return [self._alive[key] for key in graph.storages.keys() & self._alive.keys()]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
         """Return a `_Target` for each `Site` whose storages are still alive.
@@ -166,9 +175,10 @@ class HolderReport:
         for left in sites.values():
             known = [key for key in left if key in self._tensors.by_storage]
             # Take the newest storage. In a linked list, the newest node is usually nearest to a variable.
-            holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
+            views = self._tensors.by_storage[known[-1]] if known else []
             sizes = {key: one.size for key, one in left.items()}
-            found.append(_Target(holders, left, sizes))
+            are_views = bool(known) and _shown_bytes(views) < VIEWS * sizes[known[-1]]
+            found.append(_Target(views[:_MAX_VIEWS], left, sizes, are_views=are_views))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
@@ -176,7 +186,10 @@ class HolderReport:
         groups: dict[object, Held] = {}
         taken: set[int] = set()
         unknown = []
-        for target, chain in zip(targets, chains, strict=True):
+        pairs = list(zip(targets, chains, strict=True))
+        named = [one for one, chain in pairs if chain is not None and not one.nodes]
+        self._own = {key for one in named for key in one.sizes}
+        for target, chain in pairs:
             if chain is None and not target.is_gradient:
                 unknown.append(target)
                 continue
@@ -243,7 +256,9 @@ class HolderReport:
         if any(id(one) in self._growing for one in owner.containers):
             return True
         if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
-            return False  # the owner's container, such as a ring buffer, is old and has not grown
+            return (
+                target.spans
+            )  # the owner's container, such as a ring buffer, is old and has not grown
         return bool(target.nodes) or self._recurs(target.storages.values())
 
     def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:
@@ -271,10 +286,12 @@ class HolderReport:
         groups[key] = before._replace(
             storages={**before.storages, **target.storages},
             sizes={**before.sizes, **new},
+            own_bytes=before.own_bytes + sum(new[key] for key in new.keys() & self._own),
             nodes=before.nodes + target.nodes,
             traceback_bytes=before.traceback_bytes + target.traceback_bytes,
             is_gradient=before.is_gradient or target.is_gradient,
             scalar=before.scalar or any(map(_is_scalar, target.holders)),
+            are_views=before.are_views or target.are_views,
         )
 
     def _growth_of(self, owner: Owner | None) -> ContainerGrowth | None:
@@ -321,6 +338,14 @@ class HolderReport:
 
 def _weight(target: _Target) -> int:
     return sum(target.sizes.values()) + target.nodes + target.traceback_bytes
+
+
+def _shown_bytes(tensors: list[Any]) -> int:
+    """Return the bytes of tensors' elements. A tensor that only its views keep does not count."""
+    kind: Any = torch._C.TensorBase
+    with torch._C.DisableTorchFunction():
+        bases = {id(kind._base.__get__(one)) for one in tensors}
+        return sum(shown_bytes(one) for one in tensors if id(one) not in bases)
 
 
 def _is_scalar(tensor: Any) -> bool:

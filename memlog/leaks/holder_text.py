@@ -18,6 +18,9 @@ from memlog.leaks.owner_text import Owner
 from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
+ALSO: Final = 0.2
+"""If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
+FOR_VIEWS: Final = "Keep copies (`.clone()`): views of a larger tensor keep all of it."
 _MOSTLY: Final = 0.5
 """A layer is named only if it has made at least this fraction of the kept bytes."""
 
@@ -50,12 +53,22 @@ def _kind(held: Held) -> HolderKind:
     of_owner = None if held.owner is None else _kind_of_owner(held.owner)
     if of_owner is not None:
         return of_owner
-    if held.nodes:
+    if _is_of_graphs(held):
         inside = [one.site for one in held.storages.values() if one.site.inside_module]
         evaluating = inside and all(site.evaluating for site in inside)
         return "forward_without_backward" if evaluating else "kept_graph"
     tensors = sum(held.sizes.values()) / held.iterations
-    return "kept_tensors" if tensors >= held.element_rate else "growing_container"
+    is_of_tensors = _has_tensors_for_elements(held) or tensors >= held.element_rate
+    return "kept_tensors" if is_of_tensors else "growing_container"
+
+
+def _has_tensors_for_elements(held: Held) -> bool:
+    return bool(held.storages) and held.owner is not None and len(held.owner.between) <= 1
+
+
+def _is_of_graphs(held: Held) -> bool:
+    """Return True if graphs keep most of the bytes, so that ``.detach()`` frees them."""
+    return held.graph_bytes_per_step > held.bytes_per_step / 2
 
 
 def _kind_of_owner(owner: Owner) -> HolderKind | None:
@@ -87,6 +100,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     if _is_nameless(owner):
         described = f"A `{owner.expression}` that no known variable holds"
     if held.growth is None:
+        if owner.expression:
+            described = f"`{owner.expression}{owner.contents}`"
         return f"{described}{place}{at} keeps what earlier steps made."
     containers = owner.kind
     if held.containers > 1:
@@ -107,7 +122,7 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
         "hooks_pile_up": "hook",
         "optimizers_pile_up": "optimizer",
         "model_copies": "module",
-    }.get(kind, "tensor" if held.storages and len(owner.between) <= 1 else "element")
+    }.get(kind, "tensor" if _has_tensors_for_elements(held) else "element")
     if growth.base is bytearray:
         noun = "byte"
     rate = growth.gained / steps
@@ -120,7 +135,7 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
 
 def _kept(held: Held, kind: HolderKind) -> str:
     size = format_bytes(held.bytes_per_step)
-    if held.nodes:
+    if _is_of_graphs(held):
         layer = _layer(held)
         mostly = f", mostly activations of `{layer}`" if layer else ""
         per = "They keep autograd graphs alive"
@@ -209,6 +224,11 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
         found.append(f"made at {made}")
     if held.nodes:
         found.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
+    if held.nodes and held.own_bytes:
+        found.append(
+            f"tensors themselves hold {format_bytes(held.own_bytes / held.iterations)} per step; only graphs "
+            f"hold {format_bytes(held.graph_bytes_per_step)}, which `.detach()` frees"
+        )
     if held.traceback_bytes:
         size = format_bytes(held.traceback_bytes / held.iterations)
         found.append(
@@ -237,11 +257,23 @@ def _confidence(held: Held) -> Confidence:
 
 def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     if kind == "kept_graph":
+        rest = held.bytes_per_step - held.graph_bytes_per_step
+        if rest >= ALSO * held.bytes_per_step:
+            return f"{_remedy_for_graph(held, value)} {also_tensors(rest)}"
         return _remedy_for_graph(held, value)
     of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
         of_owner = _remedy_for_owner(held.owner)
+    if of_owner is None and kind == "kept_tensors" and held.are_views:
+        return FOR_VIEWS
     return of_owner or REMEDIES.get(kind)
+
+
+def also_tensors(rate: float) -> str:
+    """Return what to do about the part that is left after ``.detach()``, in bytes per step."""
+    return (
+        f"The tensors themselves hold {format_bytes(rate)} per step: keep fewer, or only numbers."
+    )
 
 
 def _remedy_for_graph(held: Held, value: str) -> str:
@@ -257,6 +289,10 @@ def _remedy_for_graph(held: Held, value: str) -> str:
 def _remedy_for_owner(owner: Owner) -> str | None:
     if owner.cached_function is not None:
         return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
+    if any(is_kind(one, torch.optim.LBFGS) for one in owner.above):
+        return (
+            "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps."
+        )
     if _is_of_optimizer(owner):
         return "Make a new optimizer, or remove the parameters that are no longer trained from this one."
     if _is_nameless(owner):

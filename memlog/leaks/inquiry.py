@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import ALLOCATED, HOST_ANON, Batch, Event, Finding, Inquiry, now_us
+from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch, Event, Finding, Inquiry, now_us
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
-from memlog.leaks.elimination import Figures, cause_by_elimination, figures
+from memlog.leaks.elimination import (
+    Figures,
+    between_free_memory,
+    cause_by_elimination,
+    figures,
+)
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import seconds_allowed
@@ -323,8 +328,10 @@ class GrowthInquiry:
             left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
             self._unexplained = growth
+        if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
+            named = between_free_memory(holders) or named
         if not named and not (complete and _is_of_larger_steps(growth)):
-            self._publish_without_cause(growth)
+            self._publish_without_cause(growth, compiles=_compiles())
             self._unexplained = growth
         for holder in named:
             self._publish(_finding(growth, holder, is_main=holder is named[0]))
@@ -333,7 +340,15 @@ class GrowthInquiry:
 
 def _has_holders(growth: Suspicion) -> bool:
     """Return True if objects of this process can hold the memory that grows."""
-    return growth.series in (HOST_ANON, FREE_LISTS) or growth.series.endswith(ALLOCATED)
+    return growth.series in (HOST_ANON, FREE_LISTS, SHARED) or growth.series.endswith(ALLOCATED)
+
+
+def _compiles() -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - it loads parts of torch
+
+    return compiler_in_use()
 
 
 def _owner(series: str) -> str:

@@ -13,6 +13,9 @@ from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
 _base: Any = torch._C.TensorBase
+VIEWS: Final = 0.5
+"""If tensors show less than this part of their storages, they are views that keep larger tensors."""
+_BY_ROWS: Final = (torch.sparse_csr, torch.sparse_bsr)
 
 
 class LiveTensors:
@@ -61,9 +64,9 @@ class LiveTensors:
 
     def _add_tensor(self, tensor: Any, wanted: frozenset[int], first_node: int | None) -> None:
         try:
-            storage = storage_of(tensor)
-            if storage in wanted:
-                self.by_storage.setdefault(storage, []).append(tensor)
+            for storage in map(storage_of, parts_of(tensor)):
+                if storage in wanted:
+                    self.by_storage.setdefault(storage, []).append(tensor)
             if first_node is not None and _base.requires_grad.__get__(tensor):
                 node = _base.grad_fn.__get__(tensor)
                 if node is not None:
@@ -95,6 +98,21 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
                     storage = _base.untyped_storage(one)
                     sizes[int(storage._cdata)] = int(storage.nbytes())
     return None if budget.spent else sum(sizes.values())
+
+
+def parts_of(tensor: Any) -> tuple[Any, ...]:
+    """Return the tensors that have a tensor's storages: the tensor itself, or a sparse one's parts."""
+    layout = _base.layout.__get__(tensor)
+    if layout is torch.sparse_coo:
+        return _base._values(tensor), _base._indices(tensor)
+    if layout in _BY_ROWS:
+        return _base.values(tensor), _base.crow_indices(tensor), _base.col_indices(tensor)
+    return (tensor,)
+
+
+def shown_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor's elements. A view of a larger tensor has fewer than its storage."""
+    return sum(int(one.numel()) * int(one.element_size()) for one in parts_of(tensor))
 
 
 def storage_of(tensor: Any) -> int:

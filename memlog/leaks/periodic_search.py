@@ -18,10 +18,14 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from memlog._internal.inert_access import container_base, container_length
-from memlog.leaks.containers import newest_elements
+from memlog.leaks import assignment_lines
+from memlog.leaks.containers import newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.live_tensors import VIEWS
 from memlog.leaks.owner_chain import Chain
-from memlog.leaks.program_walk import Lengths, ProgramWalk
+from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.program_files import program_files
+from memlog.leaks.program_walk import Lengths, ProgramWalk, buffer_bytes, is_buffer
 from memlog.leaks.variable_paths import Path, follow
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -42,6 +46,8 @@ _OFTEN: Final = 0.75
 _MAX_CANDIDATES: Final = 200
 _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
+_SHARED: Final = 4_000
+"""Instead of `_SAMPLE`, if the tensors of the elements are parts of larger ones, which they may share."""
 _WEIGHING: Final = 0.05
 """Processor seconds for weighing the elements of all candidates. If it takes longer, none is named."""
 _SECONDS: Final = 0.5
@@ -60,7 +66,7 @@ _OUTSIDE: Final = 0.3
 
 
 class RiseReading(NamedTuple):
-    """Length of a candidate, and level of the memory, after a rise.
+    """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
 
     ``rise`` is the first step of the rise, ``step`` that of the reading.
     """
@@ -69,6 +75,8 @@ class RiseReading(NamedTuple):
     step: int
     length: int
     level: int
+    identity: tuple[int, int] | None = None
+    """Identities of the container and of its first element; ``None`` if unknown."""
 
 
 class Grower(NamedTuple):
@@ -76,7 +84,7 @@ class Grower(NamedTuple):
 
     Attributes:
         chain: Objects from the variable to the container.
-        gained: Elements that it gained over ``rises`` rises.
+        gained: Elements that it gained over ``rises`` rises; bytes for a tensor or an array.
         rises: Number of rises over which it was measured.
         steps: Number of steps over which it was measured.
         every: Usual number of steps from rise to rise; 0 if there was only one.
@@ -86,9 +94,12 @@ class Grower(NamedTuple):
         tensors: Number of tensors in an element.
         foreign: Class of the objects whose memory Python does not see, if these explain the growth; or empty.
         readings: Number of rises at which it was longer than before.
+        is_buffer: True for a tensor or an array that is replaced by a larger one.
         is_element: True for an element of another container.
+        is_replaced: True if it was replaced by a longer one.
         is_steady: True if memory grows steadily, not in stairs.
         containers: Number of containers that are counted together.
+        are_views: True if the elements' tensors are small parts of larger ones, which they keep.
     """
 
     chain: Chain
@@ -102,9 +113,12 @@ class Grower(NamedTuple):
     tensors: float
     foreign: str
     readings: int
+    is_buffer: bool
+    is_replaced: bool
     is_element: bool
     is_steady: bool = False
     containers: int = 1
+    are_views: bool = False
 
     @property
     def explained(self) -> float:
@@ -114,6 +128,13 @@ class Grower(NamedTuple):
 class _Candidate(NamedTuple):
     path: Path
     readings: list[RiseReading]
+    is_replaced_first: bool
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if it has not been the same object all the time."""
+        known = {reading.identity for reading in self.readings if reading.identity is not None}
+        return self.is_replaced_first or len(known) > 1
 
 
 class PeriodicSearch:
@@ -194,7 +215,7 @@ class PeriodicSearch:
             weighed += [] if one is None else [one]
         found = _joined(weighed)
         found = _with_foreign(found)
-        named = [one for one in found if one.explained >= _PART]
+        named = [one for one in found if one.explained >= _PART and _is_kept(one)]
         explained = sum(one.explained for one in named)
         if not _ENOUGH <= explained <= _ALL:
             return []
@@ -240,7 +261,7 @@ class PeriodicSearch:
             if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
                 first = self._base._replace(length=one.before)
                 now = RiseReading(self.rises[-1][0], step, one.now, self._level)
-                self._candidates.append(_Candidate(one.path, [first, now]))
+                self._candidates.append(_Candidate(one.path, [first, now], one.is_replaced))
         return self._growers() if self._candidates else None
 
     def _take_rise(self, step: int, low: int) -> list[Grower] | None:
@@ -269,7 +290,9 @@ class PeriodicSearch:
         before = [reading.length for reading in one.readings]
         if length < before[-1]:
             return False
-        one.readings.append(RiseReading(self.rises[-1][0], step, length, self._level))
+        identity = None if chain is None else _identity(chain.objects[-1])
+        rise = self.rises[-1][0]
+        one.readings.append(RiseReading(rise, step, length, self._level, identity))
         return len(before) < _STILL or length > before[-_STILL]
 
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
@@ -287,14 +310,26 @@ class PeriodicSearch:
 def newest_of(container: Any) -> Any:
     """Return the newest element of a container; ``None`` if it has none, or one without an identity."""
     base = container_base(container)
-    found = [] if base is None else newest_elements(container, base, 1)
+    found = (
+        [] if base is None or is_buffer(type(container)) else newest_elements(container, base, 1)
+    )
     value = found[0] if found else None
     if base is dict and value is not None:
         value = value[1]
     return None if type(value) in (int, float, str, bool, bytes) else value
 
 
+def _identity(container: Any) -> tuple[int, int]:
+    base = container_base(container)
+    oldest = [] if base is None or is_buffer(type(container)) else oldest_element(container, base)
+    return id(container), id(
+        oldest[0][1] if base is dict and oldest else oldest[0]
+    ) if oldest else 0
+
+
 def _length(one: Any) -> int:
+    if is_buffer(type(one)):
+        return buffer_bytes(one)
     base = container_base(one)
     return -1 if base is None else container_length(one, base)
 
@@ -316,10 +351,15 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
     # Once it may be late, if another thread adds the elements.
     if not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen):
         return None  # it may be full, or memory rises without it
-    weight = _weight(container, gained)
-    if weight is None:
-        return None
-    own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
+    own, graph, tensors, foreign, are_views = float(gained), 0.0, 1.0, "", False
+    if not is_buffer(type(container)):
+        weight = _weight(container, gained)
+        if weight is None:
+            return None
+        own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
+        tensors = weight.tensors / weight.elements
+        foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
+        are_views = weight.shown < VIEWS * weight.storages
     return Grower(
         chain=chain,
         gained=gained,
@@ -329,11 +369,37 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
         bytes_gained=own + graph,
         growth=growth,
         graph=graph,
-        tensors=weight.tensors / weight.elements,
-        foreign=weight.foreign.most_common(1)[0][0] if weight.foreign else "",
+        tensors=tensors,
+        foreign=foreign,
         readings=sum(grew),
+        is_buffer=is_buffer(type(container)),
+        is_replaced=candidate.is_replaced,
+        are_views=are_views,
         is_element=bool(candidate.path.hops) and candidate.path.hops[-1][0] == "item",
     )
+
+
+def _is_kept(grower: Grower) -> bool:
+    """Return False for what may be made anew, such as inputs and outputs of steps that become larger.
+
+    If a container or a tensor was replaced, the program must have a statement that adds to the earlier one.
+    Two lists that are made one after the other can have the same identity. So the program's statements tell
+    this, too.
+    """
+    owner = owner_of(grower)
+    files = program_files(owner) if owner.name else []
+    if any(assignment_lines.adds_to_itself(file, owner.name) for file in files):
+        return True
+    anew = any(assignment_lines.is_made_anew(file, owner.name) for file in files)
+    return not grower.is_replaced and not anew
+
+
+def owner_of(grower: Grower) -> Owner:
+    """Return the description of what grows."""
+    container, chain = grower.chain.objects[-1], grower.chain
+    if not grower.is_buffer:  # for `describe`, the last object is an element of the container
+        chain = chain._replace(objects=(*chain.objects, None))
+    return describe(chain, frozenset((id(container),)))
 
 
 def _weight(container: Any, gained: int) -> ElementWeight | None:
@@ -341,14 +407,25 @@ def _weight(container: Any, gained: int) -> ElementWeight | None:
     base = container_base(container)
     if base is None:
         return None
-    elements = newest_elements(container, base, min(_SAMPLE, gained) + 1)
+    count = min(_SAMPLE, gained)
+    elements = newest_elements(container, base, count + 1)
+    has_older = container_length(container, base) > gained
+    weight = _weight_of(elements[:count], elements[count:] if has_older else [], base)
+    if weight is not None and weight.shares:
+        elements = newest_elements(container, base, min(_SHARED, gained))
+        # The next older element can have a part of the same tensor. So the oldest one is compared.
+        oldest = oldest_element(container, base) if has_older else []
+        weight = _weight_of(elements, oldest, base)
+    return weight
+
+
+def _weight_of(elements: list[Any], older: list[Any], base: type) -> ElementWeight | None:
     if base is dict:
-        elements = [value for _, value in elements]
+        elements, older = ([value for _, value in pairs] for pairs in (elements, older))
     weight = ElementWeight()
-    if container_length(container, base) > gained and len(elements) > 1:
-        weight.add([elements.pop()])
-        weight.forget_counts()
-    weight.add(elements[:_SAMPLE])
+    weight.add(older)
+    weight.forget_counts()
+    weight.add(elements)
     return weight if weight.elements else None
 
 

@@ -9,10 +9,10 @@ import torch
 from memlog._internal.inert_access import is_kind
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.holder_text import REMEDIES, addition
+from memlog.leaks.holder_text import ALSO, FOR_VIEWS, REMEDIES, addition, also_tensors
 from memlog.leaks.holders import Confidence, Holder, HolderKind
-from memlog.leaks.owner_text import Owner, describe
-from memlog.leaks.periodic_search import Grower, newest_of
+from memlog.leaks.owner_text import Owner
+from memlog.leaks.periodic_search import Grower, newest_of, owner_of
 
 _SURE: Final = 3
 """With fewer rises at which the container grew, the confidence is at most medium."""
@@ -24,10 +24,7 @@ _NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "mode
 
 def holder_of_growth(grower: Grower) -> Holder:
     """Return the description of a container that grows whenever memory rises."""
-    container = grower.chain.objects[-1]
-    # For `describe`, the last object is an element of the container.
-    chain = grower.chain._replace(objects=(*grower.chain.objects, None))
-    owner = describe(chain, frozenset((id(container),)))
+    owner = owner_of(grower)
     kind = _kind(grower)
     added = addition(owner)
     where = None if added is None else assignment_lines.shown(*added[:2])
@@ -39,7 +36,20 @@ def holder_of_growth(grower: Grower) -> Holder:
         grower.bytes_gained / grower.steps,
         _evidence(grower, each),
         _confidence(grower, owner),
-        _KEPT_GRAPH if kind == "kept_graph" else REMEDIES[kind],
+        _remedy(kind, grower),
+    )
+
+
+def _remedy(kind: HolderKind, grower: Grower) -> str | None:
+    if kind == "kept_tensors" and grower.are_views:
+        return FOR_VIEWS
+    if kind != "kept_graph":
+        return REMEDIES.get(kind)
+    own = grower.bytes_gained - grower.graph
+    return (
+        f"{_KEPT_GRAPH} {also_tensors(own / grower.steps)}"
+        if own >= ALSO * grower.bytes_gained
+        else _KEPT_GRAPH
     )
 
 
@@ -62,6 +72,8 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     is_steady = grower.is_steady
     size = format_bytes(grower.bytes_gained / (grower.steps if is_steady else grower.rises))
     size += " per step" if is_steady else " each time"
+    if grower.is_buffer:
+        return f"{name}{place}{at} is replaced by larger ones: {size}."
     kind = owner.kind if grower.containers == 1 else f"{grower.containers} containers"
     kind = f", {kind}" if kind else ""
     gains = f"{name}{kind}{place}{at} gains {_gain(grower)} {every}"
@@ -105,6 +117,8 @@ def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
     found = [f"memory rose by {format_bytes(each)} at {times}{often}"]
     if grower.is_steady:
         found = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
+    if grower.is_buffer:
+        return (*found, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
     held = f"{grower.gained} more elements after {grower.steps} steps"
     if grower.foreign:
         found.append(f"{held}; no other container that grew meanwhile explains the memory")

@@ -42,6 +42,7 @@ from memlog._internal.inert_access import (
     module_file,
     module_namespace,
 )
+from memlog.leaks.live_tensors import tensor_storage
 from memlog.leaks.variable_paths import Path, Start, identity_of, path_to, running_frames
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -63,22 +64,25 @@ _ATOMS: Final = (
     WrapperDescriptorType,
 )  # fmt: skip
 """Types of objects that hold no container of the program."""
+_BUFFERS: Final = "buffer"
 _OTHERS: Final = "other"
 
 Lengths = dict[object, int]
 """Length of each container by its identity, and by its slot: the owner's identity, the place, and the kind.
 
-The slot finds a container that the program replaces.
+The slot finds a container that the program replaces. Tensors and arrays, in bytes, are found by it alone.
 """
 _Link = tuple[Any, Any]
 
 
 class Grown(NamedTuple):
-    """A container that is longer than in an earlier walk."""
+    """A container that is longer than in an earlier walk, or a tensor or an array that is larger."""
 
     path: Path
     before: int
     now: int
+    is_replaced: bool
+    """True if it is another object than before, in the same place."""
 
 
 class ProgramWalk:
@@ -163,21 +167,26 @@ class ProgramWalk:
         self._visited += 1
         if kind is _OTHERS:
             return True
-        length = container_length(one, kind)  # type: ignore[arg-type]
-        keys = id(one), (slot, id(kind))
+        is_buffer = kind is _BUFFERS
+        length = buffer_bytes(one) if is_buffer else container_length(one, kind)  # type: ignore[arg-type]
+        slot = slot, id(kind)
+        keys = (slot,) if is_buffer else (id(one), slot)
         if self._before is None:
             if len(self.lengths) < _MAX_LENGTHS:
                 self.lengths.update(dict.fromkeys(keys, length))
         else:
-            before = next((self._before[key] for key in keys if key in self._before), None)
+            known = next((key for key in keys if key in self._before), None)
+            before = None if known is None else self._before[known]
             if before is not None and length > before and not _is_left_out(one, above):
                 path = path_to(start, _objects((one, above)))
                 if path is not None:
-                    self.grown.append(Grown(path, before, length))
-        return True
+                    self.grown.append(
+                        Grown(path, before, length, known is not keys[0] or is_buffer)
+                    )
+        return not is_buffer
 
     def _kind_of(self, kind: type) -> object:
-        """Return `_OTHERS`, or the type from `CONTAINERS`; ``None``: holds no container."""
+        """Return `_BUFFERS`, `_OTHERS`, or the type from `CONTAINERS`; ``None``: holds no container."""
         known = self._kinds.get(id(kind))
         if known is None:
             known = self._kinds[id(kind)] = kind, _kind_of(kind)
@@ -199,12 +208,23 @@ class ProgramWalk:
         return gc.get_referents(one)
 
 
-def _is_buffer(kind: type) -> bool:
-    """Return True for tensors, arrays and bytearrays.
+def buffer_bytes(one: Any) -> int:
+    """Return the bytes of a tensor's storage, or of an array; 0 if unknown."""
+    if is_kind(one, torch.Tensor):
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                storage = tensor_storage(one)
+                return 0 if storage is None else int(storage.nbytes())
+        except RuntimeError:  # the size can be symbolic
+            return 0
+    if is_kind(one, bytearray):
+        return bytearray.__len__(one)
+    array = _array_type()
+    return int(array.nbytes.__get__(one)) if array is not None and is_kind(one, array) else 0
 
-    A variable with a larger one at each rise is an input or an output of a larger step at least as often as
-    it is kept.
-    """
+
+def is_buffer(kind: type) -> bool:
+    """Return True for tensors, arrays and bytearrays."""
     array = _array_type()
     return any(
         base is torch.Tensor or base is bytearray or (array is not None and base is array)
@@ -222,8 +242,8 @@ def _kind_of(kind: type) -> object:
     module = class_namespace(kind).get("__module__")
     if type(module) is str and module.partition(".")[0] == "memlog":
         return None
-    if _is_buffer(kind):
-        return None
+    if is_buffer(kind):
+        return _BUFFERS
     return container_kind(kind) or _OTHERS
 
 

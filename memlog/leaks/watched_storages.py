@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from torch.nn.modules.module import (
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import instance_dict, values_in
-from memlog.leaks.live_tensors import tensor_storage
+from memlog.leaks.live_tensors import parts_of, tensor_storage
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -250,7 +251,8 @@ class StorageWatch:
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
         with torch._C.DisableTorchFunction():  # `__torch_function__` can be the program's code
-            for tensor in (values,) if type(values) in _PLAIN else plain_tensors(values):
+            found = (values,) if type(values) in _PLAIN else plain_tensors(values)
+            for tensor in itertools.chain.from_iterable(map(parts_of, found)):
                 storage = None if tensor.is_meta else tensor_storage(tensor)
                 if storage is not None and not self._knows(storage, as_argument=not operation):
                     number, phase = self._stack.owner(state)

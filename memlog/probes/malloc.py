@@ -25,14 +25,15 @@ class _MallocInfo(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
 
 
-def private_bytes() -> int | None:
-    """Return the process's address space for private data (``VmData``); ``None`` where there is no ``/proc``.
+def address_space() -> tuple[int, int] | None:
+    """Return the bytes of the address space (``VmSize``), and of its part for private data (``VmData``).
 
-    A page that was never written counts here, and not in the resident set.
+    A page that was never written counts here, and not in the resident set. ``None``: there is no ``/proc``.
     """
     with suppress(OSError):
-        data = Path("/proc/self/statm").read_bytes().split()[5]
-        return int(data) * os.sysconf("SC_PAGE_SIZE")
+        found = Path("/proc/self/statm").read_bytes().split()
+        page = os.sysconf("SC_PAGE_SIZE")
+        return int(found[0]) * page, int(found[5]) * page
     return None
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import ALLOCATED, HOST_ANON, Batch, Event, HeapReading, Inquiry, now_us
+from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch, Event, HeapReading, Inquiry, now_us
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.early_rise import Rise
 from memlog.facts.judge import GrowthNews
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.inquiry import GrowthInquiry
 from memlog.leaks.own_memory import TrainersMemory
-from memlog.probes.malloc import private_bytes, read_heap
+from memlog.probes.malloc import address_space, read_heap
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is examined. Each reading takes 5 to 500 µs."""
@@ -70,8 +70,7 @@ class GrowthSearch:
         else:
             self._suspected.discard(owner)
             self._inquiry.withdrawn(news.growth)
-        if owner == HOST_ANON:
-            self._reads_heap = HOST_ANON in self._suspected
+        self._reads_heap = not self._suspected.isdisjoint((HOST_ANON, SHARED))
 
     def take_early(self, series: str, rise: Rise) -> bool:
         """Begin a search before the growth test can suspect the growth. Return False if it is garbage."""
@@ -92,8 +91,9 @@ class GrowthSearch:
         if (self._reads_heap or self._inquiry.searching) and step % _HEAP_STEPS == 0:
             heap = read_heap()
             if heap is not None:
+                mapped, private = address_space() or (None, None)
                 self._publish(
-                    HeapReading(now_us(), step, heap.in_use, heap.idle, None, private_bytes())
+                    HeapReading(now_us(), step, heap.in_use, heap.idle, None, private, mapped)
                 )
 
     def ends(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +116,9 @@ def in_functorch_transform() -> bool:
 
 
 def compiler_in_use() -> bool:
-    """Return whether anything in this process was passed to ``torch.compile``."""
+    """Return whether anything in this process was passed to ``torch.compile``, and may be compiled."""
+    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+        return False
     return any(backend is not None for backend in _compiler_backends())
 
 

@@ -45,7 +45,7 @@ for _ in range(120): train(); ctypes.memset(libc.malloc(1_000_000), 1, 1_000_000
 """,
     ),
     "shared memory": (
-        "shared_memory",
+        "kept_tensors",
         "for _ in range(120): train(); kept.append(torch.ones(300_000).share_memory_())",
     ),
     "a worker": (

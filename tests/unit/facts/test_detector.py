@@ -42,16 +42,19 @@ def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
     assert len(reports.confirmed) == 1
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("takes", [0.0, 1.0])
-def test_a_buffer_that_fills_is_no_growth(takes: float) -> None:
+def test_a_buffer_that_fills_is_no_growth(takes: float, *, is_shared: bool) -> None:
     """``takes``: part of the growth for which the process takes address space."""
     confirmed: list[Suspicion] = []
     judge = GrowthDetector(free, confirmed.append)
     for step in range(300):
         level = (500 + 2 * step) * MIB
-        judge(Batch(at(step), step, level, None, None, (), level, 0))
-        private = (2000 + int(2 * step * takes)) * MIB
-        judge(HeapReading(at(step), step, 400 * MIB, 0, None, private))
+        anon, shared = (500 * MIB, level) if is_shared else (level, 0)
+        judge(Batch(at(step), step, level, None, None, (), anon, shared))
+        taken = (2000 + int(2 * step * takes)) * MIB
+        private, mapped = (MIB, taken) if is_shared else (taken, MIB)
+        judge(HeapReading(at(step), step, 400 * MIB, 0, None, private, mapped))
     judge.finish()
     assert len(confirmed) == (1 if takes else 0)
 

@@ -63,6 +63,31 @@ def test_processes_that_are_started_and_do_not_end_are_one_finding() -> None:
     assert f"{confirmed.processes} child processes (python)" in finding_of(confirmed).title
 
 
+def test_processes_that_pile_up_in_a_short_run_are_found() -> None:
+    judge, reports = detector()
+    for step in range(0, 81, 11):
+        judge(programs(step, range(100, 102 + 2 * (step // 12))))
+    judge.finish()
+    [confirmed] = reports.confirmed
+    assert confirmed.series == "processes:python"
+    assert confirmed.processes == 12
+    assert confirmed.rate == pytest.approx(2 * 15 / 12 * MIB, rel=0.1)
+    assert finding_of(confirmed).confidence == "low"
+
+
+def test_a_pool_that_fills_in_a_short_run_and_two_loaders_are_no_pile() -> None:
+    judge, reports = detector()
+    for step in range(0, 120, 13):
+        judge(programs(step, range(100, 100 + min(8, step // 10))))
+    judge.finish()
+    assert reports.confirmed == []
+    judge, reports = detector()
+    for step in range(0, 60, 7):
+        judge(programs(step, range(100, 108 if step < 30 else 116)))
+    judge.finish()
+    assert reports.confirmed == []
+
+
 def test_processes_that_end_and_few_large_ones_are_no_pile() -> None:
     judge, reports = detector()
     for step in range(0, 600, 5):
@@ -85,5 +110,17 @@ def test_shared_memory_of_children_is_judged() -> None:
     judge, reports = detector()
     for number in range(60):
         judge(sample(8 * number, (70, 300), shared=10 + 8 * number))
+    judge.finish()
+    [found] = reports.confirmed
+    assert found.series == "children.shared_memory"
+    assert finding_of(found).title == "Shared memory of child processes grows"
+
+
+def test_shared_memory_of_workers_does_not_hide_that_of_the_training_process() -> None:
+    judge, reports = detector()
+    for step in range(200):
+        judge.step(step, 500, shared=10 + step)
+        if step % 8 == 0:
+            judge(sample(step, (70, 300), shared=3))
     judge.finish()
     assert [found.series for found in reports.confirmed] == ["shared_memory"]

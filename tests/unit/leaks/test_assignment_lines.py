@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from memlog.leaks.assignment_lines import Addition, added_groups, additions, registrations, replaced
+from memlog.leaks.assignment_lines import (
+    Addition,
+    added_groups,
+    additions,
+    adds_to_itself,
+    registrations,
+    replaced,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +74,27 @@ def test_what_a_line_replaces(tmp_path, statement, name):
 
 def test_a_file_that_does_not_exist_has_none():
     assert additions("<stdin>", "history") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "adds"),
+    [
+        ("kept = zeros(0)\nfor x in data:\n    kept = torch.cat([kept, x])", True),
+        ("def add(self, x):\n    self.kept = np.append(self.kept, x)", True),
+        ("def add(self, x):\n    self.kept = [*self.kept, x]", True),
+        ("for x in data:\n    kept = kept + [x]", True),
+        ("for x in data:\n    kept = torch.cat([kept, x])[-100:]", False),
+        ("for x in data:\n    kept = torch.cat([kept[1:], x])", False),
+        ("for kept in data:\n    kept = torch.cat([kept, x])", False),
+        ("for x in data:\n    kept = x * 2\n    kept = torch.cat([kept, x])", False),
+        ("def step(kept):\n    kept = torch.cat([kept, kept.flip(0)])", False),
+        ("for x in data:\n    kept = [one.cuda() for one in kept]", False),
+        ("for x in data:\n    kept = kept.to(device)", False),
+    ],
+)
+def test_a_value_that_becomes_longer_is_told_from_a_new_one(
+    tmp_path: Path, code: str, adds: bool
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(code)
+    assert adds_to_itself(str(file), "kept") is adds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memlog.leaks.elimination import by_elimination
+from memlog.leaks.elimination import between_free_memory, by_elimination
+from memlog.leaks.holders import Holder
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,17 @@ def test_events_of_torchs_profiler_are_named_as_such():
     assert found is not None
     assert found.kind == "native_library"
     assert "profiler" in found.title
+
+
+def test_small_tensors_that_are_kept_are_named_for_free_memory_of_the_allocator():
+    def holder(kind):
+        return Holder(kind, "`kept`, a list, gains.", "train.py:3", 700.0, (), "high", "Append …")
+
+    [found] = between_free_memory([holder("growing_container"), holder("kept_graph")])
+    assert found.title.startswith(
+        "`kept`, a list, gains. The C library's allocator can't give back"
+    )
+    assert (found.kind, found.confidence) == ("kept_graph", "medium")
+    assert found.remedy is not None
+    assert found.remedy.startswith("Keep only numbers (`.item()`)")
+    assert between_free_memory([holder("growing_container")]) == []

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import HOST_ANON, Batch, Event, Finding, Inquiry
+from memlog.events import HOST_ANON, SHARED, Batch, Event, Finding, Inquiry
+from memlog.facts.detector import FREE_LISTS
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks import inquiry
+from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry
+from memlog.tracer import torch_private
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
 
@@ -180,3 +183,44 @@ def test_at_the_end_a_rise_less_is_enough_if_the_next_one_is_not_overdue() -> No
     stopped.evaluate(2, limit=5)
     stopped.inquiry.finish()
     assert stopped.findings == []
+
+
+def test_the_allocator_is_not_blamed_if_a_list_of_losses_grows() -> None:
+    training = Training()
+    losses = Holder("kept_graph", "`losses` gains.", "train.py:3", 4_000.0, (), "high", "Append …")
+    training.inquiry._holders = (losses,)
+    training.inquiry.confirmed(training.growth()._replace(series=FREE_LISTS))
+    [found] = training.findings
+    assert found.title.startswith("`losses` gains.")
+    assert "`.item()`" in (found.remedy or "")
+
+
+def test_shared_memory_that_grows_has_the_list_that_keeps_it_for_a_cause() -> None:
+    training = Training()
+    batches = Holder("kept_tensors", "`seen` gains.", "train.py:3", 10.0 * MIB, (), "high", None)
+    training.inquiry._holders = (batches,)
+    training.inquiry.confirmed(training.growth()._replace(series=SHARED))
+    [found] = training.findings
+    assert found.title == "`seen` gains."
+
+
+def test_growth_in_compiled_code_tells_that_it_was_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training()
+    monkeypatch.setattr(torch_private, "compiler_in_use", lambda: True)
+    growth = training.growth()._replace(step=400, rate_low=300_000.0, rate_high=400_000.0)
+    training.inquiry.confirmed(growth)
+    [found] = training.findings
+    assert found.kind == "growth"
+    assert "Tensors that compiled code (torch.compile) makes were not watched." in found.evidence
+    assert (found.remedy or "").startswith("Run some steps with TORCH_COMPILE_DISABLE=1")
+
+
+def test_with_the_compiler_switched_off_tensors_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_private, "_compiler_backends", lambda: (object(),))
+    assert torch_private.compiler_in_use()
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert not torch_private.compiler_in_use()

@@ -179,6 +179,44 @@ def test_a_list_that_is_replaced_by_a_longer_one_is_named() -> None:
     assert "trainer.metric.kept" in only(named(evaluate, memory)).title
 
 
+def test_a_tensor_that_is_replaced_by_a_longer_one_is_named() -> None:
+    memory, module = Memory(), torch.nn.Linear(2, 2)
+    module.register_buffer("states", torch.zeros(MIB))
+
+    def evaluate(_: int) -> None:
+        memory.level += 10 * MIB
+        module.states = torch.cat([module.states, torch.zeros(10 * MIB // 4)])
+
+    holder = only(named(evaluate, memory))
+    assert holder.kind == "kept_tensors"
+    assert holder.title.startswith("`module.states` in `test_a_tensor_that_is_replaced")
+    assert "is replaced by larger ones: 10.0 MiB each time" in holder.title
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.05)
+
+
+def test_inputs_and_outputs_of_larger_steps_are_not_named() -> None:
+    memory, trainer = Memory(), Trainer()
+    inputs, output = [tensor()], torch.zeros(MIB // 4)
+
+    def more_inputs(step: int) -> None:
+        nonlocal inputs
+        inputs = []
+        inputs.extend(memory.take(10) + [tensor() for _ in range(step // 3)])
+
+    def more_state(step: int) -> None:
+        trainer.metric = State([tensor() for _ in range(step // 3)] + memory.take(10))
+
+    def larger_output(step: int) -> None:
+        nonlocal output
+        memory.level += 10 * MIB
+        output = torch.zeros(step * MIB // 12)
+
+    for larger_step in (more_inputs, more_state, larger_output):
+        assert not any(holders for _, holders in named(larger_step, memory))
+    assert inputs
+    assert len(output)
+
+
 def test_kept_graphs_are_told_from_kept_tensors() -> None:
     memory, losses = Memory(), []
     weight = torch.ones(MIB // 4, requires_grad=True)
@@ -193,6 +231,27 @@ def test_kept_graphs_are_told_from_kept_tensors() -> None:
     holder = only(named(evaluate, memory))
     assert holder.kind == "kept_graph"
     assert ".detach()" in (holder.remedy or "")
+
+
+def test_views_of_larger_tensors_are_told_from_all_rows_of_a_tensor() -> None:
+    memory, rows, lanes = Memory(), list[torch.Tensor](), list[torch.Tensor]()
+
+    def keep_all(_: int) -> None:
+        memory.level += 10 * MIB
+        rows.extend(torch.empty(1024, 10 * 256))
+
+    holder = only(named(keep_all, memory))
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.1)
+    assert ".clone()" not in (holder.remedy or "")
+
+    def keep_some(_: int) -> None:
+        memory.level += 10 * MIB
+        lanes.extend(torch.empty(1024, 10 * 256)[:4])
+
+    holder = only(named(keep_some, memory))
+    assert "`lanes`, a list" in holder.title
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.1)
+    assert ".clone()" in (holder.remedy or "")
 
 
 class Foreign:

@@ -10,6 +10,7 @@ from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import (
     POSTMORTEM_FILE,
     Batch,
+    ChildReading,
     Device,
     End,
     Evaluation,
@@ -64,6 +65,19 @@ def test_a_healthy_run_says_so_in_one_line(tmp_path: Path) -> None:
         "No growth: peak 1.0 GiB of 24.0 GiB, steady since step 12 (88 steps: a rise of more than 4.0 MiB is "
         "excluded)."
     )
+
+
+@pytest.mark.parametrize(("counts", "says"), [((4, 6, 9), "Unsure: 9 child"), ((4, 8, 8), "No")])
+def test_processes_that_pile_up_are_not_called_steady(
+    tmp_path: Path, counts: tuple[int, ...], says: str
+) -> None:
+    def with_children(step: int, count: int) -> Sample:
+        names = [f"DataLoader worker {number}" for number in range(count)]
+        read = tuple(ChildReading(name, 9, n, 9 * MIB, 9 * MIB) for n, name in enumerate(names))
+        return replace(sample(step, GIB), children=read)
+
+    samples = [with_children(30 * n, count) for n, count in enumerate(counts)]
+    assert verdict(tmp_path, *steps([GIB] * 70), *samples).startswith(says)
 
 
 @pytest.mark.parametrize("count", [100, 5_000])
