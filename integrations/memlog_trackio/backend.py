@@ -22,19 +22,20 @@ class TrackioBackend:
     in_process = False
 
     def __init__(self) -> None:
-        self._run: Any = None
-        self._seen: TrackerRun | None = None
+        # One pair, because each thread may have a run of its own.
+        self._seen: tuple[Any, TrackerRun | None] = (None, None)
 
     def active_run(self) -> TrackerRun | None:
         """Return the run that the user has open in this `contextvars` context; ``None`` if there is none."""
         run = _open_run()
         if run is None:
             return None
-        if run is not self._run:
+        seen, found = self._seen
+        if run is not seen:
             address = RunAddress(environment.location(run), run.project, run.name)
-            self._seen = TrackerRun(run.id, str(address), run.name, link_to(address))
-            self._run = run
-        return self._seen
+            found = TrackerRun(run.id, str(address), run.name, link_to(address))
+            self._seen = run, found
+        return found
 
     def last_step(self, run: TrackerRun) -> int | None:
         """Return the last step that a resumed run had, which ``trackio.init`` has read."""
