@@ -23,11 +23,10 @@ _MAX_LOGGED = 200
 """Maximum number of different causes that are logged. Further causes are only counted."""
 
 NOT_NOTICED = (
-    "memlog noticed no optimizer step. It can't notice steps in Keras, inside torch.compile, or if PyTorch "
-    "is not used: call session.step() after each step, or use memlog's monitors, memlog_keras or "
-    "memlog.watch_loss"
+    "memlog noticed no optimizer step: call session.step() after each step, or use memlog's monitors, "
+    "memlog_keras or memlog.watch_loss"
 )
-"""Message with the reason why a run recorded nothing, and the remedy."""
+"""Message of a run that recorded nothing, with the remedy. It names no cause, as memlog knows none."""
 
 
 def warn(message: str, to: logging.Logger | None = None) -> bool:

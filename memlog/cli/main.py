@@ -11,20 +11,7 @@ import click
 from memlog._internal.redact import without_credentials
 from memlog._internal.terminal import one_line
 from memlog._version import __version__
-from memlog.cli.advise import advise_run
-from memlog.cli.compare import compare_runs
-from memlog.cli.completion import completion
-from memlog.cli.demo import demo
-from memlog.cli.estimate import estimate_step
-from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
-from memlog.cli.pull import pull
-from memlog.cli.report import report_run
-from memlog.cli.run import run
-from memlog.cli.runs import runs
-from memlog.cli.show import show
-from memlog.cli.sync import sync
-from memlog.cli.watch import watch
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
 
 INTERRUPTED = 130
@@ -48,7 +35,25 @@ class _WrongUse(_Failure):
 
 
 class _Commands(click.Group):
-    """Group of commands that converts their errors to exit codes."""
+    """Group of commands that converts their errors to exit codes.
+
+    The commands are imported when they are needed: `memlog --version` needs none.
+    """
+
+    def _import(self) -> None:
+        if not self.commands:
+            from memlog.cli.commands import COMMANDS  # noqa: PLC0415 - see the class
+
+            for command in COMMANDS:
+                self.add_command(command)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._import()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        self._import()
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -77,24 +82,6 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="memlog")
 def cli() -> None:
     """Record and show where the memory of your training goes, step by step."""
-
-
-for _command in (
-    advise_run,
-    compare_runs,
-    completion,
-    demo,
-    estimate_step,
-    open_file,
-    pull,
-    report_run,
-    run,
-    runs,
-    show,
-    sync,
-    watch,
-):
-    cli.add_command(_command)
 
 
 def main() -> None:

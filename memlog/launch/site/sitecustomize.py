@@ -2,7 +2,8 @@
 
 ``memlog run`` puts this file's folder on the path. This file removes the folder from the path, and then
 imports the ``sitecustomize`` that Python would have imported otherwise. Afterwards memlog only watches for
-two imports. The process that was launched directly also prints a line at its end if nothing was recorded.
+two imports. The process that was launched directly also prints a line at its end if nothing was
+recorded, unless it ended early.
 """
 
 import os
@@ -41,15 +42,19 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
     try:
         session = sys.modules.get("memlog._internal.current_session")
         begun = session is not None and not session.on_demand()
-        if os.getpid() == pid and not begun and not _recorded_below(options):
+        if os.getpid() == pid and not begun and not _ended_early() and not _recorded_below(options):
             _print(
-                "nothing was recorded, because memlog noticed no optimizer step. It can't notice steps in "
-                "Keras, inside torch.compile, or if PyTorch is not used: call session = memlog.init() in "
-                "the script and session.step() after each step, or use memlog's monitors, memlog_keras or "
-                "memlog.watch_loss"
+                "nothing was recorded, because memlog noticed no optimizer step: call session = "
+                "memlog.init() in the script and session.step() after each step, or use memlog's "
+                "monitors, memlog_keras or memlog.watch_loss"
             )
     except Exception as error:
         _print(f"could not check whether this run was recorded ({_described(error)})")
+
+
+def _ended_early() -> bool:
+    """Return True if an exception ended the program, or if it was only asked for its usage or version."""
+    return hasattr(sys, "last_value") or not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:])
 
 
 def _recorded_below(options: str) -> bool:

@@ -12,27 +12,27 @@ from memlog.cli.show import show
 
 pytestmark = pytest.mark.integration
 
-WHY = (
-    "memlog: nothing was recorded, because memlog noticed no optimizer step. It can't notice steps in Keras, "
-    "inside torch.compile, or if PyTorch is not used: call "
-)
+WHY = "memlog: nothing was recorded, because memlog noticed no optimizer step: call "
 INIT = "import memlog\nsession = memlog.init('local', config={'quiet': True})\n"
 REMEDIES = ("session.step() after each step", "monitors", "memlog_keras", "memlog.watch_loss")
 
 
-def ran(tmp_path: Path, body: str, *launcher: str) -> list[str]:
+LAUNCHER = (sys.executable, "-m", "memlog", "run", "--")
+
+
+def ran(tmp_path: Path, body: str, *launcher: str, argument: str = "", code: int = 0) -> list[str]:
     """Return memlog's last lines in the output of a script without torch."""
     script = tmp_path / "script.py"
     script.write_text(body)
     done = subprocess.run(
-        [*launcher, sys.executable, str(script)],
+        [*launcher, sys.executable, str(script), *filter(None, (argument,))],
         env={**os.environ, "MEMLOG_DIR": str(tmp_path / "runs")},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert not launcher or done.returncode == 0, done.stderr
+    assert not launcher or done.returncode == code, done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("memlog: ")]
 
 
@@ -102,9 +102,17 @@ def test_a_failed_script_gets_no_hint(tmp_path: Path) -> None:
 
 
 def test_the_launcher_says_it_of_a_script_that_calls_nothing(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "memlog", "run", "--"]
-    (line,) = ran(tmp_path, "print('done')\n", *launcher)
+    (line,) = ran(tmp_path, "print('done')\n", *LAUNCHER)
     assert line.startswith(f"{WHY}session = memlog.init() in the script and session.step() after")
     assert all(remedy in line for remedy in REMEDIES)
-    (line,) = ran(tmp_path, INIT, *launcher)
+    (line,) = ran(tmp_path, INIT, *LAUNCHER)
     assert line.startswith(WHY)
+
+
+def test_the_launcher_says_nothing_of_a_script_that_ended_before_its_first_step(
+    tmp_path: Path,
+) -> None:
+    usage = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    assert ran(tmp_path, usage, *LAUNCHER, argument="--help") == []
+    assert ran(tmp_path, "raise ValueError\n", *LAUNCHER, code=1) == []
+    assert ran(tmp_path, "raise KeyboardInterrupt\n", *LAUNCHER, code=-2) == []

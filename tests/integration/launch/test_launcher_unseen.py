@@ -148,7 +148,7 @@ def test_without_memlog_in_that_python_the_script_goes_on(tmp_path: Path) -> Non
     first, second = done.err.splitlines()
     assert first.startswith("memlog: this process goes on without being recorded (")
     assert second.startswith(
-        "memlog: nothing was recorded, because memlog noticed no optimizer step."
+        "memlog: nothing was recorded, because memlog noticed no optimizer step: "
     )
 
 

@@ -1,12 +1,15 @@
 """Arguments, output and errors of the command line."""
 
+import subprocess
+import sys
+
 import pytest
 from support.commands import output_of
 
 from memlog._internal.terminal import one_line
 from memlog._internal.units import format_duration
 from memlog._version import __version__
-from memlog.cli.main import cli
+from memlog.cli.commands import COMMANDS
 from memlog.cli.output import number
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -17,7 +20,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         name: " ".join(
             name for option in command.params for name in (*option.opts, *option.secondary_opts)
         )
-        for name, command in cli.commands.items()
+        for name, command in ((each.name, each) for each in COMMANDS)
     } == {
         "advise": "run --json --dir",
         "estimate": "target --batch --length --device --cpu --gpu --json",
@@ -38,12 +41,23 @@ def test_the_commands_and_their_options_are_frozen() -> None:
 def test_version_and_help() -> None:
     assert output_of("--version") == f"memlog, version {__version__}\n"
     assert "..." not in output_of("--help").partition("Commands:")[2]
-    for name in cli.commands:
+    for name in (each.name for each in COMMANDS):
         text = output_of(name, "-h")
         assert text.startswith(f"Usage: memlog {name} ")
         assert "\\b" not in text
         assert "\b" not in text
     assert "  memlog run -- bash job.sh" in output_of("run", "--help").splitlines()
+
+
+def test_the_version_is_printed_without_the_commands() -> None:
+    script = (
+        "import sys\nfrom memlog.cli.main import main\nsys.argv = ['memlog', '--version']\n"
+        "try:\n    main()\nfinally:\n    print(sorted({'rich', 'memlog.cli.show'} & {*sys.modules}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"memlog, version {__version__}\n[]\n"
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_commands_of_memlogs_own_exist_with_their_options(paths: list[Path]) -> 
 
 
 def expect_known(match: re.Match[str], where: str) -> None:
-    command = cli.commands.get(match[1])
+    command = cli.get_command(click.Context(cli), match[1])
     assert command is not None, where
     known = {
         name
