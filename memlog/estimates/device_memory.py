@@ -47,7 +47,13 @@ RECURRENT: Final = (
     "keeps other tensors."
 )
 NCCL: Final = "Buffers of NCCL, outside the allocator, are not counted."
+NO_BACKWARD: Final = "The step never runs a backward pass, so gradients are not counted."
+NO_STEP: Final = (
+    "The step never calls the optimizer's step(), so the optimizer's state is not counted."
+)
 _IN_SHORT: Final = {
+    NO_BACKWARD: "gradients",
+    NO_STEP: "the optimizer's state",
     CUDNN: "cuDNN's workspaces",
     RECURRENT: "what cuDNN keeps for recurrent layers",
     NCCL: "NCCL's buffers",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
-from memlog.estimates.device_memory import CONTEXT, Replay, SizeRange, in_short
+from memlog.estimates.device_memory import (
+    CONTEXT,
+    NO_BACKWARD,
+    NO_STEP,
+    Replay,
+    SizeRange,
+    in_short,
+)
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
@@ -104,7 +111,20 @@ class Estimate:
         found = [each for each in result.unseen if each not in ALWAYS]
         if result.exactness == "exact":
             found = []
-        return (*found, *(() if self._replay is None else self._replay.uncounted(found)))
+        besides = () if self._replay is None else self._replay.uncounted(found)
+        return (*found, *besides, *self._left_out())
+
+    def _left_out(self) -> Iterator[str]:
+        """Return sentences about parts of a training step that the step does not run.
+
+        A step without an optimizer is not meant to train, such as an evaluation.
+        """
+        if self._question.optimizer is None:
+            return
+        if not any(layer.phase("backward") for layer in self.recording.result.layers):
+            yield NO_BACKWARD
+        if not self.recording.optimizers:
+            yield NO_STEP
 
     @property
     def without(self) -> str:

@@ -27,7 +27,7 @@ from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together
-from memlog.estimates.unknown_values import ValueUsedError, unknown_values
+from memlog.estimates.unknown_values import ArrayMadeError, ValueUsedError, unknown_values
 from memlog.trace.records import RecordedTrace
 from memlog.tracer import torch_private
 from memlog.tracer.window import TraceWindow
@@ -182,10 +182,26 @@ def reasons() -> Iterator[None]:
                 "such as that of the closure's loss, but an estimate computes no values: estimate the step "
                 "with an optimizer that decides by none, such as torch.optim.SGD"
             ) from error
+        called = _called_in_torch(error)
+        if called.startswith("torch.distributions."):
+            raise ConfigurationError(
+                f"{_place(error)}{called} checks the values of its arguments, but an estimate computes no "
+                "values: pass validate_args=False"
+            ) from error
+        if called:
+            raise ConfigurationError(
+                f"{_place(error)}{called} decides by a tensor's value, but an estimate computes no values: "
+                "leave it out of the step"
+            ) from error
         raise ConfigurationError(
-            f"{_place(error)}the step decides by a tensor's value, but an estimate computes no values: write "
-            "loss.item() instead of float(loss) to print it or calculate with it, and leave code that "
-            "decides by it out of the step"
+            f"{_place(error)}this line needs a tensor's value, for a comparison, an if, or a conversion such "
+            "as float(), but an estimate computes no values: write loss.item() to print the value or "
+            "calculate with it, and leave code that decides by it out of the step"
+        ) from error
+    except ArrayMadeError as error:
+        raise ConfigurationError(
+            f"{_place(error)}the step makes a NumPy array of a tensor, but an estimate computes no values: "
+            "leave it out of the step"
         ) from error
     except UnsupportedOperatorException as error:
         raise ConfigurationError(
@@ -209,6 +225,26 @@ def _optimizer_that_raised(error: BaseException) -> str:
         if not any(path.is_relative_to(folder) for folder in _LIBRARIES):
             return ""
     return ""
+
+
+def _called_in_torch(error: BaseException) -> str:
+    """Return the name of the function in torch's Python code that the program called; empty if there is none.
+
+    Functions of tensors, such as ``float(tensor)``, do not count.
+    """
+    name = ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(_LIBRARIES[1]) or path.parent == _LIBRARIES[0]:
+            continue
+        if not path.is_relative_to(_LIBRARIES[0]):
+            return name
+        if not path.is_relative_to(_LIBRARIES[0] / "_subclasses"):
+            parts = path.relative_to(_LIBRARIES[0].parent).with_suffix("").parts
+            name = ".".join(
+                part for part in (*parts, frame.name) if part not in ("__init__", "utils")
+            )
+    return name
 
 
 def _place(error: BaseException) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from unittest.mock import patch
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp import GradScaler
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -31,6 +33,10 @@ _READING: Final = frozenset((Tensor.item, Tensor.__format__, Tensor.numpy, Tenso
 
 class ValueUsedError(Exception):
     """Error: the program branches on a tensor's value, which an estimate does not compute."""
+
+
+class ArrayMadeError(Exception):
+    """Error: the program converts a tensor to a NumPy array, whose values an estimate does not compute."""
 
 
 class UnknownNumber(float):
@@ -75,11 +81,41 @@ def unknown_values() -> Iterator[None]:
         register_optimizer_step_post_hook(lambda *_: mode.optimizer(None)),
     )
     try:
-        with mode:
+        with mode, _scalers():
             yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _scalers() -> Iterator[None]:
+    """Let gradient scalers step their optimizers, as they do if no gradient is infinite.
+
+    Afterwards, the scalers have the state that they had before.
+    """
+    before = list[tuple[GradScaler, dict[str, Any]]]()
+    scale = GradScaler.scale
+
+    def scaled(self: GradScaler, outputs: Any) -> Any:
+        if not any(scaler is self for scaler, _ in before):
+            before.append((self, dict(vars(self))))
+            states = self._per_optimizer_states.copy()
+            vars(self).update(_scale=None, _growth_tracker=None, _per_optimizer_states=states)
+        return scale(self, outputs)
+
+    def step(_: GradScaler, optimizer: Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    try:
+        with (
+            patch.object(GradScaler, "scale", scaled),
+            patch.object(GradScaler, "_maybe_opt_step", step),
+        ):
+            yield
+    finally:
+        for scaler, state in before:
+            vars(scaler).update(state)
 
 
 class _Reading(TorchFunctionMode):
@@ -112,5 +148,5 @@ class _Reading(TorchFunctionMode):
         if func is Tensor.__format__:
             return "?"
         if fake and func is not Tensor.item:
-            raise ValueUsedError
+            raise ArrayMadeError
         return func(*args, **(kwargs or {}))

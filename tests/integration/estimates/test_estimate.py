@@ -182,12 +182,77 @@ def test_values_may_be_printed_but_not_decided_by(capsys: pytest.CaptureFixture[
 
     estimated(step=prints, optimizer=None)
     assert "0.5" in capsys.readouterr().out
-    with pytest.raises(memlog.ConfigurationError, match=r"\.py, line \d+: the step decides by a"):
+    with pytest.raises(memlog.ConfigurationError, match=r"\.py, line \d+: this line needs a"):
         estimated(step=decides, optimizer=None)
     with pytest.raises(
-        memlog.ConfigurationError, match=r"\.py, line \d+: .* loss\.item\(\) instead of float"
+        memlog.ConfigurationError, match=r"\.py, line \d+: .* write loss\.item\(\) to print"
     ):
         estimated(step=converts, optimizer=None)
+
+
+def test_a_refusal_says_what_the_line_does() -> None:
+    def array(model: nn.Module) -> None:
+        model(torch.randn(4, 8)).detach().numpy()
+
+    def sampled(model: nn.Module) -> None:
+        torch.distributions.Categorical(logits=model(torch.randn(4, 8)))
+
+    def make() -> nn.Module:
+        return nn.Linear(8, 8)
+
+    with pytest.raises(memlog.ConfigurationError, match=r"\.py, line \d+: the step makes a NumPy"):
+        memlog.estimate(array, model=make)
+    with pytest.raises(
+        memlog.ConfigurationError, match=r"torch\.distributions\.categorical.* validate_args=False"
+    ):
+        memlog.estimate(sampled, model=make)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_scaler_steps_its_optimizer_and_keeps_its_own_state(device: str) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    before = dict(vars(scaler))
+
+    def plain(model: nn.Module, optimizer: Any) -> None:
+        model(torch.randn(4, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def scaled(model: nn.Module, optimizer: Any) -> None:
+        scaler.scale(model(torch.randn(4, 256)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    def peak(step: Any) -> Any:
+        return memlog.estimate(
+            step, model=lambda: nn.Linear(256, 256), optimizer=torch.optim.Adam, device=device
+        )
+
+    assert peak(scaled).categories["optimizer state"] == peak(plain).categories["optimizer state"]
+    assert peak(scaled).peak == pytest.approx(peak(plain).peak, rel=0.01)
+    assert vars(scaler) == before
+    model = nn.Linear(256, 256)
+    scaled(model, torch.optim.Adam(model.parameters()))  # as if there had been no estimate
+
+
+def test_a_step_without_backward_or_the_optimizer_is_named() -> None:
+    def forward(model: nn.Module) -> None:
+        model(torch.randn(4, 8)).sum()
+
+    def backward(model: nn.Module) -> None:
+        model(torch.randn(4, 8)).sum().backward()
+
+    def without(step: Any, optimizer: Any) -> str:
+        made = memlog.estimate(
+            step, model=lambda: nn.Linear(8, 8), optimizer=optimizer, device="cpu"
+        )
+        return made.without
+
+    assert without(forward, torch.optim.Adam) == "gradients; the optimizer's state"
+    assert without(backward, torch.optim.Adam) == "the optimizer's state"
+    assert without(forward, None) == ""  # an evaluation
 
 
 def test_what_torch_can_not_do_on_fake_tensors_is_refused_with_a_remedy() -> None:

@@ -29,7 +29,8 @@ def test_the_command_prints_a_table_and_fails_if_nothing_fits(tmp_path: Path) ->
     shown = CliRunner().invoke(cli, [*command, "16 MiB"])
     assert shown.exit_code == 0, shown.output
     rows = [line.split() for line in shown.output.splitlines()]
-    assert [row[-1] for row in rows[1:3]] == ["yes", "no"]
+    assert [row[-1] for row in rows[1:3]] == ["memory", "no"]
+    assert "yes, not counting the process's own memory\n" in shown.output
     assert "Half the batch" in shown.output
     assert "added time" not in shown.output  # nothing was computed
     assert CliRunner().invoke(cli, [*command, "1 MiB"]).exit_code == 1
@@ -63,7 +64,9 @@ def test_the_command_warns_of_what_it_could_not_count(tmp_path: Path) -> None:
     assert "Warning: " in CliRunner().invoke(cli, command).output
     [row] = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)["steps"]
     assert "multinomial" in row["uncounted"][0]
-    assert row["without"] == "what aten.multinomial.default takes inside"
+    assert row["without"] == (
+        "what aten.multinomial.default takes inside; the process's own memory"
+    )
 
 
 def test_a_yes_names_what_it_does_not_count(tmp_path: Path) -> None:

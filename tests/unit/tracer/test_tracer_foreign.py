@@ -213,3 +213,11 @@ def test_nested_tensors_make_no_exact_peak() -> None:
     assert result.exactness == "lower bound"
     assert result.peak - result.before <= truth.peak
     assert any("nested" in sentence for sentence in result.unseen)
+
+
+def test_fake_tensors_of_torch_itself_cause_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    tracer = MemoryTracer()
+    with tracer.trace():
+        torch.func.linearize(torch.sin, torch.ones(4, 8))
+    assert not [each for each in recwarn if "data pointer" in str(each.message)]
+    assert not tracer.health.faults

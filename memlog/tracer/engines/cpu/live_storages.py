@@ -275,9 +275,13 @@ def _counted(tensor: Tensor) -> Tensor:
 
 
 def _has_bytes(storage: Any) -> bool:
-    """Return whether a storage has memory. Autograd makes tensors of zeros that have a size but no memory."""
+    """Return whether a storage has memory. Autograd makes tensors of zeros that have a size but no memory.
+
+    Fake tensors, which ``torch.func.linearize`` makes, lie on the device "meta". torch warns about reading
+    their address.
+    """
     try:
-        return bool(storage.data_ptr())
+        return storage.device.type != "meta" and bool(storage.data_ptr())
     except RuntimeError:
         return False  # torch raises for a storage with a size and no memory
 
