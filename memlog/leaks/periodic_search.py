@@ -12,6 +12,7 @@ So neither the time between the rises nor their shape must be known, and steps b
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from itertools import pairwise
 from statistics import median
@@ -65,6 +66,14 @@ _OUTSIDE: Final = 0.3
 """If Python sees more than this part of the growth, foreign objects are not named for the rest."""
 
 
+class Identity(NamedTuple):
+    """Identities of a container and of its oldest element, and a weak reference to that element."""
+
+    container: int
+    oldest: int
+    reference: weakref.ref[Any] | None
+
+
 class RiseReading(NamedTuple):
     """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
 
@@ -75,8 +84,8 @@ class RiseReading(NamedTuple):
     step: int
     length: int
     level: int
-    identity: tuple[int, int] | None = None
-    """Identities of the container and of its first element; ``None`` if unknown."""
+    identity: Identity | None = None
+    """``None`` if unknown."""
 
 
 class Grower(NamedTuple):
@@ -133,8 +142,14 @@ class _Candidate(NamedTuple):
     @property
     def is_replaced(self) -> bool:
         """True if it has not been the same object all the time."""
-        known = {reading.identity for reading in self.readings if reading.identity is not None}
-        return self.is_replaced_first or len(known) > 1
+        known = [one.identity for one in self.readings if one.identity is not None]
+        if any(
+            one.container != known[0].container or one.oldest != known[0].oldest for one in known
+        ):
+            return True
+        # A new container and a new element can have the identities of those that were freed.
+        is_freed = any(one.reference is not None and one.reference() is None for one in known)
+        return self.is_replaced_first or is_freed
 
 
 class PeriodicSearch:
@@ -211,7 +226,7 @@ class PeriodicSearch:
         for each in self._measured():
             if time.thread_time() > late:
                 return []
-            one = _weighed(each)
+            one = _weighed(each, in_stairs=not is_steady)
             weighed += [] if one is None else [one]
         found = _joined(weighed)
         found = _with_foreign(found)
@@ -260,7 +275,9 @@ class PeriodicSearch:
         for one in walk.grown[:_MAX_CANDIDATES]:
             if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
                 first = self._base._replace(length=one.before)
-                now = RiseReading(self.rises[-1][0], step, one.now, self._level)
+                chain = follow(one.path)
+                identity = None if chain is None else _identity(chain.objects[-1])
+                now = RiseReading(self.rises[-1][0], step, one.now, self._level, identity)
                 self._candidates.append(_Candidate(one.path, [first, now], one.is_replaced))
         return self._growers() if self._candidates else None
 
@@ -319,12 +336,14 @@ def newest_of(container: Any) -> Any:
     return None if type(value) in (int, float, str, bool, bytes) else value
 
 
-def _identity(container: Any) -> tuple[int, int]:
+def _identity(container: Any) -> Identity:
     base = container_base(container)
     oldest = [] if base is None or is_buffer(type(container)) else oldest_element(container, base)
-    return id(container), id(
-        oldest[0][1] if base is dict and oldest else oldest[0]
-    ) if oldest else 0
+    one = oldest[0][1] if base is dict and oldest else next(iter(oldest), None)
+    try:
+        return Identity(id(container), id(one), weakref.ref(one))
+    except TypeError:  # no references to it, such as to a string
+        return Identity(id(container), id(one), None)
 
 
 def _length(one: Any) -> int:
@@ -334,7 +353,7 @@ def _length(one: Any) -> int:
     return -1 if base is None else container_length(one, base)
 
 
-def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
+def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower | None:
     candidate, chain = measured
     readings = candidate.readings
     # The memory of the first walk makes the first rise less certain than the later ones.
@@ -364,7 +383,10 @@ def _weighed(measured: tuple[_Candidate, Chain]) -> Grower | None:
         chain=chain,
         gained=gained,
         rises=rises,
-        steps=last.step - first.step,
+        # The walk after a rise can take many steps. In stairs, nothing grows meanwhile.
+        steps=last.step - first.step
+        if first is readings[0] or not in_stairs
+        else last.rise - first.rise,
         every=median([b.rise - a.rise for a, b in pairwise(readings[1:])] or [0]),
         bytes_gained=own + graph,
         growth=growth,
