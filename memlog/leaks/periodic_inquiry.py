@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import ALLOCATED, HOST_ANON, Batch
+from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch
 from memlog.leaks.holders import Holder
 
 if TYPE_CHECKING:
@@ -128,10 +128,10 @@ class PeriodicInquiry:
         self._search = None
 
     def _go_on(self, search: PeriodicSearch, step: int, event: Batch | None) -> None:
+        self._steps += 1
         level = None if event is None or event.step != step else _level(event, self.series)
         if level is None:
             return
-        self._steps += 1
         self.last_step = step
         if self._is_paused:
             self._is_paused = False
@@ -179,7 +179,7 @@ class PeriodicInquiry:
 
 
 def _level(event: Batch, series: str) -> int | None:
-    if series == HOST_ANON:
-        return event.rss_anon
+    if series in (HOST_ANON, SHARED):
+        return event.rss_anon if series == HOST_ANON else event.rss_shared
     device = next((one for one in event.devices if one.name + ALLOCATED == series), None)
     return None if device is None else device.allocated

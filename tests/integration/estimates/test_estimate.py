@@ -195,7 +195,7 @@ def test_a_refusal_says_what_the_line_does() -> None:
         model(torch.randn(4, 8)).detach().numpy()
 
     def sampled(model: nn.Module) -> None:
-        torch.distributions.Categorical(logits=model(torch.randn(4, 8)))
+        torch.distributions.Categorical(logits=model(torch.randn(4, 8)), validate_args=True)
 
     def make() -> nn.Module:
         return nn.Linear(8, 8)

@@ -51,9 +51,10 @@ def show(folder: Path, *arguments: str) -> str:
 def test_a_finding_is_shown_everywhere(tmp_path: Path) -> None:
     verdict, remedy = trained(tmp_path)
     assert verdict.startswith(f"memlog: {NAMED}")
-    assert remedy == (
-        "memlog: what to do: Keep only its number (`.item()`) or a tensor without its graph (`.detach()`)."
-    )
+    # Which of the two searches is the first one to be sure depends on how memory rises.
+    assert remedy.startswith("memlog: what to do: Keep only ")
+    assert "`.item()`" in remedy
+    assert "`.detach()`" in remedy
     assert show(tmp_path).splitlines()[0].startswith(NAMED)
     document = json.loads(show(tmp_path, "--json"))
     (finding,) = document["findings"]
