@@ -343,7 +343,7 @@ def test_a_trace_does_not_wait_for_the_optimizer_of_another_thread() -> None:
     over.set()
     thread.join(60)
     memlog.finish()
-    _first, *found = traces(session)  # in the first one, the other thread called modules
+    _first, *found = traces(session)  # the first one is of the first step
     assert len(found) > 5
     assert all(trace.exact for trace in found)
 
