@@ -98,8 +98,8 @@ class GrowthInquiry:
 
     @property
     def waits(self) -> bool:
-        """True while a search that holds up steps waits for the one for what grows at rises."""
-        return self._is_delayed
+        """True while searches that hold up steps wait for the one for what grows at rises."""
+        return self._is_delayed or self._periodic.is_promising
 
     def ends(self) -> None:
         """Remember that the training has ended. Memory that its functions held can have been freed.
