@@ -58,8 +58,7 @@ _HEADER = lazy_pattern(
 )
 _USER = lazy_pattern(r"(?<![\w/@.-])[\w.+-]{1,64}:[^\s@/:'\"]{4,256}@(?!sha\d)(?=[a-zA-Z0-9])")
 # The forms of tokens of well-known services, as these write them, and of services for machine learning.
-# Where a name could begin in the same way, a token has a digit,
-# a lower-case and an upper-case letter.
+# Where a name could begin in the same way, a token has a digit, a lower-case and an upper-case letter.
 _MIXED = r"(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[a-z])(?=[\w-]{0,99}[A-Z])"
 _TOKEN = lazy_pattern(
     r"(?<![A-Za-z0-9])(?:"

@@ -75,10 +75,8 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     if grower.is_buffer:
         return f"{name}{place}{at} is replaced by larger ones: {size}."
     kind = owner.kind if grower.containers == 1 else f"{grower.containers} containers"
-    kind = f", {kind}" if kind else ""
-    gains = f"{name}{kind}{place}{at} gains {_gain(grower)} {every}"
-    if kind:
-        gains = f"{name}{kind}{place}{at}, gains {_gain(grower)} {every}"
+    what = f"{name}, {kind}{place}{at}," if kind else f"{name}{place}{at}"
+    gains = f"{what} gains {_gain(grower)} {every}"
     if grower.foreign:
         return (
             f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "

@@ -105,7 +105,7 @@ def test_values_of_secret_variables_are_removed_from_every_text(
         ("TOKENS", "1000000000"),
         ("AUTH", "managed-identity"),
         ("AUTH_URL", "https://login.example.com/v2"),
-        ("PWD", "/work/project9"),
+        ("PWD", "/home/me/project9"),
         ("SSH_AUTH_SOCK", "/run/ssh-12Abc/agent.1"),
         ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key1.json"),
         ("TOKENIZER_NAME", "bert-base-uncased2"),
