@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog._internal.inert_access import is_kind
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing
 from memlog.leaks.frame_variables import all_objects
@@ -16,7 +15,7 @@ from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.known_models import KnownModels, gradients_with_graph
-from memlog.leaks.live_tensors import VIEWS, LiveTensors, shown_bytes
+from memlog.leaks.live_tensors import VIEWS, LiveTensors, is_scalar, shown_bytes
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe
@@ -290,7 +289,7 @@ class HolderReport:
             nodes=before.nodes + target.nodes,
             traceback_bytes=before.traceback_bytes + target.traceback_bytes,
             is_gradient=before.is_gradient or target.is_gradient,
-            scalar=before.scalar or any(map(_is_scalar, target.holders)),
+            scalar=before.scalar or any(map(is_scalar, target.holders)),
             are_views=before.are_views or target.are_views,
         )
 
@@ -346,11 +345,3 @@ def _shown_bytes(tensors: list[Any]) -> int:
     with torch._C.DisableTorchFunction():
         bases = {id(kind._base.__get__(one)) for one in tensors}
         return sum(shown_bytes(one) for one in tensors if id(one) not in bases)
-
-
-def _is_scalar(tensor: Any) -> bool:
-    """Return whether a holder is a tensor without dimensions. Return False for an autograd node."""
-    if not is_kind(tensor, torch.Tensor):
-        return False
-    with torch._C.DisableTorchFunction():
-        return bool(torch._C.TensorBase.ndim.__get__(tensor) == 0)  # type: ignore[attr-defined] # no stub has it

@@ -21,6 +21,7 @@ _HOOKS: Final = "hooks"
 ALSO: Final = 0.2
 """If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
 FOR_VIEWS: Final = "Keep copies (`.clone()`): views of a larger tensor keep all of it."
+GRAPH_OF_STEP: Final = "Each keeps the graph of its step alive"
 _MOSTLY: Final = 0.5
 """A layer is named only if it has made at least this fraction of the kept bytes."""
 
@@ -138,10 +139,9 @@ def _kept(held: Held, kind: HolderKind) -> str:
     if _is_of_graphs(held):
         layer = _layer(held)
         mostly = f", mostly activations of `{layer}`" if layer else ""
-        per = "They keep autograd graphs alive"
         if held.growth is not None:
-            per = "Each keeps the graph of its step alive"
-        return f"{per} ({size} per step{mostly})."
+            return f"{GRAPH_OF_STEP} ({size} per step{mostly})."
+        return f"They keep autograd graphs alive ({size} per step{mostly})."
     through = ""
     if kind == "kept_tensors" and _has_traceback(held):
         through = " through the traceback of an exception"
@@ -279,10 +279,15 @@ def also_tensors(rate: float) -> str:
 def _remedy_for_graph(held: Held, value: str) -> str:
     if held.growth is None:
         return "Cut the graph between steps with `.detach()`."
+    return without_graph(value, is_scalar=held.scalar)
+
+
+def without_graph(value: str, *, is_scalar: bool) -> str:
+    """Return what to keep in place of a tensor and its graph. ``value`` is the added value, or empty."""
     if not value:
-        number = "its number (`.item()`) or " if held.scalar else ""
+        number = "its number (`.item()`) or " if is_scalar else ""
         return f"Keep only {number}a tensor without its graph (`.detach()`)."
-    number = f"`{value}.item()` or " if held.scalar else ""
+    number = f"`{value}.item()` or " if is_scalar else ""
     return f"Append {number}`{value}.detach()`."
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from memlog._internal.inert_access import bases, class_namespace, own_method
+from memlog._internal.inert_access import bases, class_namespace, is_kind, own_method
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
@@ -142,3 +142,11 @@ def _kind(kind: type) -> str | None:
         if type(class_namespace(base).get("_sequence_nr")) is MethodDescriptorType:
             return "node"
     return None
+
+
+def is_scalar(one: Any) -> bool:
+    """Return whether an object is a tensor without dimensions. Return False for other objects."""
+    if not is_kind(one, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunction():
+        return bool(torch._C.TensorBase.ndim.__get__(one) == 0)  # type: ignore[attr-defined] # no stub has it

@@ -9,8 +9,17 @@ import torch
 from memlog._internal.inert_access import is_kind
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.holder_text import ALSO, FOR_VIEWS, REMEDIES, addition, also_tensors
+from memlog.leaks.holder_text import (
+    ALSO,
+    FOR_VIEWS,
+    GRAPH_OF_STEP,
+    REMEDIES,
+    addition,
+    also_tensors,
+    without_graph,
+)
 from memlog.leaks.holders import Confidence, Holder, HolderKind
+from memlog.leaks.live_tensors import is_scalar
 from memlog.leaks.owner_text import Owner
 from memlog.leaks.periodic_search import Grower, newest_of, owner_of
 
@@ -36,21 +45,23 @@ def holder_of_growth(grower: Grower) -> Holder:
         grower.bytes_gained / grower.steps,
         _evidence(grower, each),
         _confidence(grower, owner),
-        _remedy(kind, grower),
+        _remedy(kind, grower, added[2] if added is not None else ""),
     )
 
 
-def _remedy(kind: HolderKind, grower: Grower) -> str | None:
+def _remedy(kind: HolderKind, grower: Grower, value: str) -> str | None:
     if kind == "kept_tensors" and grower.are_views:
         return FOR_VIEWS
     if kind != "kept_graph":
         return REMEDIES.get(kind)
+    remedy = _KEPT_GRAPH
+    if _is_tensor(grower):
+        newest = newest_of(grower.chain.objects[-1])
+        remedy = without_graph(value, is_scalar=is_scalar(newest))
     own = grower.bytes_gained - grower.graph
-    return (
-        f"{_KEPT_GRAPH} {also_tensors(own / grower.steps)}"
-        if own >= ALSO * grower.bytes_gained
-        else _KEPT_GRAPH
-    )
+    if own >= ALSO * grower.bytes_gained:
+        return f"{remedy} {also_tensors(own / grower.steps)}"
+    return remedy
 
 
 def _kind(grower: Grower) -> HolderKind:
@@ -83,7 +94,10 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
             f"{size}."
         )
     if grower.graph > grower.bytes_gained / 2:
-        return f"{gains}. They keep autograd graphs alive ({size})."
+        is_each = grower.is_steady and _is_tensor(grower)
+        return (
+            f"{gains}. {GRAPH_OF_STEP if is_each else 'They keep autograd graphs alive'} ({size})."
+        )
     return f"{gains}. That keeps {size}."
 
 
