@@ -238,10 +238,12 @@ class _Reach:
 def size_and_referents(one: Any) -> tuple[float, list[Any]]:
     """Return an object's own size, and the objects that it refers to."""
     kind = type(one)
-    if any(kind is atom for atom in _ATOMS):
+    if is_atom(kind):
         return sys.getsizeof(one), []
+    if kind is dict:  # `gc.get_referents` leaves out string keys
+        return sys.getsizeof(one), [*one.keys(), *one.values()]
     size = own_method(one, "__sizeof__")()
-    if is_kind(one, dict):  # `gc.get_referents` leaves out string keys
+    if is_kind(one, dict):
         return size, [*dict.keys(one), *dict.values(one)]
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     if array is not None and is_kind(one, array):
@@ -255,6 +257,11 @@ _TENSOR: Final = 600
 _SLOTS: Final[dict[type, float]] = {list: 9, deque: 9, dict: 100, set: 60, bytearray: 1.06}
 """Approximate bytes per element in a container's own memory, including unused slots."""
 _ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
+
+
+def is_atom(kind: type) -> bool:
+    """Return True for types whose objects refer to no others."""
+    return any(kind is atom for atom in _ATOMS)
 
 
 def is_shared(kind: type) -> bool:

@@ -13,13 +13,13 @@ from types import (
     MethodDescriptorType,
     WrapperDescriptorType,
 )
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from memlog._internal.inert_access import bases, class_namespace, is_kind, type_name
 from memlog.leaks.autograd_graphs import saved_names, saved_value
-from memlog.leaks.containers import is_shared, size_and_referents
+from memlog.leaks.containers import is_atom, is_shared, size_and_referents
 from memlog.leaks.live_tensors import parts_of, shown_bytes, tensor_storage
 
 _MAX_VISITED: Final = 20_000
@@ -43,6 +43,16 @@ _FOREIGN: Final = frozenset(
 """Modules of the standard library whose objects have memory that Python does not count."""
 
 
+class _Kind(NamedTuple):
+    """What is known of a type. The type itself is kept, so that no other one can get its identity."""
+
+    type: type
+    is_shared: bool
+    is_tensor: bool
+    is_atom: bool
+    is_foreign: bool
+
+
 class ElementWeight:
     """Sum over elements. What one element shares with those before it counts one time.
 
@@ -59,6 +69,7 @@ class ElementWeight:
     def __init__(self) -> None:
         # With the objects: a new object could get the identity of one that was freed.
         self._seen: dict[Any, Any] = {}
+        self._kinds: dict[int, _Kind] = {}
         self.forget_counts()
 
     def forget_counts(self) -> None:
@@ -94,19 +105,35 @@ class ElementWeight:
         return True
 
     def _add_objects(self, waiting: list[Any], nodes: list[Any]) -> None:
-        while waiting and not self._is_full:
+        seen, kinds = self._seen, self._kinds
+        while waiting and len(seen) < _MAX_VISITED:
             one = waiting.pop()
-            kind = type(one)
-            if is_shared(kind) or not self._is_new(id(one), one):
+            number = id(one)
+            kind = kinds.get(id(type(one))) or self._kind_of(type(one))
+            if kind.is_shared or number in seen:
                 continue
-            if is_kind(one, torch.Tensor):
+            seen[number] = one
+            if kind.is_atom:
+                self.own += sys.getsizeof(one)
+            elif kind.is_tensor:
                 self._add_tensor(one, nodes)
-                continue
-            size, inner = size_and_referents(one)
-            self.own += int(max(size, told_bytes(one)))
-            if is_foreign(kind):
-                self.foreign[type_name(one)] += 1
-            waiting += inner
+            else:
+                size, inner = size_and_referents(one)
+                if kind.is_foreign:
+                    size = max(size, told_bytes(one))
+                    self.foreign[type_name(one)] += 1
+                self.own += int(size)
+                waiting += inner
+
+    def _kind_of(self, kind: type) -> _Kind:
+        found = self._kinds[id(kind)] = _Kind(
+            kind,
+            is_shared(kind),
+            any(base is torch.Tensor for base in bases(kind)),
+            is_atom(kind),
+            is_foreign(kind),
+        )
+        return found
 
     def _add_tensor(self, tensor: Any, nodes: list[Any]) -> None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -145,9 +172,7 @@ class ElementWeight:
 
 
 def told_bytes(one: Any) -> int:
-    """Return the bytes that an object of foreign code tells as ``nbytes``, such as Arrow's; 0 for others."""
-    if not is_foreign(type(one)):
-        return 0
+    """Return the bytes that an object of foreign code tells as ``nbytes``, such as Arrow's; 0 if it tells none."""
     for base in bases(type(one)):
         found = class_namespace(base).get("nbytes")
         if type(found) in _SLOTS:

@@ -136,9 +136,11 @@ class PeriodicInquiry:
         if self._is_paused:
             self._is_paused = False
             search.restart()
+        rises = len(search.rises)
         found = search.step_ended(step, level)
         if found is not None:
             self._take(found, level)
+        if found is not None or (self.holders and len(search.rises) > rises):
             del found
             self._on_news(step)
         if search.has_ended:

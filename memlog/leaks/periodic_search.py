@@ -49,7 +49,7 @@ _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
 _SHARED: Final = 4_000
 """Instead of `_SAMPLE`, if the tensors of the elements are parts of larger ones, which they may share."""
-_WEIGHING: Final = 0.05
+_WEIGHING: Final = 0.1
 """Processor seconds for weighing the elements of all candidates. If it takes longer, none is named."""
 _SECONDS: Final = 0.5
 """Processor seconds that a search may take, beyond `_SHARE` of the training thread's time."""
@@ -178,6 +178,8 @@ class PeriodicSearch:
         self._candidates: list[_Candidate] = []
         self._dropped: set[Path] = set()
         self._has_growers = False
+        self._taken = self._weigh_at = 0
+        """Number of rises so far, each part counted, and the number at which candidates are weighed again."""
         self._gradual: set[int] = set()
         """First steps of the rises that came in several steps."""
         self.rises: list[tuple[int, int]] = []
@@ -293,8 +295,14 @@ class PeriodicSearch:
             self.rises.append((step, size))
         self._level = low
         growing = [one for one in self._candidates if self._still_grows(one, step)]
-        self._dropped |= {one.path for one in self._candidates} - {one.path for one in growing}
+        dropped = {one.path for one in self._candidates} - {one.path for one in growing}
+        self._dropped |= dropped
         self._candidates = growing
+        self._taken += 1
+        if self._has_growers and not dropped and self._taken < self._weigh_at:
+            return None
+        # A holder that was named several times is weighed less and less often.
+        self._weigh_at = self._taken + max(1, self._taken // 3)
         found = self._growers()
         if not found and self._walks < _MAX_WALKS and self._may_work():
             self._walk = ProgramWalk(self._lines, self._before)

@@ -88,10 +88,15 @@ def run_program(
 
 
 def run(
-    script: str, directory: Path, *arguments: str, timeout: float = 240, **environment: str
+    script: str,
+    directory: Path,
+    *arguments: str,
+    timeout: float = 240,
+    fork: bool = True,
+    **environment: str,
 ) -> str:
-    """Run a Python script to its end and return its output; fail if it fails."""
-    process = start(script, directory, *arguments, **environment)
+    """Run a Python script to its end, as `start` does, and return its output; fail if it fails."""
+    process = start(script, directory, *arguments, fork=fork, **environment)
     output, errors = process.communicate(timeout=timeout)
     assert process.returncode == 0, errors
     return output

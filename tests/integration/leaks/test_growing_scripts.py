@@ -32,8 +32,16 @@ kept = []
 
 GROWING = {
     "Python objects": (
-        "python_memory",
+        "growing_container",
         "for _ in range(120): train(); kept.append([{'k': str(n)} for n in range(3000)])",
+    ),
+    "a text file in memory": (
+        "python_memory",
+        """
+import io
+written = io.StringIO()
+for n in range(120): train(); written.write(f"{n:09}" * 80_000)
+""",
     ),
     "a C library": (
         "native_library",
@@ -98,7 +106,7 @@ def findings(scripts: dict[str, str], folder: Path) -> dict[str, list[Finding]]:
     found = {}
     for name, script in scripts.items():
         (own := folder / name).mkdir()
-        child.run(LOOP + script + "\nmemlog.finish()", own, OMP_NUM_THREADS="1")
+        child.run(LOOP + script + "\nmemlog.finish()", own, fork=False, OMP_NUM_THREADS="1")
         found[name] = list(_read(own / "memlog_runs"))
     return found
 
