@@ -172,7 +172,7 @@ class ElementWeight:
 
 
 def told_bytes(one: Any) -> int:
-    """Return the bytes that an object of foreign code tells as ``nbytes``, such as Arrow's; 0 if it tells none."""
+    """Return the bytes that an object of foreign code tells as ``nbytes``, such as Arrow's; otherwise 0."""
     for base in bases(type(one)):
         found = class_namespace(base).get("nbytes")
         if type(found) in _SLOTS:
