@@ -40,6 +40,9 @@ _RISES = 0.35
 """As `_EXPLAINED`, for containers that grow whenever memory rises. That they do is evidence, too."""
 _CERTAIN = 2
 """Number of rises at which a container must grow, before it is reported as the cause of confirmed growth."""
+_KNOWN = 3
+"""Number of rises at which a container must grow, before no other search is needed. Python must see its
+bytes."""
 _EARLY_RISES, _EARLY_STEPS, _EARLY_PART = 6, 64, 0.04
 """Growth that the growth test has not confirmed is reported with its holder after this many rises and steps,
 when it has taken this part of what was free. A cache that fills may end sooner."""
@@ -87,7 +90,7 @@ class GrowthInquiry:
         self._is_ending = self._is_early = False
         self._is_delayed = False
         """True while a search for holders waits for the one that needs some rises."""
-        self._told: tuple[str, bool, bool] | None = None
+        self._told: tuple[str, bool, tuple[tuple[str, str | None], ...]] | None = None
         self._periodic = PeriodicInquiry(diagnostics, self._take_periodic)
         self._unexplained: Suspicion | None = None
         """Growth that was published without a cause, while a search for the cause may go on."""
@@ -233,7 +236,7 @@ class GrowthInquiry:
         searching: bool = False,
     ) -> None:
         """Publish the inquiry's state, if it has changed."""
-        state = (series, searching, bool(suspects))
+        state = (series, searching, tuple((one.kind, one.where) for one in suspects))
         is_news = self._told is not None or searching or self._periodic.series == _owner(series)
         if state != self._told and is_news:
             self._told = state
@@ -269,8 +272,12 @@ class GrowthInquiry:
             return False
         if periodic.is_sparse:
             return _explain(periodic.holders, growth, _RISES)
-        is_sure = all(one.confidence == "high" for one in periodic.holders)
-        return is_sure and _explain(periodic.holders, growth)
+        is_known = periodic.is_weighed and periodic.rises >= _KNOWN
+        return (is_known or self._is_sure) and _explain(periodic.holders, growth)
+
+    @property
+    def _is_sure(self) -> bool:
+        return all(one.confidence == "high" for one in self._periodic.holders)
 
     def _take_periodic(self, step: int) -> None:
         """Publish or tell what grows whenever memory rises, after such a rise."""
@@ -300,7 +307,8 @@ class GrowthInquiry:
         steps = growth.step - growth.since_step
         if self._periodic.rises < _EARLY_RISES or steps < _EARLY_STEPS:
             return False
-        if not self.is_explained_by_rises(growth):
+        is_sure = self._is_sure or self._periodic.is_sparse
+        if not is_sure or not self.is_explained_by_rises(growth):
             return False
         taken = growth.rate * steps
         device = growth.series.removesuffix(ALLOCATED)

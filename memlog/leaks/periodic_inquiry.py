@@ -85,6 +85,8 @@ class PeriodicInquiry:
         ``rate`` is the growth in bytes per step if no other search has looked for its cause. Another one then
         waits for a while.
         """
+        if self._search is not None and rate is not None and series == self.series:
+            self._be_patient(rate)
         if self._search is not None or self._searches >= _MAX_SEARCHES or self.holders:
             return
         if "torch" not in sys.modules:
@@ -98,11 +100,18 @@ class PeriodicInquiry:
         in_stairs = rise is not None and rise > _STAIRS * least
         self._steps, self._patience = 0, math.inf if in_stairs else 0
         self._tried = _TRIED
-        if rate is not None:
-            least_steps, most_steps = _PATIENCE
-            needed = max(least_steps, _TRIED_FIRST * least / rate)
-            self._tried, self._patience = _TRIED_FIRST, needed if needed <= most_steps else 0
         self._search = PeriodicSearch(max(least, int(_PART * (rise or 0.0))))
+        if rate is not None:
+            self._be_patient(rate)
+
+    def _be_patient(self, rate: float) -> None:
+        """Let another search wait, unless rises come too slowly at ``rate`` bytes per step."""
+        least = _DEVICE_LEAST if self.series.endswith(ALLOCATED) else _HOST_LEAST
+        least_steps, most_steps = _PATIENCE
+        needed = max(least_steps, _TRIED_FIRST * least / rate)
+        if needed <= most_steps and self._patience < math.inf:
+            self._tried = _TRIED_FIRST
+            self._patience = max(self._patience, self._steps + needed)
 
     def after_step(self, step: int, event: Batch | None, *, paused: bool) -> None:
         """Continue the search. While other work takes memory (``paused``), the levels tell nothing."""

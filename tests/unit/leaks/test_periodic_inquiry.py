@@ -153,6 +153,29 @@ def test_an_early_rise_is_explained_without_the_search_that_holds_up_steps() -> 
     assert "training.kept" in found.title
 
 
+def test_the_search_that_holds_up_steps_waits_if_one_for_rises_has_begun_before() -> None:
+    training = Training(rise=1, every=5)
+    training.evaluate(4)
+    training.inquiry.rises(HOST_ANON, 5, MIB)
+    training.inquiry.suspected(training.growth())
+    assert not training.inquiry.searching
+
+
+def test_another_suspect_takes_the_place_of_the_first() -> None:
+    training = Training(every=1)
+    training.evaluate(10)
+    training.inquiry.suspected(training.growth(), is_early=True)
+    line = Holder(
+        "python_memory", "Objects made at a.py:3.", "a.py:3", 6.0 * MIB, (), "medium", None
+    )
+    training.inquiry._holders = (line,)
+    training.inquiry._tell(HOST_ANON, 10, training.inquiry._suspects(training.growth()))
+    assert training.suspects == [line.title]
+    training.evaluate(30)
+    [suspect] = training.suspects
+    assert "training.kept" in suspect
+
+
 def test_growth_that_takes_much_of_the_free_memory_is_reported_before_it_is_confirmed() -> None:
     [found] = early(free=10_000 * MIB, steps=75).findings
     assert "training.kept" in found.title

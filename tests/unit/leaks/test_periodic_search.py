@@ -415,3 +415,12 @@ def test_an_element_weighs_what_it_does_not_share() -> None:
     weight.add([[base[10:20], tensor()]])
     assert weight.own == pytest.approx(MIB, rel=0.05)
     assert weight.tensors == 2
+
+
+def test_a_holder_that_is_known_is_weighed_less_and_less_often() -> None:
+    memory, kept = Memory(), []
+    found = named(lambda _: kept.append(memory.take()), memory, steps=1_000, every=10)
+    steps = [step for step, _ in found]
+    assert 5 < len(steps) < 20
+    assert steps[-1] > 600
+    assert all("kept" in holders[0].title for _, holders in found[1:])
