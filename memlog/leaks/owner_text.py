@@ -23,6 +23,8 @@ from memlog.leaks.owner_chain import Chain, Root
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module. A program reads their values as attributes of the module."""
 _CACHE: Final = type(functools.lru_cache(int))
+_LONG: Final = 30
+"""Characters. A longer expression with private attributes is told from the last object on."""
 _UNSAID: Final = (tuple, CellType, MethodType, TracebackType, functools.partial)
 
 
@@ -89,6 +91,10 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
     at = chosen[0] if chosen else None
     expression = _without_repetition(expressions) if at is None else expressions[at]
     whole = expressions[-1]
+    if at is not None and len(expression) > _LONG:
+        shorter = _from_last_object(expressions[: at + 1], objects)
+        whole = shorter + whole[len(expression) :] if whole.startswith(expression) else ""
+        expression = shorter
     caches = _cache_dicts(objects)
     container = None if at is None else objects[at]
     if container is None:
@@ -151,6 +157,20 @@ def _without_repetition(texts: list[str]) -> str:
         if part in parts[number + 1 :]:
             return ".".join(parts[:number])
     return texts[-1]
+
+
+def _from_last_object(texts: list[str], objects: tuple[Any, ...]) -> str:
+    """Return the last text. If it passes private attributes, begin with the type of an object behind them.
+
+    For ``trainer._connector._selector.model.kept``, the result is ``kept of Net`` if the model is a ``Net``.
+    """
+    last = texts[-1]
+    for number in range(len(texts) - 2, 0, -1):
+        rest = last[len(texts[number]) :]
+        is_private = "._" in texts[number] and "._" not in rest
+        if is_private and rest.startswith(".") and instance_dict(objects[number]) is not None:
+            return f"{rest[1:]} of {type_name(objects[number])}"
+    return last
 
 
 def _root_text(chain: Chain) -> str:

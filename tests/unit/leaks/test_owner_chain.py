@@ -104,6 +104,14 @@ def test_attributes_and_slots(make, expression):
     assert found.expression == expression
 
 
+def test_a_long_path_through_private_attributes_begins_with_the_object_behind_them():
+    kept, connector = Box(None), Box(None)
+    vars(kept)["_data_connector"], vars(connector)["_selector"] = connector, Box(Box([Target()]))
+    found = owner_of(lambda: [find(kept)])
+    assert (found.expression, found.name) == ("value of Box", "value")
+    assert found.place.startswith("in `test_a_long_path")
+
+
 def find(kept):
     """Return the only Target below an object."""
     waiting = [kept]
