@@ -85,6 +85,23 @@ for step in range(260):
     + TRAIN
 )
 
+EVALUATIONS = (
+    """
+model = network(2)
+optimizer = torch.optim.Adam(model.parameters())
+history, latest = [], []
+def evaluate(kept):
+    with torch.no_grad():
+        kept.extend(model(torch.randn(2048, 512, device="cuda")) for _ in range(4))
+    del latest[:-8]
+for step in range(360):
+    if step % 30 == 29:
+        evaluate({kept})
+    loss = model(torch.randn(8, 512, device="cuda")).square().mean()
+"""
+    + TRAIN
+)
+
 
 def run(directory: Path, program: str) -> tuple[str, list[Finding]]:
     # The device's memory is not written, so that it does not grow in the process's memory as well.
@@ -120,3 +137,16 @@ def test_each_holder_is_told_with_the_memory_that_it_makes_grow(tmp_path: Path) 
     assert any(memory == "cuda0" for _, memory in memories), findings
     assert verdict.startswith("`leaked`, a list in `__main__`")
     assert "Memory grows by 1.0 MiB a step" in verdict
+
+
+def test_what_evaluations_keep_on_a_device_is_named(tmp_path: Path) -> None:
+    verdict, findings = run(tmp_path, EVALUATIONS.format(kept="history"))
+    assert {(each.kind, each.memory) for each in findings} == {("kept_tensors", "cuda0")}, findings
+    assert verdict.startswith("`history`, a list in `__main__`")
+    assert "gains 4 tensors every 30 steps. That keeps 16.0 MiB each time." in verdict
+
+
+def test_the_newest_evaluations_alone_are_no_leak(tmp_path: Path) -> None:
+    verdict, findings = run(tmp_path, EVALUATIONS.format(kept="latest"))
+    assert findings == []
+    assert verdict.startswith("No growth"), verdict
