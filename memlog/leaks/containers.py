@@ -238,10 +238,10 @@ class _Reach:
 def size_and_referents(one: Any) -> tuple[float, list[Any]]:
     """Return an object's own size, and the objects that it refers to."""
     kind = type(one)
-    if is_atom(kind):
-        return sys.getsizeof(one), []
     if kind is dict:  # `gc.get_referents` leaves out string keys
         return sys.getsizeof(one), [*one.keys(), *one.values()]
+    if is_atom(kind):
+        return sys.getsizeof(one), []
     size = own_method(one, "__sizeof__")()
     if is_kind(one, dict):
         return size, [*dict.keys(one), *dict.values(one)]

@@ -47,6 +47,8 @@ _OFTEN: Final = 0.75
 _MAX_CANDIDATES: Final = 200
 _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
+_SAMPLED: Final = 5_000
+"""Objects and graph nodes. If the elements have more, fewer elements are weighed."""
 _SHARED: Final = 4_000
 """Instead of `_SAMPLE`, if the tensors of the elements are parts of larger ones, which they may share."""
 _WEIGHING: Final = 0.1
@@ -440,7 +442,8 @@ def _weight(container: Any, gained: int) -> ElementWeight | None:
     count = min(_SAMPLE, gained)
     elements = newest_elements(container, base, count + 1)
     has_older = container_length(container, base) > gained
-    weight = _weight_of(elements[:count], elements[count:] if has_older else [], base)
+    older = elements[count:] if has_older else []
+    weight = _weight_of(elements[:count], older, base, _SAMPLED)
     if weight is not None and weight.shares:
         elements = newest_elements(container, base, min(_SHARED, gained))
         # The next older element can have a part of the same tensor. So the oldest one is compared.
@@ -449,13 +452,15 @@ def _weight(container: Any, gained: int) -> ElementWeight | None:
     return weight
 
 
-def _weight_of(elements: list[Any], older: list[Any], base: type) -> ElementWeight | None:
+def _weight_of(
+    elements: list[Any], older: list[Any], base: type, *enough: int
+) -> ElementWeight | None:
     if base is dict:
         elements, older = ([value for _, value in pairs] for pairs in (elements, older))
     weight = ElementWeight()
     weight.add(older)
     weight.forget_counts()
-    weight.add(elements)
+    weight.add(elements, *enough)
     return weight if weight.elements else None
 
 
