@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch, Event, Finding, Inquiry, now_us
+from memlog.events import (
+    ALLOCATED,
+    HOST_ANON,
+    SHARED,
+    Batch,
+    Event,
+    Finding,
+    Inquiry,
+    Trace,
+    now_us,
+)
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
@@ -22,6 +32,7 @@ from memlog.leaks.elimination import (
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import seconds_allowed
+from memlog.leaks.traced_state import cause_in_traces
 from memlog.probes.free_memory import device_free, host_free
 
 if TYPE_CHECKING:
@@ -62,7 +73,8 @@ class GrowthInquiry:
     `Inquiry` event has them as suspects, in case the run ends before that.
 
     ``is_traced`` returns whether the tracer traces the current step. No search begins in a traced step.
-    ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
+    ``begun`` is the start of the run in seconds, as `time.monotonic` returns it. ``traces`` are traced
+    steps with exact figures.
     """
 
     def __init__(
@@ -71,8 +83,10 @@ class GrowthInquiry:
         diagnostics: Diagnostics,
         is_traced: Callable[[], bool],
         begun: float,
+        traces: Sequence[Trace] = (),
     ) -> None:
         self._publish = publish
+        self._traces = traces
         self._publish_without_cause = GrowthFindings(publish)
         self._diagnostics = diagnostics
         self._is_traced = is_traced
@@ -331,6 +345,8 @@ class GrowthInquiry:
         self._confirmed = self._growth = self._before = None
         self._holders, self._complete = (), False
         self._earlier = holders or self._earlier
+        if not named and (traced := cause_in_traces(self._traces, growth)) is not None:
+            named = [traced]
         if not named and complete and before is not None:
             explained = sum(one.bytes_per_step for one in holders)
             left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)

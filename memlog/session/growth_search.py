@@ -5,10 +5,20 @@ This module is imported when growth is first suspected. A healthy run never impo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch, Event, HeapReading, Inquiry, now_us
+from memlog.events import (
+    ALLOCATED,
+    HOST_ANON,
+    SHARED,
+    Batch,
+    Event,
+    HeapReading,
+    Inquiry,
+    Trace,
+    now_us,
+)
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.early_rise import Rise
 from memlog.facts.judge import GrowthNews
@@ -25,7 +35,8 @@ class GrowthSearch:
     """Receiver of news about the growth of this process and its devices.
 
     ``is_traced`` returns whether the tracer traces the current step. ``last_step`` returns the number of the
-    last step. ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
+    last step. ``begun`` is the start of the run in seconds, as `time.monotonic` returns it. ``traces`` are
+    traced steps with exact figures.
     """
 
     def __init__(
@@ -35,13 +46,14 @@ class GrowthSearch:
         is_traced: Callable[[], bool],
         last_step: Callable[[], int],
         begun: float,
+        traces: Sequence[Trace] = (),
     ) -> None:
         self._publish = publish
         self._last_step = last_step
         self._freed_at: dict[str, int] = {}
         """For each series, the last step before garbage was collected that explained its growth."""
         self._memory = TrainersMemory()
-        self._inquiry = GrowthInquiry(publish, diagnostics, is_traced, begun)
+        self._inquiry = GrowthInquiry(publish, diagnostics, is_traced, begun, traces)
         self._suspected: set[str] = set()
         self._handled: dict[str, int] = {}
         self._reads_heap = self._is_ending = False

@@ -20,7 +20,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.bus import EventBus
 from memlog.delivery.helper.requests import JUDGED_HERE, RUNNING, Request, RequestReader
-from memlog.events import Alert, Batch, End, Event, Finding, HeapReading, now_us
+from memlog.events import Alert, Batch, End, Event, Finding, HeapReading, Trace, now_us
 from memlog.facts.early_rise import Rise
 from memlog.facts.finding_alerts import is_known, new_alert
 from memlog.facts.run_verdict import RunVerdict
@@ -89,6 +89,7 @@ class HelperRequests:
         with diagnostics.contained("sharing memory with the helper process"):
             self.reader = RequestReader(self.take)
         bus.subscribe(self._found, Finding)
+        bus.subscribe(self.searches.take_trace, Trace)
 
     @property
     def follows_steps(self) -> bool:

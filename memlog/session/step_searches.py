@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Event
+from memlog.events import Batch, Event, Trace
 from memlog.facts.early_rise import EarlyRises, Rise
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class StepSearches:
         self._last_step = last_step
         self._layers = layers
         self._begun = time.monotonic()
+        self._traces: list[Trace] = []
         self._growth: GrowthSearch | None = None
         self._wasted: WastedGradients | None = None
         self._early: EarlyRises | None = EarlyRises()
@@ -83,6 +84,11 @@ class StepSearches:
                 self._growth.after_step(step, event)
             self._look_for_waste(step)
         self.follows_steps = self._early is not None or self._growth is not None or self._layers
+
+    def take_trace(self, event: Event) -> None:
+        """Keep the first two and the newest of the traced steps with exact figures."""
+        if isinstance(event, Trace) and event.exact and event.step is not None:
+            self._traces[2:] = [event]
 
     def take(self, news: GrowthNews) -> None:
         """Begin or end a search, because of a verdict on growth."""
@@ -125,7 +131,12 @@ class StepSearches:
             from memlog.session.growth_search import GrowthSearch  # noqa: PLC0415
 
             self._growth = GrowthSearch(
-                self._publish, self._diagnostics, self._is_traced, self._last_step, self._begun
+                self._publish,
+                self._diagnostics,
+                self._is_traced,
+                self._last_step,
+                self._begun,
+                self._traces,
             )
             self.follows_steps = True
             self.follow_steps()

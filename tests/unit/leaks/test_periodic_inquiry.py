@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import HOST_ANON, SHARED, Batch, Event, Finding, Inquiry
+from memlog.events import HOST_ANON, SHARED, Batch, Event, Finding, Inquiry, Trace
 from memlog.facts.detector import FREE_LISTS
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks import inquiry
 from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry
+from memlog.leaks.traced_state import cause_in_traces
 from memlog.tracer import torch_private
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
@@ -226,6 +227,32 @@ def test_shared_memory_that_grows_has_the_list_that_keeps_it_for_a_cause() -> No
     training.inquiry.confirmed(training.growth()._replace(series=SHARED))
     [found] = training.findings
     assert found.title == "`seen` gains."
+
+
+def traced(step: int, **at_peak: int) -> Trace:
+    sizes = {name.replace("_", " "): size * MIB for name, size in at_peak.items()}
+    return Trace(0, step, "dispatch", True, 100 * MIB, sizes, (), None, device="host")
+
+
+def test_without_a_holder_two_traced_steps_tell_what_grows() -> None:
+    traces = [
+        traced(0, parameters=20),
+        traced(2, parameters=20, optimizer_state=40, buffers=1),
+        traced(400, parameters=20, optimizer_state=42, buffers=120),
+    ]
+    training = Training()
+    growth = training.growth()._replace(step=410)
+    cause = cause_in_traces(traces, growth)
+    assert cause is not None
+    assert cause.title == "Buffers grow by 306.2 KiB per step."
+    assert cause.evidence == ("exact in traced steps: 1.0 MiB in step 2, 120.0 MiB in step 400",)
+    assert cause_in_traces(traces[:2], growth) is None
+    assert cause_in_traces(traces, growth._replace(series="cuda0.allocated")) is None
+    assert cause_in_traces(traces, growth._replace(rate=growth.rate * 3)) is None
+    training.inquiry._traces = traces
+    training.inquiry.confirmed(growth)
+    [found] = training.findings
+    assert (found.kind, found.title) == ("kept_tensors", cause.title)
 
 
 def test_growth_in_compiled_code_tells_that_it_was_not_searched(
