@@ -27,6 +27,8 @@ _SURE: Final = 3
 """With fewer rises at which the container grew, the confidence is at most medium."""
 _WITHIN: Final = 0.25
 """If the gained elements hold the growth up to this part of it, the confidence can be high."""
+_FREQUENT: Final = 0.75
+"""Elements per step. If fewer are gained, their number in all steps is told."""
 _KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`)."
 _NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "model_copies": "module"}
 
@@ -102,22 +104,29 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
 
 
 def _gain(grower: Grower) -> str:
-    count = round(grower.gained / (grower.steps if grower.is_steady else grower.rises))
+    count = grower.gained
+    if not grower.is_steady:
+        count = round(count / grower.rises) or count
+    elif _is_frequent(grower):
+        count = round(count / grower.steps)
     noun = _NOUNS.get(_kind(grower), "tensor" if _is_tensor(grower) else "element")
     if count == 1:
         return f"one {noun}"
-    return f"{count or grower.gained:,} {noun}s"  # the whole number if less often than at each step
+    return f"{count:,} {noun}s"
 
 
 def _is_tensor(grower: Grower) -> bool:
     return grower.tensors == 1 and not grower.foreign
 
 
+def _is_frequent(grower: Grower) -> bool:
+    return grower.gained >= _FREQUENT * grower.steps
+
+
 def _every(grower: Grower) -> str:
     steps = round(grower.every)
     if grower.is_steady:
-        often = grower.gained >= grower.steps / 2
-        return "per step" if often else f"in {grower.steps:,} steps"
+        return "per step" if _is_frequent(grower) else f"in {grower.steps:,} steps"
     if not steps:
         return "when memory rises"
     return "at each step" if steps == 1 else f"every {steps:,} steps"
