@@ -18,8 +18,9 @@ from rich.console import Console
 
 from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
+from memlog.cli import SETTINGS
 from memlog.cli.advise import print_hints
-from memlog.cli.options import SETTINGS, json_option
+from memlog.cli.options import json_option
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
 from memlog.reports import encode
