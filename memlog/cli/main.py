@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memlog._internal.terminal import one_line
+from memlog._internal.terminal import lines, one_line
 from memlog._version import __version__
 from memlog.cli import SETTINGS
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
@@ -59,6 +59,9 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            # The message can repeat an argument.
+            raise click.UsageError(lines(error.format_message()), error.ctx) from error
         except ConfigurationError as error:
             # The message about a wrong alert rule or a wrong gate (`--fail-if`) has three lines. The third
             # line points to the mistake, so the lines stay separate.

@@ -57,6 +57,11 @@ from memlog.sink import LOCAL, load_backend
     metavar="SHARE",
     help="Share of training time that --layers may cost, 0 to 1 (default 0.01).",
 )
+@click.option(
+    "--quiet",
+    is_flag=True,
+    help="Print no line about a run that ended without a finding.",
+)
 @dir_option
 @click.argument(
     "command",
@@ -86,6 +91,7 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
             "backends": tuple(filter(None, names)) or None,
             "alerts": given["alerts"] or None,
             "layers": given["layers"] or None,
+            "quiet": given["quiet"] or None,
             "directory": None if directory is None else str(directory),
         }
     )
@@ -107,6 +113,7 @@ def _launch(settings: Settings) -> Launch:
         every=settings.every,
         layers=settings.layers,
         budget=settings.budget,
+        quiet=settings.quiet is True,
     )
 
 
