@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from memlog._internal import terminal
+from memlog._internal.redact import without_credentials
 from memlog._internal.units import mib
 from memlog.events import (
     Alert,
@@ -179,7 +180,7 @@ def _peak(reading: Reading) -> str:
 
 
 def _label(event: Recorded | Scope) -> str:
-    return terminal.one_line(event.label)
+    return terminal.one_line(without_credentials(event.label))
 
 
 def _mb(size: int | None) -> str:
