@@ -29,7 +29,6 @@ from memlog.errors import (
     UnsafeSnapshotError,
     UnwritableDirectoryError,
 )
-from memlog.session.session import Session, current_session, finish, init, snapshot
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate, estimate
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         watch_loss,
     )
     from memlog.session.phases import phase
+    from memlog.session.session import Session, current_session, finish, init, snapshot
     from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer
 
 __all__ = [
@@ -91,14 +91,20 @@ _LOADED_ON_USE = {
     "MemoryMonitor": "memlog.monitors",
     "MemoryTracer": "memlog.tracer",
     "MemoryTracker": "memlog.monitors",
+    "Session": "memlog.session.session",
+    "current_session": "memlog.session.session",
     "estimate": "memlog.estimates",
+    "finish": "memlog.session.session",
+    "init": "memlog.session.session",
     "monitor_memory": "memlog.monitors",
     "phase": "memlog.session.phases",
+    "snapshot": "memlog.session.session",
     "track_iterations": "memlog.monitors",
     "track_memory": "memlog.monitors",
     "watch_loss": "memlog.monitors",
 }
-"""Public names that are imported only on their first use, each with its module."""
+"""Public names that are imported only on their first use, each with its module. `memlog --version` needs none
+of them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from memlog._internal import terminal
+from memlog._internal.redact import without_credentials
 from memlog._internal.units import mib
 from memlog.events import (
     Alert,
@@ -28,8 +29,6 @@ from memlog.events import (
     main_readings,
 )
 
-_IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-"""Table that replaces line breaks in labels by spaces. Users choose labels, and each must be one line."""
 _CLEAR = "\r\x1b[2K"
 """Text that clears a terminal's present line."""
 _REWRITTEN_EVERY = 0.1
@@ -106,7 +105,7 @@ def evaluation_lines(index: int, event: Evaluation, loss: str | None = None) -> 
     """
     line = f"  Loss evaluation {index}: {usage(event)}"
     if event.error is not None:
-        return f"{line}\n    Iteration {index + 1}: raised {event.error}"
+        return f"{line}\n    Iteration {index + 1}: raised {terminal.one_line(event.error)}"
     return line if loss is None else f"{line}\n    Iteration {index + 1}: loss={loss}"
 
 
@@ -181,7 +180,7 @@ def _peak(reading: Reading) -> str:
 
 
 def _label(event: Recorded | Scope) -> str:
-    return event.label.translate(_IN_ONE_LINE)
+    return terminal.one_line(without_credentials(event.label))
 
 
 def _mb(size: int | None) -> str:
@@ -202,7 +201,7 @@ class ProgressLine:
     """
 
     def __init__(self, label: str) -> None:
-        self._label = label.translate(_IN_ONE_LINE)
+        self._label = terminal.one_line(label)
         self._last = 0.0
         self._begun = time.monotonic()
 
@@ -224,8 +223,9 @@ class ProgressLine:
         stream.flush()
 
     def close(self, evaluations: int, iterations: int, loss: str | None) -> None:
-        clear = _CLEAR if sys.stderr is not None and sys.stderr.isatty() else ""
-        terminal.err(clear + progress_line(self._label, evaluations, iterations, loss))
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(_CLEAR)
+        terminal.err(progress_line(self._label, evaluations, iterations, loss))
 
 
 def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:
@@ -246,4 +246,4 @@ def alert_line(event: Alert) -> str:
     message = f"{event.title}: {event.text}" if event.text else event.title
     where = event.where if event.step is not None or event.where is None else f"at {event.where}"
     at = "" if where is None else f" ({where})"
-    return f"memlog: {event.level}: {message}{at}"
+    return f"memlog: {event.level}: {terminal.one_line(message)}{at}"

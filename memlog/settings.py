@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -69,7 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         layers: True to trace a step from time to time, layer by layer.
         budget: Fraction of training time that tracing may take, above 0 and up to 1.
         verbose_batches: Number of the run's first batches for which a line is printed.
-        quiet: True to print no line about the run itself. Alerts, findings and problems are still printed.
+        quiet: True to print no line about the run itself; ``"end"``: only one, when the run ends. Alerts,
+            findings and problems are still printed.
         bind_grace: Seconds, from the first step, in which the user can open a run for a named backend. After
             this time, memlog opens a run of its own.
         finish_timeout: Maximum seconds that ``finish`` waits for delivery.
@@ -93,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layers: bool = False
     budget: float = 0.01
     verbose_batches: int = 0
-    quiet: bool = False
+    quiet: bool | Literal["end"] = False
     bind_grace: float = 5.0
     finish_timeout: float = 10.0
     linger: float = 120.0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from memlog._internal import fork
 from memlog._internal.redact import without_credentials
 from memlog._internal.signals import raised_by_handler
+from memlog._internal.terminal import one_line
 
 if TYPE_CHECKING:
     import logging
@@ -35,6 +36,7 @@ def warn(message: str, to: logging.Logger | None = None) -> bool:
     Logging fails, for example, if the user's log handler writes to a closed stream. If a signal handler of
     the user raises an exception, `warn` raises it, too.
     """
+    message = one_line(message)
     try:
         try:
             import logging  # noqa: PLC0415 - most programs get no warning

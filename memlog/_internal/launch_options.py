@@ -17,6 +17,8 @@ from memlog._internal import distributed
 from memlog._internal.diagnostics import warn
 
 VARIABLE = "MEMLOG_LAUNCH"
+ONE_LINE = "end"
+"""Value of the setting ``quiet`` under ``memlog run``."""
 
 _DEFAULTS = ("directory", "backends", "alerts", "project", "name", "every", "layers", "budget")
 
@@ -44,6 +46,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     every: int = 1
     layers: bool = False
     budget: float = 0.01
+    quiet: bool = False
 
     def encode(self) -> str:
         """Return the value of the environment variable."""
@@ -74,7 +77,7 @@ def defaults() -> dict[str, Any]:
     if given is None:
         return {}
     values = {field: getattr(given, field) for field in _DEFAULTS if getattr(given, field)}
-    values["quiet"] = True  # the command's output stays as it is
+    values["quiet"] = given.quiet or ONE_LINE  # the command's output stays nearly as it is
     if script := _script():
         values.setdefault("name", script)
     if not distributed.is_first():

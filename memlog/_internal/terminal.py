@@ -9,7 +9,7 @@ from memlog._internal.signals import raised_by_handler
 
 
 def out(text: str) -> None:
-    """Write lines to standard output.
+    """Write lines to standard output, without control characters.
 
     Raises:
         Exception: any error of the stream, which may be closed, full, or replaced by the user.
@@ -18,13 +18,19 @@ def out(text: str) -> None:
 
 
 def err(text: str) -> None:
+    """Write lines to standard error, without control characters; otherwise like `out`."""
     _write(sys.stderr, text)
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` on one line, without control characters."""
-    joined = " ".join(text.splitlines())
+    """Return ``text`` on one line, without control characters. A tab becomes a space."""
+    joined = " ".join(text.splitlines()).replace("\t", " ")
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in joined)
+
+
+def lines(text: str) -> str:
+    """Return ``text`` without control characters except line feeds."""
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def say(message: str) -> None:
@@ -45,6 +51,7 @@ def say(message: str) -> None:
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # a program without a terminal may have no stream
         return
+    text = lines(text)
     try:
         stream.write(f"{text}\n")
     except UnicodeEncodeError:

@@ -50,7 +50,7 @@ _CONTAINER_OPCODES = ("MARK", "EMPTY_LIST", "EMPTY_DICT")
 _TUPLE_OPCODES = ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
 
 _InPython: Any = pickle._Unpickler  # noqa: SLF001 - the public one is in C, and runs every opcode
-_Load: TypeAlias = "Callable[[_Unpickler], None]"
+_Load: TypeAlias = "Callable[[PlainUnpickler], None]"
 
 
 def loads(content: bytes) -> Any:
@@ -62,7 +62,7 @@ def loads(content: bytes) -> Any:
         UnsafeSnapshotError: The pickle uses an operation that plain values do not need.
         Exception: The pickle is cut off, or the content is no pickle. The exception's type varies.
     """
-    return _Unpickler(content).load()
+    return PlainUnpickler(content).load()
 
 
 class _Memo(list[Any]):
@@ -76,7 +76,9 @@ class _Memo(list[Any]):
             super().__setitem__(index, value)
 
 
-class _Unpickler(_InPython):  # type: ignore[misc]
+class PlainUnpickler(_InPython):  # type: ignore[misc]
+    """Unpickler that `loads` uses. A subclass can handle further opcodes in a copy of ``dispatch``."""
+
     dispatch: ClassVar[dict[int, _Load]]
 
     def __init__(self, content: bytes) -> None:
@@ -117,7 +119,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
 
 
 def _counted(load: _Load) -> _Load:
-    def counted(reader: _Unpickler) -> None:
+    def counted(reader: PlainUnpickler) -> None:
         reader.count_container()
         load(reader)
 
@@ -125,7 +127,7 @@ def _counted(load: _Load) -> _Load:
 
 
 def _tuple(load: _Load) -> _Load:
-    def checked(reader: _Unpickler) -> None:
+    def checked(reader: PlainUnpickler) -> None:
         load(reader)
         reader.check_tuple()
 
@@ -138,7 +140,7 @@ def _with_keys(load: _Load, keys: slice) -> _Load:
     ``keys``: positions of the keys on the unpickler's stack.
     """
 
-    def checked(reader: _Unpickler) -> None:
+    def checked(reader: PlainUnpickler) -> None:
         given = reader.stack[keys]
         if not _TEXT_KEYS.issuperset(map(type, given)):
             reader.check_keys(given)
@@ -163,7 +165,7 @@ def _dispatch() -> dict[int, _Load]:
     return table
 
 
-_Unpickler.dispatch = _dispatch()
+PlainUnpickler.dispatch = _dispatch()
 
 
 def _unsafe(wanted: str) -> UnsafeSnapshotError:

@@ -11,12 +11,14 @@ import gzip
 import io
 import os
 import zlib
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from memlog.artifacts import plain_pickle
 from memlog.artifacts.contents import GZIP
+from memlog.artifacts.snapshot_entries import SnapshotUnpickler
 from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
 
@@ -39,12 +41,16 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
         UnsafeSnapshotError: The file would import something, or contains values that a snapshot never has.
         SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
-    file = Path(path)
+    return parse_snapshot(_content(Path(path), max_bytes), str(path))
+
+
+def _content(file: Path, max_bytes: int) -> bytes:
     try:
         with file.open("rb") as opened:
-            if os.fstat(opened.fileno()).st_size > max_bytes:
+            size = os.fstat(opened.fileno()).st_size
+            if size > max_bytes:
                 raise SnapshotError(_too_large(file, max_bytes))
-            content = opened.read(max_bytes)
+            content = opened.read(size or max_bytes)  # a pipe has the size 0
         if content.startswith(GZIP):
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
                 content = unpacked.read(max_bytes + 1)
@@ -54,7 +60,7 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
         raise SnapshotError(f"{file} is damaged ({error}); fetch it again") from None
     except OSError as error:
         raise SnapshotError(f"{file} can't be read: {error.strerror or error}") from None
-    return parse_snapshot(content, str(file))
+    return content
 
 
 def _too_large(file: Path, max_bytes: int) -> str:
@@ -75,7 +81,9 @@ def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -
         UnsafeSnapshotError: The file would import something, or contains values that a snapshot never has.
         SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
-    return write_text(trace_plot(read_snapshot(path), Path(path).name), output_path)
+    unpickler = SnapshotUnpickler(_content(Path(path), MAX_SNAPSHOT))
+    snapshot = _checked(unpickler.load, str(path))
+    return write_text(trace_plot(snapshot, Path(path).name, unpickler.frames), output_path)
 
 
 def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]:
@@ -85,8 +93,12 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         UnsafeSnapshotError: The pickle would import something, or contains values that a snapshot never has.
         SnapshotError: The content is no pickle of a snapshot.
     """
+    return _checked(lambda: plain_pickle.loads(content), name)
+
+
+def _checked(load: Callable[[], Any], name: str) -> dict[str, Any]:
     try:
-        document = plain_pickle.loads(content)
+        document = load()
     except UnsafeSnapshotError as error:
         raise UnsafeSnapshotError(f"{name}: {error}") from None
     except Exception as error:  # noqa: BLE001 - a damaged pickle raises nearly anything

@@ -11,8 +11,9 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
+from memlog.cli import SETTINGS
 from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
+from memlog.cli.options import dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace

@@ -10,9 +10,10 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
+from memlog.cli import SETTINGS
 from memlog.cli.completing import complete_runs
 from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import SETTINGS, dir_option, json_option
+from memlog.cli.options import dir_option, json_option
 from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
 from memlog.reports.compare import Compared, Comparison, GateResult, change_percent, compare

@@ -1,4 +1,8 @@
-"""Candidates for the shell's completion: runs and backends. Nothing is printed here, not even a warning."""
+"""Candidates for the shell's completion: runs and backends. Nothing is printed here, not even a warning.
+
+Every command imports this module, and only a completion needs the journal and the backends. So the functions
+import them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,6 @@ from itertools import islice
 import click
 from click.shell_completion import CompletionItem
 
-from memlog.journal import list_runs
-from memlog.journal.run_names import names_of
-from memlog.journal.runs import LATEST
-from memlog.settings import runs_directory
-from memlog.sink import LOCAL, find_backends
-
 _MOST = 100
 """Maximum number of runs that are candidates. Older runs are left out."""
 
@@ -24,6 +22,11 @@ def complete_runs(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Return the ids and names of runs that begin with the typed text, the newest run first."""
+    from memlog.journal import list_runs  # noqa: PLC0415 - see the module
+    from memlog.journal.run_names import names_of  # noqa: PLC0415
+    from memlog.journal.runs import LATEST  # noqa: PLC0415
+    from memlog.settings import runs_directory  # noqa: PLC0415
+
     known = {LATEST: "the newest run"}
     with _silent():
         newest = reversed(list_runs(runs_directory(context.params.get("directory"))))
@@ -57,6 +60,8 @@ def complete_files(
 def complete_backends(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
+    from memlog.sink import LOCAL, find_backends  # noqa: PLC0415 - see the module
+
     names = [LOCAL]
     with _silent():
         names += find_backends()

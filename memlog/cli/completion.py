@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from memlog.cli.options import SETTINGS
+from memlog.cli import SETTINGS
 
 _VARIABLE = "_MEMLOG_COMPLETE"
 """Environment variable with which the shell asks click for candidates. It is named after the program."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from memlog.cli import SETTINGS
 from memlog.cli.completing import complete_backends
-from memlog.cli.options import SETTINGS
 from memlog.errors import MissingExtraError
 from memlog.session.session import finish
 from memlog.sink import LOCAL, is_installed, load_backend

@@ -16,10 +16,12 @@ import click
 import msgspec
 from rich.console import Console
 
+from memlog._internal.terminal import lines
 from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
+from memlog.cli import SETTINGS
 from memlog.cli.advise import print_hints
-from memlog.cli.options import SETTINGS, json_option
+from memlog.cli.options import json_option
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
 from memlog.reports import encode
@@ -206,7 +208,7 @@ def _own_exit_code() -> Iterator[None]:
     except MemlogError:
         raise
     except Exception as error:
-        traceback.print_exc()
+        click.echo(lines(traceback.format_exc()), err=True)
         raise ConfigurationError(
             f"the script failed, so nothing was estimated: {type(error).__name__}: {error}"
         ) from error

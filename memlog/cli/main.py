@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from memlog._internal.redact import without_credentials
-from memlog._internal.terminal import one_line
+from memlog._internal.terminal import lines, one_line
 from memlog._version import __version__
-from memlog.cli.options import SETTINGS
+from memlog.cli import SETTINGS
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
 
 INTERRUPTED = 130
@@ -22,6 +21,8 @@ class _Failure(click.ClickException):
     """Error that ends a command with a message on standard error and exit code 1."""
 
     def __init__(self, *lines: str) -> None:
+        from memlog._internal.redact import without_credentials  # noqa: PLC0415 - only errors need it
+
         super().__init__("\n".join(one_line(without_credentials(line)) for line in lines))
 
     def show(self, file: Any = None) -> None:
@@ -37,7 +38,7 @@ class _WrongUse(_Failure):
 class _Commands(click.Group):
     """Group of commands that converts their errors to exit codes.
 
-    The commands are imported when they are needed: `memlog --version` needs none.
+    The commands are imported when they are needed. `memlog --version` needs none, so that it is quick.
     """
 
     def _import(self) -> None:
@@ -58,6 +59,9 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            # The message can repeat an argument.
+            raise click.UsageError(lines(error.format_message()), error.ctx) from error
         except ConfigurationError as error:
             # The message about a wrong alert rule or a wrong gate (`--fail-if`) has three lines. The third
             # line points to the mistake, so the lines stay separate.

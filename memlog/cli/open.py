@@ -14,8 +14,9 @@ from memlog._internal.terminal import one_line
 from memlog.artifacts.journal_store import kept
 from memlog.artifacts.openers import Page, is_openable, page_of
 from memlog.artifacts.server import LOOPBACK, PageServer
+from memlog.cli import SETTINGS
 from memlog.cli.completing import complete_files_and_runs
-from memlog.cli.options import SETTINGS, dir_option
+from memlog.cli.options import dir_option
 from memlog.cli.output import notice
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory

@@ -9,12 +9,6 @@ import click
 from memlog.cli.completing import complete_runs
 from memlog.settings import DEFAULT_DIRECTORY
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Settings of the group of all commands, and of each command.
-
-click creates a command's help option only once, when the command is first used. If a program calls the
-command without the group, click reads only the command's settings. So these settings must define ``-h``."""
-
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 """A run's id, its name or id in a tracker, the unique beginning of its id, or ``latest``."""
 

@@ -12,6 +12,7 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.patterns import lazy_pattern
 from memlog._internal.terminal import one_line
 from memlog.facts.run_fold import RunStatus
 
@@ -23,6 +24,7 @@ STATUS_STYLES: dict[RunStatus, str] = {
 }
 LEVEL_STYLES = {"info": "cyan", "warning": "yellow", "error": "red"}
 
+_CONTROLS = lazy_pattern("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _PIPE_WIDTH = 100_000
 """Columns of the output in a pipe. Programs read this output, so memlog must not wrap or cut a line."""
 _SMALL = 100
@@ -85,8 +87,12 @@ def notice(text: str) -> None:
 
 
 def print_json(document: bytes) -> None:
-    """Write a JSON document as UTF-8, independent of the terminal's encoding."""
-    click.echo(document)
+    """Write a JSON document as UTF-8, independent of the terminal's encoding.
+
+    Of the characters that can control a terminal, JSON's encoder escapes only those of ASCII.
+    """
+    text = _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode())
+    click.echo(text.encode())
 
 
 def sign(console: Console, symbol: str, word: str) -> str:

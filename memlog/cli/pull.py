@@ -14,10 +14,11 @@ from memlog._internal.units import format_bytes
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
 from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
+from memlog.cli import SETTINGS
 from memlog.cli.addresses import Guard, connection_of, known_address, trust_option
 from memlog.cli.completing import complete_backends
 from memlog.cli.delivery_progress import TransferMeter
-from memlog.cli.options import SETTINGS, dir_option, run_argument
+from memlog.cli.options import dir_option, run_argument
 from memlog.cli.output import page, plain, table
 from memlog.errors import (
     AmbiguousRunError,

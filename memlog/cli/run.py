@@ -11,8 +11,9 @@ import click
 
 from memlog._internal.launch_options import Launch
 from memlog.alerts import parse_rules
+from memlog.cli import SETTINGS
 from memlog.cli.completing import complete_backends, complete_files
-from memlog.cli.options import SETTINGS, dir_option
+from memlog.cli.options import dir_option
 from memlog.errors import ConfigurationError, UnwritableDirectoryError
 from memlog.launch.command import environment, execute
 from memlog.settings import Settings, enabled_by_environment, resolve
@@ -56,6 +57,11 @@ from memlog.sink import LOCAL, load_backend
     metavar="SHARE",
     help="Share of training time that --layers may cost, 0 to 1 (default 0.01).",
 )
+@click.option(
+    "--quiet",
+    is_flag=True,
+    help="Print no line about a run that ended without a finding.",
+)
 @dir_option
 @click.argument(
     "command",
@@ -85,6 +91,7 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
             "backends": tuple(filter(None, names)) or None,
             "alerts": given["alerts"] or None,
             "layers": given["layers"] or None,
+            "quiet": given["quiet"] or None,
             "directory": None if directory is None else str(directory),
         }
     )
@@ -106,6 +113,7 @@ def _launch(settings: Settings) -> Launch:
         every=settings.every,
         layers=settings.layers,
         budget=settings.budget,
+        quiet=settings.quiet is True,
     )
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from memlog._internal.units import format_bytes
-from memlog.cli.options import SETTINGS, dir_option, json_option
+from memlog.cli import SETTINGS
+from memlog.cli.options import dir_option, json_option
 from memlog.cli.output import (
     STATUS_STYLES,
     local_time,

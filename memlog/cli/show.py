@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from memlog.cli import SETTINGS
 from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
+from memlog.cli.options import dir_option, json_option, run_argument
 from memlog.cli.output import page, print_json
 from memlog.cli.short_page import print_short
 from memlog.cli.summary_page import print_everything

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.live import Live
 
 from memlog._internal.terminal import one_line
+from memlog.cli import SETTINGS
 from memlog.cli.completing import complete_runs
 from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import SETTINGS, dir_option, json_option
+from memlog.cli.options import dir_option, json_option
 from memlog.cli.output import notice, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError

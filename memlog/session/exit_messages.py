@@ -63,14 +63,18 @@ class Waiting:
 
 
 def print_end(
-    run: RunDirectory, verdict: RunVerdict | None, *, has_data: bool, silent: bool
+    run: RunDirectory, verdict: RunVerdict | None, *, has_data: bool, silent: bool, one_line: bool
 ) -> None:
     """Print the last lines: the verdict, what to do, and how to view the run.
 
     ``verdict`` is ``None`` if it is unknown. If ``silent``, it is printed if it is a finding, and nothing
-    else is. ``has_data``: True if the run has steps or other events.
+    else is. If ``one_line``, a verdict without a finding is on one line with the command that shows the run.
+    ``has_data``: True if the run has steps or other events.
     """
     found = None if verdict is None else verdict.finding
+    if one_line and has_data and verdict is not None and found is None and run.path.exists():
+        say(f"{verdict.text} Run {run.id}: `{run.command('show')}`")
+        return
     if verdict is not None and (has_data if not silent else found is not None):
         position = distributed.rank_position() if silent else None
         of = "" if position is None else f"rank {position.rank}: "

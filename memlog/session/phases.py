@@ -14,6 +14,7 @@ from memlog.events import Batch, Event, Phase, main_readings, now_us
 from memlog.monitors._readings import MAX_LABEL, host
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.peaks import PeakWindow
+from memlog.session.labels import shown_label
 
 
 class PhaseReader:
@@ -130,7 +131,7 @@ class Phases:
 
 
 def _text(label: object) -> str:
-    return str(label)[:MAX_LABEL]
+    return shown_label(str(label)[:MAX_LABEL])
 
 
 class phase:  # noqa: N801 - a context manager, used like a function

@@ -131,10 +131,11 @@ class Recording(RecordingParts):
     def _print_end(self, end: End, timeout: float) -> None:
         stepped = self.batches.last_step is not None
         has_data = stepped or self._published or self._ran_out
-        silent, verdict = self._messages.is_silent, None
+        one_line, verdict = self._messages.has_one_line, None
+        silent = self._messages.is_silent and not one_line
         if self.run.path.exists() and (self._requests.has_found if silent else has_data):
             verdict = self._requests.verdict(self.run, end, self._delivery.answers_within(timeout))
-        print_end(self.run, verdict, has_data=has_data, silent=silent)
+        print_end(self.run, verdict, has_data=has_data, silent=silent, one_line=one_line)
 
     def settle(self, backend: str, run_id: str, status: Status) -> Settling | None:
         """Settle the verdict on the steps so far, because a user's run in a tracker begins to end.

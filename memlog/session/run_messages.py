@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.launch_options import ONE_LINE
 from memlog._internal.terminal import say
 from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import UploadState
@@ -48,8 +49,16 @@ class RunMessages:
 
     @property
     def is_silent(self) -> bool:
-        """True if the session is ``quiet``, or if this rank does not deliver its run to trackers."""
-        return self._rank.wanted.quiet or not self._rank.may_deliver
+        """True if no line is printed when the run begins.
+
+        The session is ``quiet``, or this rank does not deliver its run to trackers.
+        """
+        return bool(self._rank.wanted.quiet) or not self._rank.may_deliver
+
+    @property
+    def has_one_line(self) -> bool:
+        """True if the session prints only one line about the run, at its end."""
+        return self._rank.wanted.quiet == ONE_LINE and self._rank.may_deliver
 
     def _say(self, line: str) -> None:
         with self._diagnostics.contained("printing which run is recorded"):

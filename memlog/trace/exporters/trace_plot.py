@@ -6,25 +6,30 @@ drawing. It has no script and fetches nothing.
 
 from __future__ import annotations
 
+import heapq
 import html
 import zlib
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from memlog._internal.units import format_bytes
-from memlog.trace.exporters.snapshot_reading import Change, DeviceSnapshot, printable, read_devices
+from memlog.trace.exporters.snapshot_columns import Changes, read_changes
+from memlog.trace.exporters.snapshot_reading import printable
 
 _MAX_BANDS = 400
 """Maximum number of storages with a band of their own. All smaller storages form one grey band."""
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
+_AT_ONCE = 1000
 
 
 class _Band:
-    def __init__(self, change: Change, at: int, level: int) -> None:
-        self.size = change.size
-        self.label = _label(change)
+    def __init__(self, size: int, label: str, at: int, level: int) -> None:
+        self.size = size
+        self.label = label
         self.edge = [(at, level)]
 
     def move(self, at: int, down: int) -> None:
@@ -40,59 +45,64 @@ class _Drawing:
 
     Attributes:
         bands: Storages with a band of their own.
-        top: Upper edge, as pairs of the number of changes so far and the live bytes of all storages.
+        top: Upper edge: live bytes of all storages after each number of changes.
     """
 
-    def __init__(self, changes: list[Change]) -> None:
+    def __init__(self, changes: Changes, labels: dict[int, str]) -> None:
         self.bands: list[_Band] = []
-        self.top = [(0, 0)]
+        self.top = array("q", [0])
         self._stack: list[_Band] = []
-        self._live: dict[int, tuple[_Band | None, int]] = {}
+        self._live: dict[int, _Band | int] = {}
+        """Band or bytes of each live storage, by address."""
         self._level = 0
         self._others = 0
-        drawn = _largest(changes)
-        for at, change in enumerate(changes):
-            if change.is_alloc:
-                self._allocate(at, change, drawn=at in drawn)
+        for at, (address, size, is_alloc) in enumerate(changes):
+            if not is_alloc:
+                self._free(at, address)
+            elif at in labels:
+                self._draw(address, _Band(size, labels[at], at, self._level))
             else:
-                self._free(at, change.address)
-            self.top.append((at + 1, self._level + self._others))
+                self._live[address] = size
+                self._others += size
+            self.top.append(self._level + self._others)
         for band in self._stack:
             band.end(len(changes))
 
-    def _allocate(self, at: int, change: Change, *, drawn: bool) -> None:
-        band = _Band(change, at, self._level) if drawn else None
-        self._live[change.address] = band, change.size
-        if band is None:
-            self._others += change.size
-            return
-        self._level += change.size
+    def _draw(self, address: int, band: _Band) -> None:
+        self._live[address] = band
+        self._level += band.size
         self._stack.append(band)
         self.bands.append(band)
 
     def _free(self, at: int, address: int) -> None:
-        band, size = self._live.pop(address, (None, 0))
-        if band is None:
-            self._others -= size
+        band = self._live.pop(address, 0)
+        if isinstance(band, int):
+            self._others -= band
             return
-        self._level -= size
+        self._level -= band.size
         band.end(at)
         index = self._stack.index(band)
         del self._stack[index]
         for above in self._stack[index:]:
-            above.move(at, size)
+            above.move(at, band.size)
 
 
-def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
+def trace_plot(
+    snapshot: Mapping[str, Any], title: str, frames: Callable[[Any], Any] = lambda stack: stack
+) -> str:
     """Draw a snapshot that torch or memlog wrote, as an HTML page.
+
+    Args:
+        snapshot: The snapshot. Its lists of blocks and of changes can contain `Entries`.
+        title: Heading of the page.
+        frames: Function that returns the list of frames of a stack of `Entries`.
 
     Raises:
         SnapshotError: The snapshot does not have the form that torch writes.
     """
     drawings = [
-        _section(number, _Drawing(changes))
-        for number, device in read_devices(snapshot, title).items()
-        if (changes := _changes(device))
+        _section(number, _Drawing(changes, _labels(changes, frames)))
+        for number, changes in read_changes(snapshot, title).items()
     ]
     body = "\n".join(drawings) or "<p>The snapshot holds no history: nothing was recorded.</p>"
     heading = html.escape(title)
@@ -106,31 +116,25 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
     )
 
 
-def _changes(device: DeviceSnapshot) -> list[Change]:
-    """Return an allocation for each storage that was live before the history, followed by the history."""
-    before = [
-        Change(address, size, True, source or {})
-        for address, (source, size) in device.before().items()
-    ]
-    return [*before, *device.history]
-
-
-def _largest(changes: list[Change]) -> set[int]:
-    """Return the indices of the `_MAX_BANDS` largest allocations in ``changes``."""
-    numbers = [number for number, change in enumerate(changes) if change.is_alloc and change.size]
-    numbers.sort(key=lambda number: -changes[number].size)
-    return set(numbers[:_MAX_BANDS])
+def _labels(changes: Changes, frames: Callable[[Any], Any]) -> dict[int, str]:
+    """Return the labels of the `_MAX_BANDS` largest allocations, by their indices in ``changes``."""
+    sizes = changes.sizes
+    numbers = (number for number, (_, size, is_alloc) in enumerate(changes) if is_alloc and size)
+    largest = heapq.nsmallest(_MAX_BANDS, numbers, key=lambda number: -sizes[number])
+    return {number: _label(sizes[number], frames(changes.stacks[number])) for number in largest}
 
 
 def _section(device: int, drawing: _Drawing) -> str:
-    changes, peak = len(drawing.top) - 1, max(level for _, level in drawing.top)
+    changes, peak = len(drawing.top) - 1, max(drawing.top)
     across, up = _WIDTH / changes, _HEIGHT / max(peak, 1)
 
     def path(points: Iterable[tuple[int, int]]) -> str:
         placed = (f"{_MARGIN + x * across:.1f} {_HEIGHT - y * up:.1f}" for x, y in points)
-        return "M" + "L".join(placed) + "Z"
+        # Joined in parts, because the points as separate texts would take ten times as much memory.
+        parts = iter(lambda: "L".join(islice(placed, _AT_ONCE)), "")
+        return "M" + "L".join(parts) + "Z"
 
-    outline = [(0, 0), *drawing.top, (changes, 0)]
+    outline = chain([(0, 0)], enumerate(drawing.top), [(changes, 0)])
     shapes = [f'<path d="{path(outline)}" fill="#bbb"><title>all others</title></path>']
     for band in drawing.bands:
         upper = [(x, y + band.size) for x, y in reversed(band.edge)]
@@ -152,15 +156,14 @@ def _section(device: int, drawing: _Drawing) -> str:
     )
 
 
-def _label(change: Change) -> str:
-    frames = change.source.get("frames")
+def _label(size: int, frames: Any) -> str:
     names = [
         printable(frame["name"])
         if isinstance(frame, dict) and isinstance(frame.get("name"), str)
         else "?"
         for frame in (frames[:_FRAMES] if isinstance(frames, list) else ())
     ]
-    return "\n".join([format_bytes(change.size), *names])
+    return "\n".join([format_bytes(size), *names])
 
 
 def _colour(label: str) -> str:

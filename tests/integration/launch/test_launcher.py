@@ -1,5 +1,6 @@
 """``memlog run`` with unchanged scripts: their behaviour, and the processes that are recorded."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,12 @@ def test_each_python_of_a_shell_script_is_recorded_from_its_first_step_on(tmp_pa
     write(tmp_path, TRAIN + "\n    train(3)\n", "second.py")
     job = f"'{PYTHON}' first.py && cd / && cd '{tmp_path}' && '{PYTHON}' -m second\n"
     write(tmp_path, job, "job.sh")
-    assert launch(tmp_path, "bash", "job.sh").err == ""
+    # Each run has one line. The first script is in another folder when it ends.
+    one, two = launch(tmp_path, "bash", "job.sh").err.splitlines()
+    shows = rf"`memlog show [a-z0-9]{{8}} --dir {re.escape(str(tmp_path))}/memlog_runs`"
+    assert re.fullmatch(rf"memlog: Too few .* \(7\): peak .* MiB.* Run [a-z0-9]{{8}}: {shows}", one)
+    shows = r"`memlog show [a-z0-9]{8}`"
+    assert re.fullmatch(rf"memlog: Too few .* \(3\): peak .* MiB.* Run [a-z0-9]{{8}}: {shows}", two)
     first, second = recorded(tmp_path / "memlog_runs")
     assert (first.steps, second.steps) == (list(range(7)), list(range(3)))
     assert (first.status, second.status) == ("finished", "finished")

@@ -1,6 +1,7 @@
 """``memlog run`` changes nothing that the user's script sees: input, output, signals, customizations."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +66,9 @@ def test_the_script_sees_and_writes_what_it_does_without_memlog(tmp_path: Path) 
         timeout=TIMEOUT, check=True,
     )  # fmt: skip
     assert recorded(tmp_path / "memlog_runs")[0].steps == [0, 1]
-    assert err == bare.stderr
+    own, line = err[: len(bare.stderr)], err[len(bare.stderr) :].decode()
+    assert own == bare.stderr
+    assert re.fullmatch(r"memlog: Too few steps .*: peak .* Run \w+: `memlog show \w+`\n", line)
     text, seen = out.rsplit(b"\n", 2)[:2]
     bare_text, bare_seen = bare.stdout.rsplit(b"\n", 2)[:2]
     assert text == bare_text

@@ -119,6 +119,22 @@ def overflow(page: Page) -> int:
     return width
 
 
+@pytest.mark.parametrize("width", [360, 600, 900, 1280])
+def test_no_column_of_the_layers_is_outside_the_page(
+    browser: Browser, report: Path, tmp_path: Path, width: int
+) -> None:
+    """Layers often have long paths."""
+    path = tmp_path / "long.html"
+    text = report.read_text("utf-8")
+    assert "<code>encoder.0</code>" in text
+    long = "model.language_model.transformer_encoder.layers.11.feed_forward_network"
+    path.write_text(text.replace("<code>encoder.", f"<code>{long}."), "utf-8")
+    with opened(browser, path, width=width) as page:
+        box = page.locator(".scroll", has=page.get_by_text("The largest layers", exact=True))
+        assert box.evaluate("box => box.scrollWidth - box.clientWidth") == 0
+        assert overflow(page) == 0
+
+
 def test_the_chart_zooms_by_mouse_and_by_keyboard(browser: Browser, report: Path) -> None:
     with opened(browser, report) as page:
         plot = page.locator("#figure-host .u-over")

@@ -1,16 +1,18 @@
 """Arguments, output and errors of the command line."""
 
+import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
-from support.commands import output_of
+from support.commands import memlog, output_of
 
 from memlog._internal.terminal import one_line
 from memlog._internal.units import format_duration
 from memlog._version import __version__
 from memlog.cli.commands import COMMANDS
-from memlog.cli.output import number
+from memlog.cli.output import number, print_json
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -30,7 +32,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "open": "what --no-browser --port --dir",
         "pull": "run --backend --kind -o --output --force --trust-address --dir",
         "report": "runs -o --output --dir",
-        "run": "--backend --alert --project --name --every --layers --budget --dir command",
+        "run": "--backend --alert --project --name --every --layers --budget --quiet --dir command",
         "runs": "--json --dir",
         "show": "run --all --json --dir",
         "sync": "run --to --timeout --own-run --trust-address --dir",
@@ -47,6 +49,23 @@ def test_version_and_help() -> None:
         assert "\\b" not in text
         assert "\b" not in text
     assert "  memlog run -- bash job.sh" in output_of("run", "--help").splitlines()
+
+
+def test_a_wrong_argument_does_not_control_the_terminal() -> None:
+    result = memlog("runs", "extra\x1b[31m\x07")
+    shown = result.stderr
+    assert result.exit_code == 2
+    assert "extra\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_json_has_no_character_that_controls_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b\x9b\x7f\u202eb\u00e9"
+    print_json(msgspec.json.encode({name: name}))
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {name: name}
+    assert shown.strip().isprintable()
+    assert "\u00e9" in shown
 
 
 def test_the_version_is_printed_without_the_commands() -> None:
@@ -84,4 +103,4 @@ def test_a_number_is_written_with_few_digits(value: float, text: str) -> None:
 
 
 def test_a_message_is_one_line() -> None:
-    assert one_line("first\nsecond\tthird") == "first second\N{REPLACEMENT CHARACTER}third"
+    assert one_line("first\nsecond\tthird\a") == "first second third\N{REPLACEMENT CHARACTER}"

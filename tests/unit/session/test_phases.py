@@ -8,7 +8,7 @@ from support.events import recorded
 from support.torch_double import Devices, nested
 
 import memlog
-from memlog.events import Batch, Phase
+from memlog.events import Batch, Phase, Scope
 from memlog.journal import RunDirectory
 from memlog.metrics import values
 from memlog.reports.summary import summarize
@@ -62,6 +62,21 @@ def test_nested_phases_have_their_labels_and_durations() -> None:
     assert (inner.step, outer.step) == (0, 0)
     assert outer.rss is not None
     assert outer.highest["host"] >= outer.rss
+
+
+def test_no_label_has_a_secret_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "Zx9qPlmKw27TrVbn8")
+    session = memlog.init("local")
+    with memlog.phase("with Zx9qPlmKw27TrVbn8"), memlog.phase("inner"):
+        session.step()
+    with memlog.track_memory("block Zx9qPlmKw27TrVbn8"):
+        pass
+    inner, outer = recorded(session, Phase)
+    assert (inner.within, outer.label) == (("with ***",), "with ***")
+    assert [scope.label for scope in recorded(session, Scope)] == ["block ***"]
+    assert "[Memory] block ***:" in capsys.readouterr().out
 
 
 def test_a_phase_ends_also_if_it_raises() -> None:
