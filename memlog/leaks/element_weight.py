@@ -186,15 +186,23 @@ def told_bytes(one: Any) -> int:
 
 def is_foreign(kind: type) -> bool:
     """Return True for a class written in C, C++ or Rust by a library, whose bytes Python can't see."""
-    own = class_namespace(kind)
-    module = type.__dict__["__module__"].__get__(kind)
-    top = module.partition(".")[0] if type(module) is str else ""
+    top = _package(kind)
     if id(kind) in _PYTHONS or top in _SEEN_BY_PYTHON:
         return False
     if top in sys.stdlib_module_names and top != "builtins" and top not in _FOREIGN:
         return False
-    if "__slots__" in own:
-        return False
-    return any(
+    # A class such as Arrow's `DoubleArray` inherits all of its members from another one of its package.
+    return any(_has_members(base) for base in bases(kind) if _package(base) == top)
+
+
+def _package(kind: type) -> str:
+    module = type.__dict__["__module__"].__get__(kind)
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def _has_members(kind: type) -> bool:
+    """Return True if a class has members of its own that are written in C."""
+    own = class_namespace(kind)
+    return "__slots__" not in own and any(
         type(one) in _SLOTS and not key.startswith(("__dict", "__weak")) for key, one in own.items()
     )

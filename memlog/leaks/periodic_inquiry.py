@@ -40,6 +40,8 @@ LASTING: Final = 4
 """Number of rises of a search at which a container must grow before it is reported although the growth test
 has not confirmed the growth, if memory rises rarely (`PeriodicInquiry.is_sparse`). Two rises have led to the
 search. So a container that keeps five things is not named, nor a cache that fills within an epoch."""
+_OFTEN: Final = 6
+"""As `LASTING`, at the end of a run, if memory does not rise rarely."""
 _OVERDUE: Final = 1.5
 """Multiple of the usual time from rise to rise. After this time, a rise has not come."""
 
@@ -157,15 +159,19 @@ class PeriodicInquiry:
 
     @property
     def still_rises(self) -> bool:
-        """True if rare rises went on until the newest step, so that the next one is not overdue.
+        """True if rises went on until the newest step, so that the next one is not overdue.
 
-        At the end of a run, one rise less than `LASTING` is enough then.
+        At the end of a run, one rise less than `LASTING` is enough if rises are rare, and `_OFTEN` rises
+        otherwise, if the holder is sure.
         """
         search = self._search
-        if search is None or not (self.is_sparse and self.is_weighed):
+        if search is None or not (self.holders and self.is_weighed):
             return False
-        since = self.last_step - search.rises[-1][0]
-        return self.rises >= LASTING - 1 and since < _OVERDUE * search.every
+        if self.last_step - search.rises[-1][0] >= _OVERDUE * search.every:
+            return False
+        if self.is_sparse:
+            return self.rises >= LASTING - 1
+        return self.rises >= _OFTEN and all(one.confidence == "high" for one in self.holders)
 
     @property
     def is_promising(self) -> bool:

@@ -210,6 +210,18 @@ def test_at_the_end_a_rise_less_is_enough_if_the_next_one_is_not_overdue() -> No
     assert stopped.findings == []
 
 
+def test_at_the_end_frequent_rises_with_a_sure_holder_are_reported() -> None:
+    training = early(None, 50)
+    assert training.findings == []
+    training.inquiry.finish()
+    [found] = training.findings
+    assert "training.kept" in found.title
+
+    bounded = early(None, 50, limit=20)
+    bounded.inquiry.finish()
+    assert bounded.findings == []
+
+
 def test_the_allocator_is_not_blamed_if_a_list_of_losses_grows() -> None:
     training = Training()
     losses = Holder("kept_graph", "`losses` gains.", "train.py:3", 4_000.0, (), "high", "Append …")
