@@ -57,7 +57,7 @@ class RepeatedRise:
             self._add(step, low - self._level)
             self._level = low
         elif max(self._newest) < self._level - self._least:
-            self._rises.clear()  # they have not lasted
+            self._take_back(self._level - max(self._newest))
             self._level = max(self._newest)
         elif self._is_new and step >= self._risen_at + _ONE:
             self._is_new = False
@@ -71,6 +71,16 @@ class RepeatedRise:
         else:
             self._rises = [*self._rises[1 - _ANY :], (step, size)]
         self._risen_at, self._is_new = step, True
+
+    def _take_back(self, size: int) -> None:
+        """Forget what has not lasted: a fall of ``size`` bytes ends the newest rises, or a part of the last."""
+        while self._rises and size > 0:
+            begun, risen = self._rises.pop()
+            if risen - size >= self._least:
+                self._rises.append((begun, risen - size))
+                return
+            size -= risen
+            self._is_new = False
 
     def _pattern(self, step: int, level: int) -> Rise | None:
         if len(self._rises) < 2 or self._signs >= _MAX_SIGNS or step < self._quiet_until:  # noqa: PLR2004

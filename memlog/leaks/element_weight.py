@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import sys
 import types
 from collections import Counter
@@ -31,6 +32,8 @@ _SLOTS: Final = (
     WrapperDescriptorType,
 )
 _base: Any = torch._C.TensorBase
+_CData: Final = ctypes.Array.__mro__[1]
+"""Base class of arrays, structures and simple values of ``ctypes``."""
 _PYTHONS: Final = frozenset(
     id(one) for space in (builtins, types) for one in vars(space).values() if type(one) is type
 )
@@ -175,8 +178,14 @@ class ElementWeight:
 
 
 def told_bytes(one: Any) -> int:
-    """Return the bytes that an object of foreign code tells as ``nbytes``, such as Arrow's; otherwise 0."""
-    for base in bases(type(one)):
+    """Return the bytes that an object of foreign code tells: as ``nbytes``, such as Arrow's, or to ``ctypes``.
+
+    Return 0 for other objects.
+    """
+    kinds = bases(type(one))
+    if any(base is _CData for base in kinds):
+        return ctypes.sizeof(one)
+    for base in kinds:
         found = class_namespace(base).get("nbytes")
         if type(found) in _SLOTS:
             told = found.__get__(one)

@@ -40,6 +40,12 @@ def test_three_rises_of_any_size_are_a_sign() -> None:
     assert found.rate * (found.step - found.since) == pytest.approx(20 * MIB)
 
 
+def test_the_part_of_a_rise_that_lasts_counts() -> None:
+    levels = [500.0] * 20 + [646.0] * 40 + [607.0] * 40 + [672.0] * 40 + [711.0] * 40
+    assert len(rises(levels)) == 1
+    assert rises([500.0] * 20 + [646.0] * 40 + [500.0] * 40 + [565.0] * 40 + [604.0] * 40) == []
+
+
 def test_there_is_no_second_sign_while_a_search_may_go_on() -> None:
     found = rises(500 + 20 * (step // 50) for step in range(4_000))
     assert len(found) == 3
