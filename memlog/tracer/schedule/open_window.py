@@ -47,12 +47,12 @@ class OpenWindow:
         usual_step: float | None,
     ) -> None:
         # Imported here: it loads parts of torch that most users of sessions never need.
-        from memlog.tracer.attribution.module_names import outermost  # noqa: PLC0415
+        from memlog.tracer.attribution.module_names import ModuleParents  # noqa: PLC0415
         from memlog.tracer.window import TraceWindow  # noqa: PLC0415
 
         self.window = TraceWindow(
             model,
-            others=roots or [outermost(module, optimizers)],
+            others=roots or [ModuleParents().outermost(module, optimizers)],
             optimizers=optimizers,
             diagnostics=diagnostics,
             types=True,

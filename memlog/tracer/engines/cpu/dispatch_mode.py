@@ -18,6 +18,7 @@ from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import BY_TYPES, MEASURED, Workspace
 from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
+    PLAIN_CLASSES,
     Storages,
     changed,
     is_sparse,
@@ -43,9 +44,6 @@ RESULT: Final = 15
 
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Classes whose tensors are safe to inspect. Reading an attribute of another class's tensor may run that
-class's code."""
 
 
 class Observer(Protocol):
@@ -164,7 +162,7 @@ class ObservingMode(TorchDispatchMode):
         before = None
         if kind & _CHANGES:
             first: Any = args[0] if args else None
-            if kind == WRITTEN and type(first) in _TENSORS and first.layout is _STRIDED:
+            if kind == WRITTEN and type(first) in PLAIN_CLASSES and first.layout is _STRIDED:
                 return func(*args, **kwargs) if kwargs else func(*args)
             kind, before = self._before_change(kind, args, kwargs)
         inside = None
@@ -183,8 +181,10 @@ class ObservingMode(TorchDispatchMode):
 
     def _by_types(self, kind: int, args: Any) -> int:
         mixed = False
-        with self._diagnostics.contained("looking at an operation's types"):
+        try:
             mixed = op_workspace.mixes_types(args)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._diagnostics.fault("looking at an operation's types", error)
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
