@@ -56,6 +56,8 @@ class TraceWindow:
             about a fifth slower.
         most_events: Number of events after which the window stops recording and waits to be closed. ``None``:
             no limit.
+        most_seconds: Seconds of memlog's own code after which the window stops recording and waits to be
+            closed. ``None``: no limit.
         read_users_history: False if an allocator history that the user's program records would take too long
             to read. The sampler then runs.
 
@@ -81,6 +83,7 @@ class TraceWindow:
         diagnostics: Diagnostics | None = None,
         types: bool = False,
         most_events: int | None = None,
+        most_seconds: float | None = None,
         read_users_history: bool = True,
     ) -> None:
         self.health = diagnostics if diagnostics is not None else Diagnostics()
@@ -98,7 +101,7 @@ class TraceWindow:
         self._accountant = Accountant(
             by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
         )
-        self._log = EventLog(max_events, self._accountant, most_events)
+        self._log = EventLog(max_events, self._accountant, most_events, most_seconds)
         self._engine = selection.build(
             self.choice,
             self.torch_device,
@@ -132,6 +135,20 @@ class TraceWindow:
     def overflowed(self) -> bool:
         """True if the window stopped recording because it reached ``most_events``."""
         return self._log.overflowed
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that memlog's own code has taken in the window."""
+        return self._log.seconds
+
+    def took(self, seconds: float) -> None:
+        """Count ``seconds`` that opening the window took."""
+        self._log.took(seconds)
+
+    @property
+    def cut(self) -> bool:
+        """True if the window stopped recording because it reached ``most_seconds``."""
+        return self._log.cut
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of the module call in which the window was opened.
