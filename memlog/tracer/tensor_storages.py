@@ -64,6 +64,18 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
     return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 
+def has_bytes(storage: Any) -> bool:
+    """Return whether a storage has memory. Autograd makes tensors of zeros that have a size but no memory.
+
+    Fake tensors, which ``torch.func.linearize`` makes, have none either. On the CPU they lie on the device
+    "meta", and torch warns about reading their address.
+    """
+    try:
+        return storage.device.type != "meta" and bool(storage.data_ptr())
+    except RuntimeError:
+        return False  # torch raises for a storage with a size and no memory
+
+
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
     """Return the tensors in nested tuples, lists and dictionaries. Look at no more than ``limit`` values."""
     if type(values) in PLAIN_CLASSES:

@@ -34,6 +34,7 @@ from memlog.tracer.engines.cuda.allocator_history import MAX_ENTRIES, AllocatorH
 from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import (
+    has_bytes,
     optimizer_tensors,
     parameters_of,
     storage_tensors,
@@ -248,7 +249,7 @@ class NativeEngine(HookEngine):
         return [
             ExistingStorage(storage.data_ptr(), storage.nbytes(), layer, category)
             for storage in storages
-            if storage.device == self._device and storage.nbytes()
+            if storage.device == self._device and storage.nbytes() and has_bytes(storage)
         ]
 
     def _make_report(self, snapshot: Any, entries: int) -> EngineReport:
