@@ -15,6 +15,7 @@ from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.engines import selection
 from memlog.tracer.engines.cpu.engine import DispatchEngine
+from memlog.tracer.engines.cuda.engine import NativeEngine
 from memlog.tracer.event_log import EventLog
 
 _COMPILED = "The model is compiled: there are no layers inside it."
@@ -110,6 +111,7 @@ class TraceWindow:
             self.health,
             readings=readings,
             types=types,
+            read_users_history=read_users_history,
         )
         self._optimizers = optimizers
         self._log.on_overflow = self._engine.stop_recording
@@ -140,6 +142,11 @@ class TraceWindow:
     def seconds(self) -> float:
         """Seconds that memlog's own code has taken in the window."""
         return self._log.seconds
+
+    @property
+    def lost(self) -> bool:
+        """True if the window's events can't be read, because the program records a history of its own now."""
+        return isinstance(self._engine, NativeEngine) and self._engine.lost
 
     def took(self, seconds: float) -> None:
         """Count ``seconds`` that opening the window took."""

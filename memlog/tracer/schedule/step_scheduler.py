@@ -280,6 +280,11 @@ class StepScheduler:
             if opened.window.overflowed or orphaned:
                 self._abandon()
                 return
+            if opened.window.lost:
+                self._abandon(
+                    "the program turned a memory history of its own on or off in the step"
+                )
+                return
             if opened.allocation_failed and not failed:
                 self._abandon(ATTEMPT_FAILED)
                 self._retry.want()

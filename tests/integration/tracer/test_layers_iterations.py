@@ -48,9 +48,7 @@ class Outcome(NamedTuple):
     run: RunDirectory
 
 
-def trained(
-    kind: type[Loop], iterations: int = ITERATIONS, *, budget: float = 1.0
-) -> Outcome:
+def trained(kind: type[Loop], iterations: int = ITERATIONS, *, budget: float = 1.0) -> Outcome:
     torch.manual_seed(0)
     session = memlog.init("local", layers=True, budget=budget)
     loop = kind()

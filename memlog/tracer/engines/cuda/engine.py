@@ -92,6 +92,11 @@ class NativeEngine(HookEngine):
         self._add_marks(HookMark(self._log.now(), NO_EVENT, OUTSIDE, FORWARD, 0))
         self._hooks.install()
 
+    @property
+    def lost(self) -> bool:
+        """True if the window's events can't be read, because the program has taken the history over."""
+        return self._history.taken_over and not self._history.read_users
+
     def stop(self) -> EngineReport:
         """Stop recording, read the history and write the events. A second call is harmless."""
         if self._stopped:
