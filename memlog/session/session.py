@@ -279,8 +279,9 @@ def init(
             of ``model``. If ``model`` is not passed, it begins with the first call of any module. It ends
             when every optimizer has stepped.
         budget: Fraction of training time that tracing may take, above 0 and up to 1. All traces count. Only
-            the first two may begin before the run has earned them. Together they may take this fraction of
-            100 s: 1 s by default. A trace that takes longer covers the first part of its step.
+            the first two may begin before the run has earned them. The first may take this fraction of 100 s,
+            both together this fraction of 50 s: by default 1 s and 0.5 s. A trace that takes longer covers
+            the first part of its step.
         finish_timeout: Maximum seconds that `finish` waits until the trackers have all data. If no tracker
             can be reached, `finish` returns after 2 s, and the helper process continues to try.
 

@@ -8,11 +8,12 @@ from collections import deque
 SPACING = 20
 """Minimum number of steps without tracing between two traces, from the third trace on. If the durations of
 steps vary, a part of the cost can't be measured. Only this limit then bounds that part."""
-SET_UP = 2
-"""Number of first traces that may use the allowance."""
-ALLOWANCE = 100.0
-"""Seconds of training whose share the first two traces may cost together before the run has earned it: 1 s
-with the default share. This is enough for the whole step of nearly all models."""
+ALLOWANCES = (100.0, 50.0)
+"""Seconds of training. The first trace may cost the share of the first number before the run has earned it,
+1 s with the default share: enough for the whole step of nearly all models. The first two traces together may
+cost the share of the second number."""
+SET_UP = len(ALLOWANCES)
+"""Number of first traces that have an allowance."""
 
 _USED = 0.6
 """Fraction of the earned time that traces after the first two may be expected to use. The remainder is left
@@ -31,7 +32,7 @@ class Budget:
     A plain step is a step without tracing. The cost of a trace is its duration minus the median duration of
     the newest plain steps, but at least the time that memlog's own code took. All traces count, the first
     one included. A run earns ``share`` of its time. A trace begins if the run has earned its expected cost
-    and the cost of all traces before it. Only the first two may begin earlier, within the `ALLOWANCE`: most
+    and the cost of all traces before it. Only the first two may begin earlier, within the `ALLOWANCES`: most
     users want to see the first step, and the first step in which the optimizer has its state.
 
     ``share``: Share of training time that tracing may cost, 0 to 1.
@@ -117,4 +118,4 @@ class Budget:
     def _may_cost(self, now: float) -> float:
         """Return the seconds that all traces together may have cost by now."""
         elapsed = 0.0 if self._started is None else now - self._started
-        return self._share * (max(elapsed, ALLOWANCE) if self._traced < SET_UP else elapsed)
+        return self._share * max(elapsed, *ALLOWANCES[self._traced :][:1], 0.0)

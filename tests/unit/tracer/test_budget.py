@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlog.tracer.schedule.budget import ALLOWANCE, SET_UP, SPACING, Budget
+from memlog.tracer.schedule.budget import ALLOWANCES, SET_UP, SPACING, Budget
 
 
 def begun(share: float = 0.01) -> Budget:
@@ -63,18 +63,26 @@ def test_the_first_trace_counts() -> None:
     assert budget.allows_another(now=117)
 
 
-def test_the_first_two_traces_have_an_allowance_together() -> None:
+def test_the_first_two_traces_have_an_allowance() -> None:
     budget = begun()
-    assert budget.limit(now=0) == pytest.approx(0.01 * ALLOWANCE)
-    budget.traced_step(1.0, own=0.3, once=0.1)
+    assert budget.limit(now=0) == pytest.approx(0.01 * ALLOWANCES[0])
+    budget.traced_step(1.0, own=0.25, once=0.15)
     assert not budget.allows_another(now=1)  # not the very next step
     budget.plain_step(0.1)
     assert budget.allows_another(now=2)
-    assert budget.limit(now=2) == pytest.approx(0.7)
-    budget.traced_step(1.0, own=0.3)
+    assert budget.limit(now=2) == pytest.approx(0.25)
+    budget.traced_step(0.2, own=0.1)
     plain_steps(budget)
-    assert not budget.allows_another(now=90)
-    assert budget.limit(now=90) < 0.1
+    assert not budget.allows_another(now=50)
+    assert budget.limit(now=50) == pytest.approx(0.15)
+
+
+def test_after_a_dear_first_trace_the_second_is_earned_too() -> None:
+    budget = begun()
+    budget.traced_step(1.0, own=0.4, once=0.1)
+    plain_steps(budget)
+    assert not budget.allows_another(now=69)
+    assert budget.allows_another(now=71)
 
 
 def test_a_trace_that_was_cut_is_continued_only_when_more_has_been_earned() -> None:
@@ -126,10 +134,10 @@ def test_the_budget_holds_at_every_moment(step: float, cost: float, share: float
             now += step
         all_costs = budget.spent + budget.set_up
         # A later trace may cost more than the one before it, but not more than is earned.
-        assert all_costs <= 1.001 * share * max(now, ALLOWANCE)
+        assert all_costs <= 1.001 * share * max(now, ALLOWANCES[0])
         if traced > SET_UP:
             assert all_costs <= 1.001 * share * now
-    assert traced >= (2 if 2 * cost <= share * ALLOWANCE else 1)
+    assert traced >= (2 if 2 * cost <= share * ALLOWANCES[1] else 1)
     if cost < step:
         assert budget.spent + budget.set_up >= 0.3 * min(share * now, cost * 20_000 / SPACING)
 
