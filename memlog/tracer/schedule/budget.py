@@ -49,6 +49,7 @@ class Budget:
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = self._traced = 0
+        self._spacing = SPACING
 
     def begin(self, now: float) -> None:
         """At the first call, set the start of training. ``now`` is in seconds of any steady clock."""
@@ -81,6 +82,7 @@ class Budget:
             self.spent += cost
         self._traced += 1
         self._since = 0
+        self._spacing = 1 if self._traced < SET_UP else SPACING
         if cut:
             self._costs.clear()
         self._costs.append(_MORE * cost if cut else cost - once)
@@ -88,6 +90,7 @@ class Budget:
     def charge(self, seconds: float) -> None:
         """Record the cost of a trace that gave no result, in seconds."""
         self._since = 0
+        self._spacing = SPACING
         self._costs.append(seconds)
         if self._traced:
             self.spent += seconds
@@ -109,7 +112,7 @@ class Budget:
         ``outdated``: True if the kept trace no longer describes what the run does. The trace may then use all
         of the earned time.
         """
-        if self._since < (1 if self._traced < SET_UP else SPACING):
+        if self._since < self._spacing:
             return False
         another = statistics.fmean(self._costs) if self._costs else 0.0
         used = 1.0 if outdated or self._traced < SET_UP else _USED

@@ -145,7 +145,7 @@ def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
     """memlog sees an evaluation before a traced step. Before the next traced step there is no evaluation."""
     session = memlog.init("local", layers=True, budget=1.0)
     loop = Single()
-    for number in range(60):
+    for number in range(400):
         loop.iterate()
         if number == 1:
             with torch.no_grad():
@@ -185,7 +185,7 @@ def test_what_another_thread_calls_begins_no_trace() -> None:
 def test_new_optimizers_are_traced_with_the_kept_ones_state() -> None:
     session = memlog.init("local", layers=True, budget=1.0)
     net, kept = network(16, 64, 8), []
-    for number in range(60):
+    for number in range(400):
         if number % 10 == 0:
             kept.append(adam(net))
         kept[-1].zero_grad()
