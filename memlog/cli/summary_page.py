@@ -243,7 +243,7 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
         both = traced.cost_ms + traced.set_up_ms
         share = f", {both / 1e3 / duration_s:.1%} of the run" if duration_s else ""
         cost, set_up = (format_duration(ms / 1e3) for ms in (both, traced.set_up_ms))
-        facts["cost"] = f"{cost}{share}; {set_up} of it in the first two, which set tracing up"
+        facts["cost"] = f"{cost}{share}; {set_up} of it in the first two"
     return facts
 
 

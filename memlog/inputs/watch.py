@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import log, sqrt
-from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import (
@@ -19,11 +18,9 @@ from memlog.events import (
     peak_readings,
 )
 from memlog.inputs.kept import KeptTensors
+from memlog.inputs.relation import Relation, StepPeak, relation
 from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
-
-if TYPE_CHECKING:
-    from memlog.inputs.relation import Relation, StepPeak
 
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
@@ -148,8 +145,6 @@ class StepInputsWatch:
             after -= 0 if heap is None else heap.idle
         if len(self._steps) >= _STEPS:
             del self._steps[1::2]
-        from memlog.inputs.relation import StepPeak  # noqa: PLC0415 - not in the first steps
-
         self._steps.append(StepPeak(step, inputs, peak, rose, after))
         if is_record:
             self._publish_inputs(self._steps[-1])
@@ -196,8 +191,6 @@ class StepInputsWatch:
         known, grows = self._found, self._steps_grow(step)
         if (known is not None and not at_the_end) or not (grows or known):
             return
-        from memlog.inputs.relation import relation  # noqa: PLC0415 - rarely needed
-
         found = relation(self._steps)
         if known is not None and not grows:
             found = (found or known)._replace(per_step=0.0)

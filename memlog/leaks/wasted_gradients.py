@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event, Finding
-
-if TYPE_CHECKING:
-    from memlog.leaks.unowned_gradients import UnownedGradients
-    from memlog.leaks.unused_graphs import UnusedGraphs
+from memlog.leaks.unowned_gradients import UnownedGradients
+from memlog.leaks.unused_graphs import UnusedGraphs
+from memlog.leaks.watched_storages import may_watch
 
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
@@ -29,13 +27,7 @@ class WastedGradients:
     """
 
     def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
-        # Imported here: they load parts of torch, which the program has loaded by now.
-        from memlog.leaks.unowned_gradients import UnownedGradients  # noqa: PLC0415
-        from memlog.leaks.unused_graphs import UnusedGraphs  # noqa: PLC0415
-        from memlog.leaks.watched_storages import may_watch  # noqa: PLC0415
-
         self._publish = publish
-        self._may_watch = may_watch
         self._diagnostics = diagnostics
         self._unowned: UnownedGradients | None = UnownedGradients(diagnostics)
         self._unused: UnusedGraphs | None = UnusedGraphs(diagnostics)
@@ -81,9 +73,9 @@ class WastedGradients:
         if search is None or (busy and not search.watching):
             return
         if search.watching or search.pending:
-            if search.watching or self._may_watch():
+            if search.watching or may_watch():
                 search.step_ended(step)
-        elif self._steps >= self._next_look and self._may_watch():
+        elif self._steps >= self._next_look and may_watch():
             began = time.monotonic()
             if self._spent <= _SHARE * (began - self._begun):
                 search.look(step)

@@ -59,6 +59,8 @@ class StepSearches:
         self._early: EarlyRises | None = EarlyRises()
         """Watch over the steps until the helper process follows them."""
         self._early_searches = 0
+        if layers:
+            _load_waste_search()
         self.is_ending = False
         self.follows_steps = True
         self.follow_steps: Callable[[], object] = lambda: None
@@ -154,8 +156,19 @@ class StepSearches:
     def _look_for_waste(self, step: int) -> None:
         if self._wasted is not None:
             self._wasted.after_step(step, busy=self._is_inquiring or self._is_traced())
-        elif self._layers and "torch" in sys.modules:
-            # Imported here: it loads parts of torch.
-            from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415
+        elif self._layers:
+            search = _load_waste_search()
+            if search is not None:
+                self._wasted = search(self._publish, self._diagnostics)
 
-            self._wasted = WastedGradients(self._publish, self._diagnostics)
+
+def _load_waste_search() -> type[WastedGradients] | None:
+    """Return the class of the search; ``None`` if the program has not imported torch, which the class needs.
+
+    Call this in `init`, so that no training step waits for imports.
+    """
+    if "torch" not in sys.modules:
+        return None
+    from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415 - it loads parts of torch
+
+    return WastedGradients

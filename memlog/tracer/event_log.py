@@ -21,20 +21,31 @@ class EventLog:
     Args:
         max_events: Maximum number of events to keep individually.
         most_events: Number of folded events at which the log overflows; ``None``: no limit.
+        most_seconds: Seconds of memlog's own code after which recording stops; ``None``: no limit.
 
     Attributes:
         append: Function that appends packed events in one atomic call, from any thread.
         events: Number of events that have been folded.
         overflowed: True as soon as ``most_events`` events have been folded.
-        on_overflow: Function that is called without arguments at each fold while ``overflowed`` is true.
+        seconds: Seconds that memlog's own code has taken in the window.
+        cut: True as soon as ``seconds`` has reached ``most_seconds``.
+        on_overflow: Function without arguments that stops recording. It is called once if the log is cut, and
+            at each fold while ``overflowed`` is true.
         began_us: Start of the log, in microseconds since the epoch.
     """
 
     def __init__(
-        self, max_events: int, accountant: Accountant, most_events: int | None = None
+        self,
+        max_events: int,
+        accountant: Accountant,
+        most_events: int | None = None,
+        most_seconds: float | None = None,
     ) -> None:
         self.accountant = accountant
         self._most_events = most_events
+        self._most_seconds = float("inf") if most_seconds is None else most_seconds
+        self.seconds = 0.0
+        self.cut = False
         self.events = 0
         self._max_kept = max_events
         self._kept: list[bytes] = []
@@ -55,6 +66,13 @@ class EventLog:
     def now(self) -> int:
         """Return nanoseconds since the log began."""
         return time.perf_counter_ns() - self._began_ns
+
+    def took(self, seconds: float) -> None:
+        """Record that memlog's own code has taken ``seconds`` of the traced program's time."""
+        self.seconds += seconds
+        if self.seconds >= self._most_seconds and not self.cut:
+            self.cut = True
+            self.on_overflow()
 
     def fold_when_full(self) -> None:
         """Call `fold` if enough events have been appended. Finalizers must not call this."""

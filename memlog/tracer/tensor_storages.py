@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,14 +16,22 @@ Storages: TypeAlias = dict[int, tuple[Any, int]]
 alive."""
 
 
+PLAIN_CLASSES: Final = frozenset((Tensor, torch.nn.Parameter))
+"""Classes whose tensors are safe to inspect. Reading an attribute of another class's tensor may run that
+class's code."""
+
+
 def is_wrapper(kind: type) -> bool:
     """Return whether tensors of a class hold other tensors instead of bytes (DTensor, nested tensors)."""
-    return hasattr(kind, "__tensor_flatten__")
+    return kind not in PLAIN_CLASSES and hasattr(kind, "__tensor_flatten__")
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold the bytes: the local part of a DTensor, the values of a sparse tensor."""
-    if is_wrapper(type(tensor)):
+    plain = type(tensor) in PLAIN_CLASSES
+    if plain and tensor.layout is torch.strided:
+        yield tensor
+    elif not plain and is_wrapper(type(tensor)):
         names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined] # checked by is_wrapper()
         for name in names:
             inner = getattr(tensor, name, None)
@@ -56,8 +64,22 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
     return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 
+def has_bytes(storage: Any) -> bool:
+    """Return whether a storage has memory. Autograd makes tensors of zeros that have a size but no memory.
+
+    Fake tensors, which ``torch.func.linearize`` makes, have none either. On the CPU they lie on the device
+    "meta", and torch warns about reading their address.
+    """
+    try:
+        return storage.device.type != "meta" and bool(storage.data_ptr())
+    except RuntimeError:
+        return False  # torch raises for a storage with a size and no memory
+
+
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
     """Return the tensors in nested tuples, lists and dictionaries. Look at no more than ``limit`` values."""
+    if type(values) in PLAIN_CLASSES:
+        return [values]
     found: list[Tensor] = []
     waiting = [values]
     while waiting and limit > 0:

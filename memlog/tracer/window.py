@@ -15,6 +15,7 @@ from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.engines import selection
 from memlog.tracer.engines.cpu.engine import DispatchEngine
+from memlog.tracer.engines.cuda.engine import NativeEngine
 from memlog.tracer.event_log import EventLog
 
 _COMPILED = "The model is compiled: there are no layers inside it."
@@ -56,6 +57,8 @@ class TraceWindow:
             about a fifth slower.
         most_events: Number of events after which the window stops recording and waits to be closed. ``None``:
             no limit.
+        most_seconds: Seconds of memlog's own code after which the window stops recording and waits to be
+            closed. ``None``: no limit.
         read_users_history: False if an allocator history that the user's program records would take too long
             to read. The sampler then runs.
 
@@ -81,6 +84,7 @@ class TraceWindow:
         diagnostics: Diagnostics | None = None,
         types: bool = False,
         most_events: int | None = None,
+        most_seconds: float | None = None,
         read_users_history: bool = True,
     ) -> None:
         self.health = diagnostics if diagnostics is not None else Diagnostics()
@@ -98,7 +102,7 @@ class TraceWindow:
         self._accountant = Accountant(
             by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
         )
-        self._log = EventLog(max_events, self._accountant, most_events)
+        self._log = EventLog(max_events, self._accountant, most_events, most_seconds)
         self._engine = selection.build(
             self.choice,
             self.torch_device,
@@ -107,6 +111,7 @@ class TraceWindow:
             self.health,
             readings=readings,
             types=types,
+            read_users_history=read_users_history,
         )
         self._optimizers = optimizers
         self._log.on_overflow = self._engine.stop_recording
@@ -132,6 +137,25 @@ class TraceWindow:
     def overflowed(self) -> bool:
         """True if the window stopped recording because it reached ``most_events``."""
         return self._log.overflowed
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that memlog's own code has taken in the window."""
+        return self._log.seconds
+
+    @property
+    def lost(self) -> bool:
+        """True if the window's events can't be read, because the program records a history of its own now."""
+        return isinstance(self._engine, NativeEngine) and self._engine.lost
+
+    def took(self, seconds: float) -> None:
+        """Count ``seconds`` that opening the window took."""
+        self._log.took(seconds)
+
+    @property
+    def cut(self) -> bool:
+        """True if the window stopped recording because it reached ``most_seconds``."""
+        return self._log.cut
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of the module call in which the window was opened.

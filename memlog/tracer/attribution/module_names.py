@@ -68,7 +68,9 @@ class ModuleNames:
         self._around: dict[int, tuple[int, ...]] = {OUTSIDE: ()}
         # By identity: hashing a module may run the user's code. Each entry refers to its module, since Python
         # reuses the identity of a deleted module.
-        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
+        self._known: dict[int, _KnownModule] = {}
+        self._networks = defaultdict[str, _LiveNumbers](_LiveNumbers)
+        self._parents = ModuleParents()
         for module in (model, *others):
             if module is not None and not self.knows(module):
                 self._add_root(module)
@@ -85,16 +87,22 @@ class ModuleNames:
         if not numbers:
             return self._discover(module, surrounding)
         if len(numbers) == 1:
-            return numbers[0]
-        around = self.paths[surrounding].split(".")
-        return max(numbers, key=lambda number: common_length(self.paths[number].split("."), around))
+            return next(iter(numbers))
+        nearest = self._known[id(module)].nearest
+        number = nearest.get(surrounding)
+        if number is None:
+            around = self.paths[surrounding].split(".")
+            number = nearest[surrounding] = max(
+                numbers, key=lambda one: common_length(self.paths[one].split("."), around)
+            )
+        return number
 
     def knows(self, module: Any) -> bool:
         return bool(self._numbers_of(module))
 
-    def _numbers_of(self, module: Any) -> tuple[int, ...]:
+    def _numbers_of(self, module: Any) -> dict[int, None]:
         entry = self._known.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else ()
+        return entry.numbers if entry is not None and entry.module() is module else {}
 
     def number(self, path: str, kind: str = "") -> int:
         """Return the number of a path. Add the path if it is new.
@@ -146,7 +154,8 @@ class ModuleNames:
 
     def _discover(self, module: Any, surrounding: int) -> int:
         if surrounding == OUTSIDE:
-            root = outermost(module) if not self.roots or _has_tensors(module) else module
+            named = not self.roots or _has_tensors(module)
+            root = self._parents.outermost(module) if named else module
             path = self._add_root(root)
             return (
                 self.number(path)
@@ -159,10 +168,10 @@ class ModuleNames:
 
     def _add_root(self, root: Any) -> str:
         first = not self.roots
-        path = _name_beside_children(root) if first else f"({self._free_name(_kind(root))})"
+        path, reference = self._first_name(root) if first else self._name_of_another(root)
         prefix = "" if first else f"{path}."
         if len(self.roots) < MAX_NAMES:
-            self.roots.append(RootModule(weakref.ref(root), path, prefix))
+            self.roots.append(RootModule(reference, path, prefix))
         # The limit is for shared modules: each comes one time for each of its paths.
         for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
             # The plain name is empty for the root, and for the module inside torch.compile's wrapper. Both
@@ -170,61 +179,149 @@ class ModuleNames:
             self._remember(module, prefix + _plain(name) if _plain(name) else path)
         return path
 
-    def _free_name(self, kind: str) -> str:
-        """Return the class name, with a number appended if another live network has that name."""
-        taken = {root.path for root in self.roots if _has_tensors(root.module())}
-        if self.roots and self.roots[0].path in taken and not self._named:
-            taken.add(f"({self.roots[0].path})")  # its path if several networks are trained
-        name, number = kind, 2
-        while f"({name})" in taken:
-            name, number = f"{kind} {number}", number + 1
-        return name
+    def _first_name(self, root: Any) -> tuple[str, weakref.ref[Any]]:
+        path, kind = _name_beside_children(root), _kind(root)
+        if path == kind and not self._named and _has_tensors(root):
+            return path, self._networks[kind].take(root)[
+                1
+            ]  # its name if several networks are trained
+        return path, weakref.ref(root)
+
+    def _name_of_another(self, root: Any) -> tuple[str, weakref.ref[Any]]:
+        """Return the class name in parentheses, with a number appended if another live network has that name.
+
+        Modules without parameters, such as losses, share a name.
+        """
+        kind = _kind(root)
+        if _has_tensors(root):
+            number, reference = self._networks[kind].take(root)
+        else:
+            number, reference = self._networks[kind].lowest(), weakref.ref(root)
+        return (f"({kind})" if number == 1 else f"({kind} {number})"), reference
 
     def _remember(self, module: Any, path: str) -> None:
         number = self.number(path, _kind(module))
-        others = self._numbers_of(module)
-        if number not in others and len(self._known) <= 2 * MAX_NAMES:
-            self._known[id(module)] = (weakref.ref(module), (*others, number))
+        numbers = self._numbers_of(module)
+        if numbers:
+            self._known[id(module)].nearest.clear()
+            numbers[number] = None
+        elif len(self._known) <= 2 * MAX_NAMES:
+            self._known[id(module)] = _KnownModule(weakref.ref(module), {number: None}, {})
 
 
-def outermost(module: Any, optimizers: Sequence[Any] = ()) -> Any:
-    """Return the outermost live module that registers ``module``; ``module`` itself if none does.
+class _KnownModule(NamedTuple):
+    """A module of the window.
 
-    A program may call parts of its model and never the model's ``forward``, as agents of reinforcement
-    learning and ``training_step`` of Lightning do. If several outermost modules share the part, the one that
-    has most parameters of the optimizers is meant; if that is not clear, ``module`` is returned.
-
-    The search looks at all objects of the process, which takes 0.1 s.
+    ``numbers``: The module's numbers, one for each of its paths, as keys. ``nearest``: The number that counts
+    inside a surrounding layer, for the layers inside which the module was called so far.
     """
-    parents = defaultdict[int, list[Any]](list)
-    found = list[Any]()
-    kinds: dict[type, type | None] = {}
-    for each in gc.get_objects():
-        of = type(each)  # isinstance() may run a property `__class__` of the object
-        if of not in kinds:
-            bases = (base for base in (nn.Module, Optimizer) if issubclass(of, base))
-            kinds[of] = next(bases, None)
-        if kinds[of] is nn.Module:
+
+    module: weakref.ref[Any]
+    numbers: dict[int, None]
+    nearest: dict[int, int]
+
+
+class _LiveNumbers:
+    """Numbers of the live networks of one class, counted from 1. A deleted network's number is free again."""
+
+    def __init__(self) -> None:
+        self._taken = set[int]()
+        self._lowest = 1
+
+    def lowest(self) -> int:
+        """Return the lowest free number."""
+        while self._lowest in self._taken:
+            self._lowest += 1
+        return self._lowest
+
+    def take(self, network: Any) -> tuple[int, weakref.ref[Any]]:
+        """Return the lowest free number, and a reference that frees it when ``network`` is deleted."""
+        number = self.lowest()
+        self._taken.add(number)
+
+        def deleted(_reference: object) -> None:
+            self._taken.discard(number)
+            self._lowest = min(self._lowest, number)
+
+        return number, weakref.ref(network, deleted)
+
+
+_MOST_SEARCHES = 3
+
+
+class ModuleParents:
+    """Search for the modules that register a module, among all live modules.
+
+    A search looks at all objects of the process, which takes about 0.1 s. So its result
+    is used again, and a program that makes new networks in every step is searched no more than
+    `_MOST_SEARCHES` times.
+    """
+
+    def __init__(self) -> None:
+        self._searches = 0
+        self._modules: dict[int, weakref.ref[Any]] = {}
+        self._parents = defaultdict[int, list[weakref.ref[Any]]](list)
+        self._optimizers: list[weakref.ref[Any]] = []
+
+    def outermost(self, module: Any, optimizers: Sequence[Any] = ()) -> Any:
+        """Return the outermost live module that registers ``module``; ``module`` itself if none does.
+
+        A program may call parts of its model and never the model's ``forward``, as agents of reinforcement
+        learning and ``training_step`` of Lightning do. If several outermost modules share the part, the one
+        that has most parameters of the optimizers is meant; if that is not clear, return ``module``.
+        """
+        known = self._modules.get(id(module))
+        if (known is None or known() is not module) and self._searches < _MOST_SEARCHES:
+            self._search()
+        found = list(optimizers) or _alive(self._optimizers)
+        return _of_the_optimizers(list(self._ends(module)), module, found)
+
+    def _search(self) -> None:
+        self._searches += 1
+        self._modules.clear()
+        self._parents.clear()
+        self._optimizers = []
+        for each in _instances(nn.Module, Optimizer):
+            reference = weakref.ref(each)
+            if issubclass(type(each), Optimizer):
+                self._optimizers.append(reference)
+                continue
+            self._modules[id(each)] = reference
             for name, child in registered(each, "_modules").items():
                 if name != _COMPILED and child is not None:
-                    parents[id(child)].append(each)
-        elif kinds[of] is Optimizer:
-            found.append(each)
-    return _of_the_optimizers(list(_ends(module, parents)), module, optimizers or found)
+                    self._parents[id(child)].append(reference)
+
+    def _ends(self, module: Any) -> Iterator[Any]:
+        """Yield the modules that no other module registers, among those that ``module`` is a part of."""
+        waiting, seen = [module], {id(module)}
+        while waiting:
+            inner = waiting.pop()
+            around = _alive(self._parents.get(id(inner), ()))
+            if not around:
+                yield inner
+            for each in around:
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    waiting.append(each)
 
 
-def _ends(module: Any, parents: dict[int, list[Any]]) -> Iterator[Any]:
-    """Yield the modules that no other module registers, among those that ``module`` is a part of."""
-    waiting, seen = [module], {id(module)}
+def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [one for one in (reference() for reference in references) if one is not None]
+
+
+def _instances(*classes: type) -> Iterator[Any]:
+    """Return all live instances of classes and their subclasses.
+
+    Only types are compared, and without Python code: isinstance() may run a property `__class__` of an
+    object, and a loop in Python would take ten times as long.
+    """
+    kinds, waiting = set(classes), list(classes)
     while waiting:
-        inner = waiting.pop()
-        around = parents.get(id(inner), ())
-        if not around:
-            yield inner
-        for each in around:
-            if id(each) not in seen:
-                seen.add(id(each))
-                waiting.append(each)
+        inner: set[type] = set(type.__subclasses__(waiting.pop())) - kinds
+        kinds |= inner
+        waiting += inner
+    objects = gc.get_objects()
+    return itertools.compress(objects, map(kinds.__contains__, map(type, objects)))
 
 
 def _of_the_optimizers(candidates: Sequence[Any], module: Any, optimizers: Iterable[Any]) -> Any:

@@ -19,7 +19,7 @@ class HookEngine:
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log
         self._names = names
-        self._hooks = Hooks(self, diagnostics)
+        self._hooks = Hooks(self, diagnostics, log.took)
         self._module_stack = ModuleStack(names, self._emit, all_threads=True)
         self._backward = BackwardMarks(self._backward_reaches, diagnostics)
         self._stopped = False

@@ -91,7 +91,7 @@ def choose(
     """
     best: EngineName
     if device.type in ("cuda", "xpu"):
-        best, refusal = "native", AllocatorHistory(device).refusal(read_users=read_users_history)
+        best, refusal = "native", AllocatorHistory(device, read_users=read_users_history).refusal()
     elif device.type == "cpu":
         best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
     else:
@@ -120,10 +120,12 @@ def build(
     *,
     readings: bool,
     types: bool,
+    read_users_history: bool,
 ) -> Engine:
     """Create the chosen engine, but do not start it. `memlog.tracer.window` explains the arguments."""
     if choice.engine == "native":
-        return NativeEngine(log, names, diagnostics, AllocatorHistory(device), readings=readings)
+        history = AllocatorHistory(device, read_users=read_users_history)
+        return NativeEngine(log, names, diagnostics, history, readings=readings)
     if choice.engine == "dispatch":
         return DispatchEngine(log, names, diagnostics, types=types)
     return SamplerEngine(log, names, diagnostics, device)

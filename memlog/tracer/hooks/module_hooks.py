@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -46,10 +47,16 @@ class Listener(OptimizerListener, Protocol):
 
 
 class Hooks:
-    """Hooks of one engine. The listener's errors are counted and not raised."""
+    """Hooks of one engine. The listener's errors are counted and not raised.
 
-    def __init__(self, listener: Listener, diagnostics: Diagnostics) -> None:
+    ``took``: Function that gets the seconds that the listener has taken in a hook.
+    """
+
+    def __init__(
+        self, listener: Listener, diagnostics: Diagnostics, took: Callable[[float], object]
+    ) -> None:
         self._listener = listener
+        self._took = took
         self._diagnostics = diagnostics
         self._handles: list[Any] = []
         self._optimizers: OptimizerSubscription | None = None
@@ -60,7 +67,7 @@ class Hooks:
         begins, ends = self._module_hooks()
         self._handles.append(register_module_forward_pre_hook(begins))
         self._handles.append(register_module_forward_hook(ends, always_call=True))
-        self._optimizers = OptimizerSubscription(self._listener, self._diagnostics)
+        self._optimizers = OptimizerSubscription(self, self._diagnostics)
         LISTENERS.add(self)
 
     def remove(self) -> None:
@@ -83,23 +90,37 @@ class Hooks:
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)
 
+    def optimizer_begins(self, optimizer: Any) -> None:
+        began = perf_counter()
+        self._listener.optimizer_begins(optimizer)
+        self._took(perf_counter() - began)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        began = perf_counter()
+        self._listener.optimizer_ends(optimizer)
+        self._took(perf_counter() - began)
+
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        listener, diagnostics = self._listener, self._diagnostics
+        listener, diagnostics, took = self._listener, self._diagnostics, self._took
         compiling = torch.compiler.is_compiling
 
         def begins(module: Any, args: Any) -> None:
             if compiling():
                 return
+            began = perf_counter()
             try:
                 listener.module_begins(module, args)
+                took(perf_counter() - began)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module begins", error)
 
         def ends(module: Any, _args: Any, output: Any) -> None:
             if compiling():
                 return
+            began = perf_counter()
             try:
                 listener.module_ends(module, output)
+                took(perf_counter() - began)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module ends", error)
 

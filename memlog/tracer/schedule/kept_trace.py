@@ -20,6 +20,11 @@ _PART = (
     "peaks are lower bounds."
 )
 
+CUT = (
+    "The trace covers only the first part of the step: memlog stopped recording when its own work had taken "
+    "as long as the budget allows (`budget` in `memlog.init`), so peaks are lower bounds."
+)
+
 FROZEN_START_MISSED = (
     "The trace begins at the first module that is called with gradients. Other modules were called before it "
     "in the same step. Their allocations are missing, so peaks are lower bounds."

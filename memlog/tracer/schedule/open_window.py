@@ -27,9 +27,11 @@ class OpenWindow:
 
     ``model``: Model that the user has named, if any. ``roots``: Known root modules. If empty, the outermost
     module around ``module`` is the first root module. ``usual_step``: Usual duration of a step without
-    tracing, in seconds; ``None`` if unknown.
+    tracing, in seconds; ``None`` if unknown. ``most_seconds``: Seconds that memlog's own code may take;
+    ``None``: no limit.
 
     Attributes:
+        searching: Seconds of the search for the outermost module.
         thread: Traced thread. This thread opened the window.
         opened: Value of `time.perf_counter` when the window opened.
         allocation_failed: True if an allocation on a device failed in the window.
@@ -45,18 +47,23 @@ class OpenWindow:
         optimizers: Sequence[Any],
         diagnostics: Diagnostics,
         usual_step: float | None,
+        most_seconds: float | None,
     ) -> None:
         # Imported here: it loads parts of torch that most users of sessions never need.
-        from memlog.tracer.attribution.module_names import outermost  # noqa: PLC0415
+        from memlog.tracer.attribution.module_names import ModuleParents  # noqa: PLC0415
         from memlog.tracer.window import TraceWindow  # noqa: PLC0415
 
+        began = time.perf_counter()
+        others = roots or [ModuleParents().outermost(module, optimizers)]
+        self.searching = time.perf_counter() - began
         self.window = TraceWindow(
             model,
-            others=roots or [outermost(module, optimizers)],
+            others=others,
             optimizers=optimizers,
             diagnostics=diagnostics,
             types=True,
             most_events=MOST_EVENTS,
+            most_seconds=most_seconds,
             read_users_history=False,
         )
         choice, device = self.window.choice, self.window.torch_device
@@ -68,6 +75,7 @@ class OpenWindow:
             )
         self.window.start()
         self.window.module_begins(module, inputs)
+        self.window.took(time.perf_counter() - began)
         self.thread = threading.current_thread()
         self.opened = time.perf_counter()
         self.allocation_failed = False

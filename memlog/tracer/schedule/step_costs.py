@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 from memlog.tracer.schedule.budget import Budget
 
-_SET_UP = 2
-"""Number of steps that are traced at any cost: the first step and the third step."""
-
 
 class StepCosts:
     """Durations of traced and untraced steps. They decide whether the next step may be traced.
@@ -29,10 +26,11 @@ class StepCosts:
         self._step_began = 0.0
         self._trace_began: float | None = None
         self._traced_at = 0
-        self._traced = 0
+        self._own = self._once = 0.0
+        self._cut = False
 
     def seconds(self) -> tuple[float, float]:
-        """Return the seconds that tracing has cost after set-up, and the seconds that set-up has cost."""
+        """Return the seconds that later traces have cost, and the seconds that the first two have cost."""
         return self.budget.spent, self.budget.set_up
 
     def step_ended(self, now: float) -> None:
@@ -47,37 +45,51 @@ class StepCosts:
     def step_begins(self) -> None:
         self._step_began = time.perf_counter()
 
-    def window_opened(self, now: float) -> None:
-        """Record the start of a traced step: the begin of the step if known, else ``now``."""
-        self._trace_began = self._step_began or now
-        self._traced_at = self.steps
+    def window_opened(self, began: float, searching: float) -> None:
+        """Record the start of a traced step: the begin of the step if known, else ``began``.
 
-    def window_closed(self) -> None:
-        """Count a traced step."""
-        self._traced += 1
+        Args:
+            began: Time at which memlog began to open the window.
+            searching: Seconds of the search for the model, which later windows do not repeat.
+        """
+        self._trace_began = self._step_began or began
+        self._traced_at = self.steps
+        self._own, self._once, self._cut = 0.0, searching, False
+        self.budget.begin(self._trace_began)
+
+    def window_closed(self, recording: float, closing: float, *, cut: bool) -> None:
+        """Record the cost of a trace.
+
+        Args:
+            recording: Seconds that memlog's own code took in the window and for opening it.
+            closing: Seconds that closing and analysing the window took.
+            cut: True if the window stopped recording because it reached its limit in seconds.
+        """
+        self._own, self._cut = recording + closing, cut
 
     def window_failed(self, seconds: float, now: float) -> None:
         """Record ``seconds``, the cost of a trace that failed."""
         self.budget.begin(now)
-        self.budget.charge(seconds, setting_up=not self._traced)
+        self.budget.charge(seconds)
 
     def forget_step(self) -> None:
         """Ignore the duration of the current step. Call this when the trace of the step is abandoned."""
         self._trace_began = None
         self._step_began = 0.0
 
-    def settle(self, now: float) -> None:
-        """Record the time of the last trace, from the begin of its first step to ``now``.
+    def settle(self) -> None:
+        """Record the time of the last trace, from the begin of its first step to now.
 
         Call this after the trace. Do nothing if there was no trace, or if its time is recorded already.
         """
         began, self._trace_began = self._trace_began, None
         if began is not None:
             self.budget.traced_step(
-                now - began,
-                time.perf_counter() - now,
+                time.perf_counter() - began,
+                self._own,
                 self.steps - self._traced_at,
-                setting_up=self._traced <= _SET_UP,
+                once=self._once,
+                cut=self._cut,
             )
 
     def may_trace(self, now: float, *, outdated: Callable[[], bool]) -> bool:
@@ -87,8 +99,6 @@ class StepCosts:
         """
         if not self._share:
             return False
-        if 0 < self._traced < _SET_UP:
-            return self.steps > self._traced_at + 1
         return self.budget.allows_another(now) or (
             self.budget.allows_another(now, outdated=True) and outdated()
         )

@@ -2,10 +2,11 @@
 
 A window is the time that one trace covers. A window opens when a training step calls its first module. The
 window closes when every optimizer of the step has stepped (`memlog.tracer.schedule.iteration`). The first
-step is always traced, because a job that does not fit into memory fails there. The third step is traced too,
-because the optimizer has its state when that step starts. Later steps are traced as often as the budget
-allows. If a step's peak was well above the peaks of the traced steps, the next trace comes sooner
-(`memlog.tracer.schedule.larger_steps`).
+step is always traced, because a job that does not fit into memory fails there. The third step is traced too
+if that is cheap, because the optimizer has its state when that step starts. Later steps are traced as often
+as the budget allows. A trace that takes longer than the budget allows is cut: it covers the first part of the
+step (`memlog.tracer.schedule.budget`). If a step's peak was well above the peaks of the traced steps, the
+next trace comes sooner (`memlog.tracer.schedule.larger_steps`).
 
 A window opens in one hook and closes in another. A window opens only if `memlog.tracer.window.may_open` is
 true. The tracer counts the traces that it skips. The tracer abandons a window if the step does not end within
@@ -26,7 +27,7 @@ from memlog.events import Event
 from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
 from memlog.tracer.schedule.frozen_modules import FrozenStart
 from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
-from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
+from memlog.tracer.schedule.kept_trace import CUT, FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.larger_steps import LargerSteps
 from memlog.tracer.schedule.open_window import ATTEMPT_FAILED, LIMITS, OpenWindow, WindowSlot
 from memlog.tracer.schedule.retry import SKIPPED, RetryPolicy, count_skipped
@@ -68,7 +69,7 @@ class StepScheduler:
         self._kept_trace = KeptTrace(kept, publish)
         self._diagnostics = diagnostics
         self._roots = RootModules(model)
-        self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
+        self._schedule = OptimizerSchedule(self._optimizer_begins, self._optimizer_ended)
         self._iteration = TracedIteration(self._schedule)
         self._frozen_start = FrozenStart()
         self._series = set[str]()
@@ -79,10 +80,15 @@ class StepScheduler:
         self._subscription: OptimizerSubscription | None = None
         self._last_step: int | None = None
         self._slot = WindowSlot()
-        self.want()
+        self._unlimited = False
+        self._wait()
 
     def want(self) -> None:
-        """Trace the next step, even if the budget does not allow it."""
+        """Trace the next step, the whole of it, even if the budget does not allow it."""
+        self._unlimited = True
+        self._wait()
+
+    def _wait(self) -> None:
         self._retry.want()
         with self._diagnostics.contained("waiting for a step to trace"):
             self._wait_for_call()
@@ -117,7 +123,7 @@ class StepScheduler:
             if not self.tracing:
                 if self._waiter.waiting and not self._may_wait():  # code was compiled since then
                     self._waiter.stop_or_pause()
-                self.costs.settle(now)
+                self.costs.settle()
                 if self._retry.next_step(
                     allowed=may_trace
                     and self.costs.may_trace(
@@ -161,6 +167,16 @@ class StepScheduler:
         if deferred_removal is not None:
             deferred_removal.remove_waiting()
 
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        self._kept_trace.optimizer_begins(optimizer)
+        self._leave_if_cut()
+
+    def _leave_if_cut(self) -> None:
+        """Remove the dispatch mode of a window that has stopped recording, so that it costs no more."""
+        opened = self._slot.window
+        if opened is not None and opened.window.cut:
+            opened.window.leave()
+
     def _optimizer_ended(self, optimizer: Any) -> None:
         """End the trace if all optimizers of the step have stepped.
 
@@ -199,6 +215,7 @@ class StepScheduler:
         if opened is not None:
             if opened.thread is threading.current_thread() and opened.exceeds_limits(module):
                 self._abandon()
+            self._leave_if_cut()
         elif not self._may_wait():
             self._waiter.stop_or_pause()  # before the called module is compiled
         elif self._waiter.waiting and (
@@ -233,6 +250,7 @@ class StepScheduler:
                 optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
                 usual_step=self.costs.budget.median_step,
+                most_seconds=None if self._unlimited else self.costs.budget.limit(began),
             )
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
@@ -243,7 +261,8 @@ class StepScheduler:
             return None
         self._iteration.begin()
         self._frozen_start.window_opened()
-        self.costs.window_opened(began)
+        self._unlimited = False
+        self.costs.window_opened(began, opened.searching)
         self._retry.done()
         return opened
 
@@ -261,6 +280,11 @@ class StepScheduler:
             if opened.window.overflowed or orphaned:
                 self._abandon()
                 return
+            if opened.window.lost:
+                self._abandon(
+                    "the program turned a memory history of its own on or off in the step"
+                )
+                return
             if opened.allocation_failed and not failed:
                 self._abandon(ATTEMPT_FAILED)
                 self._retry.want()
@@ -269,7 +293,7 @@ class StepScheduler:
         if opened is None:
             return
         self._waiter.stop()
-        self.costs.window_closed()
+        began = time.perf_counter()
         self.larger_steps.step_was_traced()
         with self._diagnostics.contained("tracing a step"):
             try:
@@ -278,6 +302,8 @@ class StepScheduler:
                 _remove(opened.window)
             self._roots.remember(opened.window.roots(), opened.thread)
             self._keep(trace, opened.window, failed=failed)
+        closing = time.perf_counter() - began
+        self.costs.window_closed(opened.window.seconds, closing, cut=opened.window.cut)
 
     def _abandon(self, why: str = f"it did not end within {LIMITS}") -> None:
         opened = self._slot.take(any_thread=True)
@@ -309,6 +335,9 @@ class StepScheduler:
             whole=step_ended and iteration.is_done,
             warm=not iteration.state_is_new,
         )
+        if window.cut:
+            self._kept_trace.add(step_trace.as_partial(CUT), outdated=self._is_outdated())
+            return
         if step_ended and not schedule.has_interval:
             by_hand = not schedule.optimizers()  # the user marks the steps
             whole = by_hand or iteration.steps_all_of(window.roots())

@@ -3,6 +3,8 @@
 import gzip
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from support.modes import Users
 
 import memlog
 from memlog.events import Artifact, Batch
+from memlog.journal import list_runs
 from memlog.metrics import values
+from memlog.reports.worst_step import read_worst_step
+from memlog.tracer import torch_private
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
@@ -160,6 +165,33 @@ def test_a_step_that_fails_midway_is_reported() -> None:
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
+def test_a_trace_beyond_its_limit_covers_a_part_of_the_step_and_says_so(runs: Path) -> None:
+    """The smallest budget allows 0.1 ms for the first two traces."""
+    session = memlog.init("local", layers=True, budget=1e-6)
+    loop = Loop()
+    for _ in range(30):
+        loop.step()
+    memlog.finish()
+    (trace,) = traces(session)
+    assert (trace.step, trace.exact) == (0, False)
+    assert not torch_private.mode_stack()
+    (run,) = list_runs(runs)
+    result = read_worst_step(run).trace.result
+    assert result.exactness == "lower bound"
+    assert any("only the first part of the step" in sentence for sentence in result.unseen)
+
+
+def test_a_step_that_is_asked_for_is_traced_to_its_end() -> None:
+    session = memlog.init("local", layers=True, budget=1e-6)
+    loop = Loop()
+    loop.step()
+    session.snapshot()
+    for _ in range(3):
+        loop.step()
+    memlog.finish()
+    assert [(trace.step, trace.exact) for trace in traces(session)] == [(0, False), (1, True)]
+
+
 def test_loading_a_batch_is_part_of_a_traced_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of loading counts as part of the traced step's cost."""
     from memlog.tracer.schedule.budget import Budget
@@ -167,11 +199,9 @@ def test_loading_a_batch_is_part_of_a_traced_step(monkeypatch: pytest.MonkeyPatc
     durations: list[float] = []
     tell = Budget.traced_step
 
-    def traced_step(
-        self: Budget, seconds: float, between: float, steps: int, *, setting_up: bool
-    ) -> None:
+    def traced_step(self: Budget, seconds: float, own: float, steps: int, **further: Any) -> None:
         durations.append(seconds)
-        tell(self, seconds, between, steps, setting_up=setting_up)
+        tell(self, seconds, own, steps, **further)
 
     monkeypatch.setattr(Budget, "traced_step", traced_step)
     loop = Loop()

@@ -88,6 +88,39 @@ def test_a_tracer_and_a_session_do_not_mistake_each_others_notes() -> None:
     assert not torch._C._cuda_isHistoryEnabled()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")
+def test_a_model_inside_linearize_is_no_internal_error() -> None:
+    """The tensors there have a size and a device, and no address."""
+    training = Training()
+    session = memlog.init("local", layers=True)
+    for _ in range(3):
+        torch.func.linearize(lambda batch: training.model(batch).sin(), training.batch)
+        training.step()
+    memlog.finish()
+    assert not session.health.faults
+
+
+def test_a_history_that_the_program_turns_on_in_a_traced_step_is_its_own() -> None:
+    """memlog neither reads its stacks, which takes seconds, nor turns it off with its own history."""
+    training = Training()
+    session = memlog.init("local", layers=True, budget=1.0)
+    training.model(training.batch).square().mean().backward()
+    torch.cuda.memory._record_memory_history(stacks="python")
+    try:
+        for _ in range(3):
+            training.optimizer.step()
+            training.step()
+        memlog.finish()
+        assert torch._C._cuda_isHistoryEnabled()
+        assert torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    assert not session.health.faults
+    assert session.health.dropped["trace_skipped"] == 1
+    assert {trace.engine for trace in traces(session)} == {"sampler"}
+
+
 TWO_DEVICES = """
     import json
     import torch

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from memlog import MemoryTracer
+from memlog.tracer.attribution import module_names
 
 
 def square() -> nn.Module:
@@ -144,3 +146,57 @@ def test_only_trained_networks_beside_the_model_change_the_names_in_it() -> None
     assert {"Sequential", "0", "(Sequential 2).0"} <= with_teacher
     named = paths_of(lambda: Agent().act(model(torch.ones(8, 64))).backward(), model)
     assert {"Sequential", "0", "(Agent).actor.0"} <= named
+
+
+def test_many_networks_are_found_in_one_search_and_named_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search looks at all objects of the process: one for each network took most of a traced step."""
+    searches = []
+    search = module_names.ModuleParents._search
+    monkeypatch.setattr(
+        module_names.ModuleParents, "_search", lambda self: (searches.append(1), search(self))
+    )
+    networks = [nn.Linear(4, 4) for _ in range(50)]
+
+    def step() -> None:
+        rows = torch.ones(8, 4)
+        for network in networks:
+            rows = network(rows)
+        rows.sum().backward()
+
+    paths = paths_of(step)
+    assert {"(Linear)", "(Linear 2)", "(Linear 50)"} <= paths
+    assert len(searches) == 1
+
+
+def test_networks_that_are_made_in_the_step_do_not_cost_a_search_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = []
+    search = module_names.ModuleParents._search
+    monkeypatch.setattr(
+        module_names.ModuleParents, "_search", lambda self: (searches.append(1), search(self))
+    )
+    kept = nn.Linear(4, 4)
+
+    def step() -> None:
+        for _ in range(20):
+            nn.Linear(4, 4)(kept(torch.ones(8, 4))).sum().backward()
+
+    paths = paths_of(step)
+    assert len(searches) <= 3
+    assert "(Linear 2)" in paths
+    assert "(Linear 4)" not in paths  # the number of a deleted network is free again
+
+
+def test_the_place_of_a_shared_module_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    length = module_names.common_length
+    monkeypatch.setattr(
+        module_names, "common_length", lambda *paths: (compared.append(1), length(*paths))[1]
+    )
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(*[shared] * 50)
+    paths_of(lambda: model(torch.ones(8, 4)).sum().backward(), model)
+    assert len(compared) <= 100

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 import torch
@@ -18,6 +20,7 @@ from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import BY_TYPES, MEASURED, Workspace
 from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
+    PLAIN_CLASSES,
     Storages,
     changed,
     is_sparse,
@@ -41,11 +44,10 @@ storages."""
 RESULT: Final = 15
 """Mask of the flags above. Higher bits are the class of the operation's workspace (`op_workspace`)."""
 
+_CALL: Final = 8e-6
+"""Seconds that torch takes, beside the mode's own code, to call a mode for one operation."""
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Classes whose tensors are safe to inspect. Reading an attribute of another class's tensor may run that
-class's code."""
 
 
 class Observer(Protocol):
@@ -69,6 +71,8 @@ class ObservingMode(TorchDispatchMode):
 
     The observer's errors are counted and never raised.
 
+    ``took``: Function that gets the seconds by which the mode has prolonged an operation.
+
     Attributes:
         failures: Operations that were not recorded because of an error in memlog.
     """
@@ -77,8 +81,14 @@ class ObservingMode(TorchDispatchMode):
     """Flag for torch. Without it, higher-order operations (``torch.cond``, ``while_loop``) refuse to run
     while the mode is active."""
 
-    def __init__(self, observer: Observer, diagnostics: Diagnostics) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        diagnostics: Diagnostics,
+        took: Callable[[float], object] = float,
+    ) -> None:
         super().__init__()
+        self._took = took
         self.failures = 0
         self._observer: Observer | None = observer
         self._diagnostics = diagnostics
@@ -156,6 +166,7 @@ class ObservingMode(TorchDispatchMode):
             return NotImplemented  # the wrapper then calls operations on its inner tensors
         if observer is None:
             return func(*args, **(kwargs or {}))
+        began = perf_counter()
         kind = _kinds.get(func)
         if kind is None:
             kind = self._kind_of(func)
@@ -164,14 +175,17 @@ class ObservingMode(TorchDispatchMode):
         before = None
         if kind & _CHANGES:
             first: Any = args[0] if args else None
-            if kind == WRITTEN and type(first) in _TENSORS and first.layout is _STRIDED:
+            if kind == WRITTEN and type(first) in PLAIN_CLASSES and first.layout is _STRIDED:
+                self._took(perf_counter() - began + _CALL)
                 return func(*args, **kwargs) if kwargs else func(*args)
             kind, before = self._before_change(kind, args, kwargs)
         inside = None
         if kind & MEASURED:
-            out, inside = op_workspace.run(func, args, kwargs or {})
+            out, inside, seconds = op_workspace.run(func, args, kwargs or {})
         else:
+            called = perf_counter()
             out = func(*args, **kwargs) if kwargs else func(*args)
+            seconds = perf_counter() - called
         if kind:
             try:
                 shown = out if before is None else changed(out, before)
@@ -179,12 +193,15 @@ class ObservingMode(TorchDispatchMode):
             except Exception as error:  # noqa: BLE001 - training goes on
                 self.failures += 1
                 self._diagnostics.fault("recording an operation", error)
+        self._took(perf_counter() - began - seconds + _CALL)
         return out
 
     def _by_types(self, kind: int, args: Any) -> int:
         mixed = False
-        with self._diagnostics.contained("looking at an operation's types"):
+        try:
             mixed = op_workspace.mixes_types(args)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._diagnostics.fault("looking at an operation's types", error)
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:

@@ -44,7 +44,7 @@ class DispatchEngine:
         self._log = log
         self._names = names
         self._diagnostics = diagnostics
-        self._hooks = Hooks(self, diagnostics)
+        self._hooks = Hooks(self, diagnostics, log.took)
         fakes = torch_private.fakes_active()
         self._live_storages = LiveStorages(log, fakes=fakes, types=types)
         self._model_tensors = ModelTensors(names, self._live_storages)
@@ -57,7 +57,7 @@ class DispatchEngine:
             fakes=fakes,
             types=types,
         )
-        self._mode = ObservingMode(self._operations, diagnostics)
+        self._mode = ObservingMode(self._operations, diagnostics, log.took)
         self._patches = PatchListeners(
             self._live_storages, self._module_stack, self._operations.owner, diagnostics
         )

@@ -25,7 +25,7 @@ from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer.engines.cpu.autocast_types import type_of
 from memlog.tracer.engines.cpu.storage_events import AllocationOwner, StorageEvents, TrackedStorage
 from memlog.tracer.event_log import EventLog
-from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
+from memlog.tracer.tensor_storages import has_bytes, is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
 """Number of tracked storages at which the tracer stops adding storages smaller than `SMALL_STORAGE`. Each
@@ -254,7 +254,7 @@ class LiveStorages:
         instead: TrackedStorage | None = None,
     ) -> bool:
         size = storage.nbytes()
-        if not size or self._closed or not (self._fakes or _has_bytes(storage)):
+        if not size or self._closed or not (self._fakes or has_bytes(storage)):
             return False
         tracked = TrackedStorage(storage, self._on_free)
         self.serial = serial = self.serial + 1
@@ -272,18 +272,6 @@ class LiveStorages:
 
 def _counted(tensor: Tensor) -> Tensor:
     return tensor if _stand_in is None else _stand_in(tensor)
-
-
-def _has_bytes(storage: Any) -> bool:
-    """Return whether a storage has memory. Autograd makes tensors of zeros that have a size but no memory.
-
-    Fake tensors, which ``torch.func.linearize`` makes, lie on the device "meta". torch warns about reading
-    their address.
-    """
-    try:
-        return storage.device.type != "meta" and bool(storage.data_ptr())
-    except RuntimeError:
-        return False  # torch raises for a storage with a size and no memory
 
 
 def _is_final(tracked: int, category: int) -> bool:

@@ -46,7 +46,9 @@ class ModelTensors:
     def add_optimizer(self, optimizer: Any) -> None:
         """Classify an optimizer's parameters, gradients and state."""
         for parameter in parameters_of(optimizer):
-            self._live_storages.classify(parameter, self._owners.of(parameter), PARAMETER)
+            layer = self._owners.of(parameter)
+            if layer == OUTSIDE:  # else the parameter was classified with its module
+                self._live_storages.classify(parameter, layer, PARAMETER)
             if parameter.grad is not None:
                 self._add_gradient(parameter, parameter.grad)
         self.add_state(optimizer)

@@ -15,11 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
+from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from memlog._internal.signals import raised_by_handler
 from memlog.tracer import torch_private
 
 NO_WORKSPACE: Final = 0
@@ -147,27 +149,32 @@ def _is_fraction(value: Any) -> bool:
     return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
-def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
-    """Run an operation; return its result and its workspace.
+def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None, float]:
+    """Run an operation; return its result, its workspace, and the seconds that it took.
 
     The workspace is ``None`` if it can't be measured, because another profiler is on or this torch has no
-    legacy profiler.
+    legacy profiler. A measurement counts as time of the operation.
     """
     try:
         once = _of_fakes is None or _of_fakes_once
         key = _key(func, args, kwargs) if once else None
         known = _known.get(key) if key is not None else None
-    except Exception:  # noqa: BLE001 - an argument without a shape or hash: training goes on
+    except Exception as error:  # an argument without a shape or hash: training goes on
+        if raised_by_handler(error):
+            raise
         key = known = None
+    began = perf_counter()
+    found: Workspace | None = known
     if known is not None:
-        return func(*args, **kwargs), known
-    if _of_fakes is not None and (not _of_fakes_once or any(map(_is_fake, args))):
+        out = func(*args, **kwargs)
+    elif _of_fakes is not None and (not _of_fakes_once or any(map(_is_fake, args))):
         out = func(*args, **kwargs)
         found = _of_fakes(func, args, kwargs, out)
         if found is not None and key is not None and len(_known) < _MAX_KNOWN:
             _known[key] = found
-        return out, found
-    return _measured(key, func, args, kwargs)
+    else:
+        out, found = _measured(key, func, args, kwargs)
+    return out, found, perf_counter() - began
 
 
 def _is_fake(value: Any) -> bool:

@@ -174,7 +174,9 @@ class StorageEvents:
 
         Call this before every other event, except a storage's free and the events of a workspace.
         """
-        with suppress(IndexError):
+        if not self._pending:
+            return  # an exception at every event would take longer than the event itself
+        with suppress(IndexError):  # a finalizer may have taken it in between
             pending = self._pending.pop()
             self._log.append(pending.event + pending.workspace)
 

@@ -25,27 +25,33 @@ class AllocatorHistory:
     attaches notes to the entries. torch can only return the whole history, with its stacks: this takes
     4 to 80 µs an entry, and has no limit, because a user's history may have millions of entries.
 
-    ``device``: Device with an index, such as ``cuda:0``.
+    If the program turns the history on while memlog records one, the history is the program's from then on.
+
+    Args:
+        device: Device with an index, such as ``cuda:0``.
+        read_users: False if a history that the user's program records would take too long to read.
 
     Attributes:
+        taken_over: True if the program has turned the history on, or off, since `start`.
         takes_notes: True if this torch can attach notes to entries.
         next_number: First number that no trace of this process has written in a note.
     """
 
     next_number = 0
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, read_users: bool = True) -> None:
         self.device = device
+        self.taken_over = False
+        self.read_users = read_users
         self._memory: Any = getattr(torch, device.type).memory
         self._set_note = getattr(self._memory, "_set_memory_metadata", None)
         self._enabled_here = False
+        self._record: Any = None
+        self._users: Any = None
         self.takes_notes = self._set_note is not None
 
-    def refusal(self, *, read_users: bool = True) -> str | None:
-        """Return why the history can't be used now; ``None`` if it can.
-
-        ``read_users``: False if a history that the user's program records would take too long to read.
-        """
+    def refusal(self) -> str | None:
+        """Return why the history can't be used now; ``None`` if it can."""
         kind = self.device.type
         module: Any = getattr(torch, kind)
         for needed in ("_record_memory_history", "_snapshot"):
@@ -56,12 +62,12 @@ class AllocatorHistory:
         backend = getattr(self._memory, "get_allocator_backend", None)
         if backend is not None and backend() != "native":
             return f"the allocator is {backend()}, which keeps no history"
-        return self._use_by_others(read_users=read_users)
+        return self._use_by_others()
 
-    def _use_by_others(self, *, read_users: bool) -> str | None:
+    def _use_by_others(self) -> str | None:
         if _reader is not None:
             return "another trace of memlog is reading the allocator's history"
-        if self._is_on() and not read_users:
+        if self._is_on() and not self.read_users:
             return (
                 "the program records a memory history of its own, which takes too long to read in a "
                 "training step"
@@ -91,6 +97,14 @@ class AllocatorHistory:
         record("all", **{name: value for name, value in wanted.items() if name in taken})
         self._enabled_here = True
 
+        def users(*args: Any, **kwargs: Any) -> Any:
+            self._memory._record_memory_history = record
+            self.taken_over = True
+            return record(*args, **kwargs)
+
+        self._memory._record_memory_history = users
+        self._record, self._users = record, users
+
     def _is_on(self) -> bool:
         return records_history(torch, self.device.type)
 
@@ -100,17 +114,23 @@ class AllocatorHistory:
             self._set_note(text)
 
     def stop(self) -> Any:
-        """Return torch's snapshot. Turn the history off if this object turned it on."""
+        """Return torch's snapshot. Turn the history off if this object turned it on.
+
+        The snapshot is empty if it would contain the history of the program, and must not be read.
+        """
         global _reader  # noqa: PLW0603
         try:
             self.note("")
-            return self._memory._snapshot()
+            return {} if self.taken_over and not self.read_users else self._memory._snapshot()
         finally:
             if _reader is self:
                 _reader = None
             if self._enabled_here:
                 self._enabled_here = False
-                self._memory._record_memory_history(enabled=None)
+                if self._memory._record_memory_history is self._users:
+                    self._memory._record_memory_history = self._record
+                if not self.taken_over:
+                    self._record(enabled=None)
 
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:
         """Return this device's entries since ``since_us``, a Unix time in microseconds."""

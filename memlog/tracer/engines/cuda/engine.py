@@ -34,6 +34,7 @@ from memlog.tracer.engines.cuda.allocator_history import MAX_ENTRIES, AllocatorH
 from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import (
+    has_bytes,
     optimizer_tensors,
     parameters_of,
     storage_tensors,
@@ -90,6 +91,11 @@ class NativeEngine(HookEngine):
             self._add_optimizer(optimizer)
         self._add_marks(HookMark(self._log.now(), NO_EVENT, OUTSIDE, FORWARD, 0))
         self._hooks.install()
+
+    @property
+    def lost(self) -> bool:
+        """True if the window's events can't be read, because the program has taken the history over."""
+        return self._history.taken_over and not self._history.read_users
 
     def stop(self) -> EngineReport:
         """Stop recording, read the history and write the events. A second call is harmless."""
@@ -248,7 +254,7 @@ class NativeEngine(HookEngine):
         return [
             ExistingStorage(storage.data_ptr(), storage.nbytes(), layer, category)
             for storage in storages
-            if storage.device == self._device and storage.nbytes()
+            if storage.device == self._device and storage.nbytes() and has_bytes(storage)
         ]
 
     def _make_report(self, snapshot: Any, entries: int) -> EngineReport:
