@@ -73,7 +73,7 @@ class RepeatedRise:
         self._risen_at, self._is_new = step, True
 
     def _take_back(self, size: int) -> None:
-        """Forget what has not lasted: a fall of ``size`` bytes ends the newest rises, or a part of the last."""
+        """Forget what has not lasted: a fall of ``size`` bytes takes back the newest rises, or a part."""
         while self._rises and size > 0:
             begun, risen = self._rises.pop()
             if risen - size >= self._least:

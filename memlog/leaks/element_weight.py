@@ -178,7 +178,7 @@ class ElementWeight:
 
 
 def told_bytes(one: Any) -> int:
-    """Return the bytes that an object of foreign code tells: as ``nbytes``, such as Arrow's, or to ``ctypes``.
+    """Return the bytes that an object of foreign code tells, as ``nbytes`` (Arrow) or to ``ctypes``.
 
     Return 0 for other objects.
     """
