@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
@@ -73,7 +74,7 @@ class _Placing(TorchFunctionMode):
         self._places = places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READ_NAMES:
+        if func in _READ_NAMES or isinstance(func, OpOverload):  # no call of the program's
             return func(*args, **(kwargs or {}))
         if func is Tensor.get_device:
             return 0 if self._places.of(args[0]) == DEVICE else -1

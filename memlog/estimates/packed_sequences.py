@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, _VF
+from torch import _VF, Tensor
 from torch.nn.utils import rnn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -78,7 +78,9 @@ def _packs(kwargs: Any) -> bool:
 
 def _packing(lengths: _Lengths) -> Callable[..., tuple[Tensor, Tensor]]:
     def pack(values: Tensor, _: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-        steps, samples = (values.shape[1 - each] if batch_first else values.shape[each] for each in (0, 1))
+        steps, samples = (
+            values.shape[1 - each] if batch_first else values.shape[each] for each in (0, 1)
+        )
         of_samples = lengths.take(samples, steps)
         sizes = [sum(one > at for one in of_samples) for at in range(of_samples[0])]
         packed: Tensor = _Pack.apply(values, sizes, batch_first)
@@ -127,7 +129,9 @@ def _unpack(
     offset = 0
     for first, end, size in _runs(sizes.sizes):
         count = (end - first) * size
-        whole[first:end, :size].copy_(values[offset : offset + count].view(end - first, size, *rest))
+        whole[first:end, :size].copy_(
+            values[offset : offset + count].view(end - first, size, *rest)
+        )
         offset += count
     lengths = torch.empty(sizes[0], dtype=torch.int64)
     return (whole.transpose(0, 1) if batch_first else whole), lengths
