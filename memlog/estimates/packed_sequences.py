@@ -1,7 +1,7 @@
 """Packed sequences of fake tensors (``torch.nn.utils.rnn.pack_padded_sequence``).
 
-How much a packed sequence takes depends on the lengths. If the program passes them as numbers, they are known.
-If they are in a tensor, each sequence counts with the full length. The allocations follow ATen's
+The bytes of a packed sequence depend on the lengths. If the program passes numbers, the lengths are known. If
+they are in a tensor, each sequence counts with the full length. The allocations follow ATen's
 ``PackedSequence.cpp`` (torch 2.13).
 """
 
