@@ -112,7 +112,7 @@ class _Pack(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override] # one result
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         whole = gradient.new_zeros(ctx.shape)
         offset = 0
         for at, size in enumerate(ctx.sizes):
