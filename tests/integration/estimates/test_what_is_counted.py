@@ -192,3 +192,20 @@ def test_a_program_that_names_no_device_runs_on_the_device_as_a_whole() -> None:
     found = memlog.estimate(step, model=lambda: nn.Linear(256, 256), optimizer=torch.optim.SGD)
     assert found.peak > data.nbytes
     assert found.on_host == 0
+
+
+def test_lbfgs_is_estimated_with_a_full_history() -> None:
+    def job(history: int) -> dict[str, Any]:
+        model = nn.Linear(256, 256, bias=False)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, history_size=history)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 256)).square().mean()
+            loss.backward()
+            return loss
+
+        return {"step": lambda: optimizer.step(closure), "model": model, "optimizer": optimizer}
+
+    small, large = (estimate_made_by(lambda n=n: job(n), device="cpu").peak for n in (5, 15))
+    assert large - small == pytest.approx(2 * 10 * 256 * 256 * 4, rel=0.01)
